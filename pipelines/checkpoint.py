@@ -1,0 +1,132 @@
+"""What belongs together: a checkpoint, its buckets and topics, and the tables (design §1.6)."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from pyspark.sql import SparkSession
+
+from pipelines.files import has_files, read_json, write_json
+from pipelines.tables import owner_of, table_exists, table_path
+from schemas.errors import CheckpointInUseError, OwnershipError
+from schemas.settings import Settings, StorageSettings
+from schemas.state import FORMAT_VERSION
+from schemas.tables import Table
+
+FACTS_FILE = "halfway.json"
+STATUS_FILE = "status.json"
+_FROZEN = {
+    "format_version": "the state's format",
+    "buckets": "state.buckets",
+    "half_topic": "kafka.half_topic",
+    "op_topic": "kafka.op_topic",
+}
+
+
+def checkpoint_file(storage: StorageSettings, name: str) -> str:
+    """Return where a file of the checkpoint is."""
+    return f"{storage.checkpoint.rstrip('/')}/{name}"
+
+
+def query_id_of(spark: SparkSession, storage: StorageSettings) -> str | None:
+    """Return the id of the query whose checkpoint this is, None if it has not started yet."""
+    metadata = read_json(spark, checkpoint_file(storage, "metadata"))
+    return str(metadata["id"]) if metadata else None
+
+
+def facts_of(spark: SparkSession, storage: StorageSettings) -> dict[str, Any]:
+    """Return what is frozen in the checkpoint; empty for a new one."""
+    return read_json(spark, checkpoint_file(storage, FACTS_FILE)) or {}
+
+
+def check_ownership(spark: SparkSession, settings: Settings, *, adopt: bool) -> None:
+    """Refuse a start whose checkpoint, tables and settings do not belong together. Nothing is changed.
+
+    Raises:
+        OwnershipError: with what does not fit, and the way out.
+    """
+    storage = settings.storage
+    facts, now = facts_of(spark, storage), _facts(settings)
+    for name, called in _FROZEN.items():
+        if facts and facts.get(name) != now[name]:
+            raise OwnershipError(
+                f"the checkpoint {storage.checkpoint} was made with {called} = {facts.get(name)}, not {now[name]}: set it back, or start a new "
+                "checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+            )
+    query_id = query_id_of(spark, storage)
+    for table in Table:
+        path, owner = table_path(storage, table), owner_of(spark, storage, table)
+        if owner is not None and owner != query_id and not adopt:
+            raise OwnershipError(
+                f"the table {path} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to that one, "
+                "or storage.warehouse to a new folder; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
+            )
+        if owner is None and query_id is not None and has_files(spark, checkpoint_file(storage, "commits")):
+            what = "belongs to nobody" if table_exists(spark, storage, table) else "is missing"
+            raise OwnershipError(
+                f"the checkpoint {storage.checkpoint} has run before, but its table {path} {what}: set storage.warehouse to where its tables "
+                "are, or storage.checkpoint to a new folder to begin again from the topics"
+            )
+    if adopt and query_id is not None and any(owner_of(spark, storage, table) not in (None, query_id) for table in Table):
+        raise OwnershipError(
+            f"--adopt needs a new checkpoint, and {storage.checkpoint} has been used: set storage.checkpoint to a folder that does not exist yet"
+        )
+
+
+def write_facts(spark: SparkSession, settings: Settings, adopted_at_ms: int | None) -> None:
+    """Write down, once, what must not change as long as this checkpoint is used."""
+    if not facts_of(spark, settings.storage):
+        facts = _facts(settings) | {"adopted_at_ms": adopted_at_ms}
+        write_json(spark, checkpoint_file(settings.storage, FACTS_FILE), facts)
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "buckets": settings.state.buckets,
+        "half_topic": settings.kafka.half_topic,
+        "op_topic": settings.kafka.op_topic,
+    }
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of a local URI, None for another file system's."""
+    parsed = urlparse(uri)
+    return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in ("", "file") else None
+
+
+@contextmanager
+def sole_user(storage: StorageSettings) -> Iterator[None]:
+    """Hold the checkpoint against a second job; the kernel lets go of it when this process dies, however it dies.
+
+    On other file systems than a local one Spark itself notices a second writer, at its first batch.
+
+    Raises:
+        CheckpointInUseError: if another job has it.
+    """
+    folder = local_path(storage.checkpoint)
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".halfway.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointInUseError(
+                f"another job is running on the checkpoint {storage.checkpoint}: stop it first, or give this one a checkpoint, a warehouse and "
+                "topics of its own"
+            ) from None
+        yield
+
+
+def is_in_use(storage: StorageSettings) -> bool:
+    """Whether a job is running on this checkpoint, as far as this machine can tell."""
+    try:
+        with sole_user(storage):
+            return False
+    except CheckpointInUseError:
+        return True

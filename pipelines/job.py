@@ -1,0 +1,150 @@
+"""The job: one streaming query from the half and op topics to the tables and the check topic (design §1)."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from pipelines.checkpoint import STATUS_FILE, check_ownership, checkpoint_file, facts_of, sole_user, write_facts
+from pipelines.files import write_json
+from pipelines.sinks import BatchReport, BatchWriter
+from pipelines.sources import read_records
+from pipelines.tables import create_tables
+from pipelines.ticks import TickPublisher
+from pipelines.topics import check_half_retention
+from schemas.errors import HalfwayError
+from schemas.settings import Settings
+from transforms.decoding import Contract, decode
+from transforms.protocol import Rules
+from transforms.resolution import resolve_events
+
+log = logging.getLogger(__name__)
+
+QUERY_NAME = "halfway"
+_START_LIMIT_S = 120
+_BETWEEN_BATCHES = ("Waiting for next trigger", "Waiting for data to arrive", "Getting offsets", "No new data")
+
+
+class ResolveJob:
+    """One run of the job. `run` returns when it has been stopped, or when all that was waiting is done (`available_now`)."""
+
+    def __init__(self, settings: Settings, *, adopt: bool = False, on_batch: Callable[[BatchReport], None] | None = None) -> None:
+        """Prepare a run.
+
+        Args:
+            settings: all of them.
+            adopt: take existing tables over with a new checkpoint (design §1.6).
+            on_batch: is told what each batch did, in the query's thread.
+        """
+        self._settings = settings
+        self._adopt = adopt
+        self._on_batch = on_batch
+        self._stop = threading.Event()
+        self._writer: BatchWriter | None = None
+        self._writer_made = threading.Event()
+        self._pending: dict[int, int] = {}
+        self.failure: Exception | None = None
+
+    def stop(self) -> None:
+        """Ask the job to end after the batch that is under way; may be called from a signal handler."""
+        self._stop.set()
+
+    def run(self, spark: SparkSession) -> None:
+        """Run until stopped or done.
+
+        Raises:
+            TopicError: a topic is missing, or its retention is too short (R17).
+            OwnershipError: checkpoint, tables and settings do not belong together.
+            CheckpointInUseError: another job has this checkpoint.
+            KafkaUnavailableError: Kafka cannot be reached at the start.
+            StreamingQueryException: a batch failed; a new run repeats it.
+        """
+        settings = self._settings
+        with sole_user(settings.storage):
+            check_half_retention(settings)
+            check_ownership(spark, settings, adopt=self._adopt)
+            write_facts(spark, settings, time.time_ns() // 1_000_000 if self._adopt else None)
+            ticks = TickPublisher(settings)
+            if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
+                ticks.publish()
+            elif not settings.trigger.available_now:
+                ticks.start()
+            try:
+                self._run_query(spark)
+            finally:
+                ticks.stop()
+
+    def _run_query(self, spark: SparkSession) -> None:
+        query = self._start(spark)
+        try:
+            create_tables(spark, self._settings.storage, query.id)
+            facts = facts_of(spark, self._settings.storage)
+            self._writer = BatchWriter(self._settings, query.id, facts.get("adopted_at_ms"))
+        finally:
+            self._writer_made.set()
+        while query.isActive and not self._stop.wait(0.2):
+            pass
+        if query.isActive:
+            _stop_between_batches(query)
+        try:
+            query.awaitTermination()
+        except StreamingQueryException:
+            if self.failure is not None:
+                raise self.failure from None
+            raise
+
+    def _start(self, spark: SparkSession) -> StreamingQuery:
+        settings = self._settings
+        kafka, resolution = settings.kafka, settings.resolution
+        contract = Contract(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, settings.state.buckets)
+        outcomes = resolve_events(decode(read_records(spark, kafka), contract), Rules.of(resolution))
+        writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)
+        writer = writer.outputMode("append").foreachBatch(self._write_batch)
+        if settings.trigger.available_now:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{settings.trigger.interval} milliseconds").start()
+
+    def _write_batch(self, outcomes: DataFrame, batch_id: int) -> None:
+        if not self._writer_made.wait(_START_LIMIT_S) or self._writer is None:
+            raise HalfwayError("the tables could not be made")
+        try:
+            report = self._writer.write(outcomes, batch_id)
+            self._pending.update(report.pending)
+            self._write_status(outcomes.sparkSession, report)
+        except Exception as error:
+            self.failure = error
+            raise
+        if self._on_batch is not None:
+            self._on_batch(report)
+
+    def _write_status(self, spark: SparkSession, report: BatchReport) -> None:
+        """Leave what others ask for beside the checkpoint: nothing is decided by it."""
+        status: dict[str, Any] = {
+            "batch_id": report.batch_id,
+            "seconds": round(report.seconds, 3),
+            "written_at_ms": time.time_ns() // 1_000_000,
+            "horizon_ms": report.horizon_ms,
+            "pending": sum(self._pending.values()),
+            "counts": dict(report.counts),
+        }
+        write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
+
+
+def _stop_between_batches(query: StreamingQuery, limit_s: float = 600) -> None:
+    """Stop a query when no batch is under way: stopped in one, it would print a StackOverflowError of Spark's."""
+    deadline = monotonic() + limit_s
+    pause = threading.Event()
+    while query.isActive and monotonic() < deadline:
+        status = query.status
+        if not status["isTriggerActive"] or status["message"].startswith(_BETWEEN_BATCHES):
+            break
+        pause.wait(0.005)
+    with suppress(StreamingQueryException):
+        query.stop()

@@ -1,0 +1,205 @@
+"""Reading records back from Kafka by their pointers, on the executors (design §1.3).
+
+Where pointers are dense the partition is read through and the rest dropped; where they are sparse the reader seeks.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from time import monotonic
+
+import pyarrow as pa
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from pyspark import Accumulator
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from schemas.errors import KafkaUnavailableError
+from schemas.headers import Source
+from schemas.records import FETCHED_SCHEMA
+
+CHUNK_OFFSETS = 16_384
+"""Offsets that one task reads in one go."""
+ROWS_PER_TASK = 2_000
+"""Below this a further task, and with it a further file, costs more than it saves."""
+DENSE_GAP = 1_000
+"""Up to this many records it is quicker to read on than to seek: 78,000 records/s against 5 to 25 ms a seek."""
+FLUSH_BYTES = 16 * 1024 * 1024
+READ_TIMEOUT_S = 60.0
+
+Pointer = tuple[int, int, int, int, str | None]
+"""source, partition, offset, at_ms, transaction id."""
+
+
+def fetch(outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[Source, str], rows: int, lost: Accumulator[int]) -> DataFrame:
+    """Read back the records that outcomes point to.
+
+    Args:
+        outcomes: OUTCOME_SCHEMA.
+        connection: librdkafka's options; it may hold secrets and goes to the executors in the task, not in the plan.
+        topics: name of the half and the op topic.
+        rows: how many outcomes there are, to size the work.
+        lost: gets the number of records that were not found.
+
+    Returns:
+        FETCHED_SCHEMA, one row an outcome.
+    """
+    tasks = max(1, min(outcomes.sparkSession.sparkContext.defaultParallelism, -(-rows // ROWS_PER_TASK)))
+    task = F.pmod(F.col("partition") + F.floor(F.col("offset") / CHUNK_OFFSETS), F.lit(tasks)).cast("int")
+    placed = outcomes.repartitionById(tasks, task) if tasks > 1 else outcomes.coalesce(1)
+    return placed.sortWithinPartitions("source", "partition", "offset").mapInArrow(
+        _fetch_function(dict(connection), dict(topics), lost), FETCHED_SCHEMA
+    )
+
+
+def _fetch_function(
+    connection: dict[str, str], topics: dict[Source, str], lost: Accumulator[int]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    schema = to_arrow_schema(FETCHED_SCHEMA)
+
+    def fetch_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            names = ("source", "partition", "offset", "at_ms", "transaction_id")
+            pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+            done = 0
+            for records in _in_portions(_read(connection, topics, pointers)):
+                yield _with_records(batch.slice(done, len(records)), records, schema)
+                done += len(records)
+                lost.add(sum(record is None for record in records))
+
+    return fetch_batches
+
+
+def _in_portions(records: Iterable[Message | None]) -> Iterator[list[Message | None]]:
+    portion: list[Message | None] = []
+    size = 0
+    for record in records:
+        portion.append(record)
+        size += len(record.value() or b"") if record is not None else 0
+        if size >= FLUSH_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], schema: pa.Schema) -> pa.RecordBatch:
+    offsets, names, values = [0], [], []
+    for record in records:
+        for name, value in (record.headers() or ()) if record is not None else ():
+            names.append(name)
+            values.append(value)
+        offsets.append(len(names))
+    headers_type = schema.field("headers").type
+    pair = pa.StructArray.from_arrays([pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(headers_type.value_type))
+    columns = [
+        *pointers.columns,
+        pa.array([record is not None for record in records], pa.bool_()),
+        pa.array([None if record is None else record.key() for record in records], pa.binary()),
+        pa.array([None if record is None else record.value() for record in records], pa.binary()),
+        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pair).cast(headers_type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[Pointer]) -> Iterator[Message | None]:
+    """Yield for each pointer its record, or None where it is not there any more; pointers are sorted."""
+    for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
+        wanted = list(group)
+        span = wanted[-1][2] - wanted[0][2] + 1
+        with _PartitionReader(connection, topics[Source(source)], partition, dense=span <= DENSE_GAP * len(wanted)) as reader:
+            for _, _, offset, at_ms, transaction_id in wanted:
+                record = reader.record_at(offset)
+                yield record if record is not None and _is_same(record, Source(source), at_ms, transaction_id) else None
+
+
+def _is_same(record: Message, source: Source, at_ms: int, transaction_id: str | None) -> bool:
+    """Whether this is the record that was read first: a topic may have been deleted, and made and filled again (R17)."""
+    key = record.key()
+    same_key = source is Source.OP or transaction_id is None or (key is not None and bytes(key) == transaction_id.encode())
+    return same_key and record.timestamp()[1] == at_ms
+
+
+_consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
+"""One consumer a Python worker and way of reading: connecting takes longer than most fetches."""
+
+
+def _consumer(connection: dict[str, str], dense: bool) -> Consumer:
+    fetch_bytes = "4194304" if dense else "65536"
+    options = {
+        **connection,
+        "group.id": "halfway-fetch",
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "enable.partition.eof": "true",
+        "auto.offset.reset": "error",
+        "fetch.wait.max.ms": "10",
+        "fetch.message.max.bytes": fetch_bytes,
+        "queued.max.messages.kbytes": "65536" if dense else "1024",
+        "check.crcs": "true",
+    }
+    identity = tuple(sorted(options.items()))
+    if identity not in _consumers:
+        _consumers[identity] = Consumer(options)
+    return _consumers[identity]
+
+
+class _PartitionReader:
+    """Reads one partition forward, by offsets that only grow."""
+
+    def __init__(self, connection: dict[str, str], topic: str, partition: int, *, dense: bool) -> None:
+        self._consumer = _consumer(connection, dense)
+        self._place = (topic, partition)
+        self._low = self._high = self._position = 0
+        self._read: Iterator[Message] = iter(())
+        self._ahead: Message | None = None
+
+    def __enter__(self) -> "_PartitionReader":
+        self._position = OFFSET_INVALID
+        try:
+            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() in (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                self._low = self._high = 0
+            else:
+                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.unassign()
+
+    def record_at(self, offset: int) -> Message | None:
+        """Return the record at this offset, or None if there is none (any more)."""
+        if not self._low <= offset < self._high:
+            return None
+        if self._position < 0 or offset - self._position > DENSE_GAP:
+            self._consumer.assign([TopicPartition(*self._place, offset)])
+            self._position, self._read, self._ahead = offset, iter(()), None
+        while True:
+            record = self._ahead if self._ahead is not None else self._next(offset)
+            if record is None or record.offset() > offset:
+                self._ahead = record
+                return None
+            self._ahead = None
+            self._position = record.offset() + 1
+            if record.offset() == offset:
+                return record
+
+    def _next(self, offset: int) -> Message | None:
+        """Return the next record; None at the partition's end, or where retention has just taken the offset away."""
+        deadline = monotonic() + READ_TIMEOUT_S
+        while monotonic() < deadline:
+            record = next(self._read, None)
+            if record is None:
+                self._read = iter(self._consumer.consume(min(self._high - offset, 4096), timeout=0.05))
+                continue
+            error = record.error()
+            if error is None:
+                return record
+            if error.code() == KafkaError._PARTITION_EOF and (record.offset() or 0) < self._high:
+                continue
+            if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                return None
+            raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.str()}")
+        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {READ_TIMEOUT_S:.0f} s")

@@ -1,0 +1,196 @@
+"""Where the job writes: one batch's outcomes to Delta exactly once, then its check requests to Kafka (design §1.5)."""
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import KafkaError, Message, Producer
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipelines.records import fetch
+from pipelines.tables import append_once, read_table, table_path
+from schemas.errors import KafkaUnavailableError
+from schemas.headers import HALF_LOST, RECORD_OVERHEAD_BYTES, Source
+from schemas.outcomes import Kind, Reason
+from schemas.settings import Settings
+from schemas.tables import Table
+from transforms import routing
+
+log = logging.getLogger(__name__)
+
+_HALF_POINTER = ("half_partition", "half_offset")
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What one batch did."""
+
+    batch_id: int
+    seconds: float = 0.0
+    rows: Counter[Kind] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+    pending: dict[int, int] = field(default_factory=dict)
+    """Per bucket that had input."""
+    horizon_ms: int | None = None
+    lost: int = 0
+
+
+class BatchWriter:
+    """Writes batches; called once a batch with its id, and again with the same id after a crash."""
+
+    def __init__(self, settings: Settings, query_id: str, adopted_at_ms: int | None = None) -> None:
+        """Prepare to write for the query `query_id`.
+
+        Args:
+            settings: where to.
+            query_id: the owner of the tables; with the table's name the `txnAppId` of its appends.
+            adopted_at_ms: when the tables were taken over; until the horizon is past it, outcomes that they hold already are left out.
+        """
+        self._settings = settings
+        self._kafka = settings.kafka
+        self._query_id = query_id
+        self._adopted_at_ms = adopted_at_ms
+        self._may_be_replay = True
+
+    def write(self, outcomes: DataFrame, batch_id: int) -> BatchReport:
+        """Write one batch's outcomes (OUTCOME_SCHEMA) and return what it did."""
+        started = monotonic()
+        report = BatchReport(batch_id)
+        outcomes.persist()
+        try:
+            self._count(outcomes, report)
+            wanted = self._without_adopted(outcomes, report)
+            lost = [
+                self._append(wanted, Kind.COMMIT, Table.MESSAGES, report),
+                self._append(wanted, Kind.DISCARD, Table.DISCARDED, report),
+                self._append_quarantine(wanted, report),
+                self._send_checks(wanted, report),
+            ]
+            found_lost = [frame for frame in lost if frame is not None]
+            if found_lost:
+                self._quarantine_lost(found_lost, report)
+        finally:
+            outcomes.unpersist()
+        self._may_be_replay = False
+        report.seconds = monotonic() - started
+        return report
+
+    def _count(self, outcomes: DataFrame, report: BatchReport) -> None:
+        """Materialise the batch once, whole, and learn what is in it."""
+        details = F.collect_list(F.when(F.col("kind") == int(Kind.REPORT), F.col("detail")))
+        horizons = []
+        for kind, rows, texts in outcomes.groupBy("kind").agg(F.count(F.lit(1)), details).collect():
+            report.rows[Kind(kind)] = rows
+            for text in texts:
+                bucket: dict[str, Any] = json.loads(text)
+                report.pending[bucket["bucket"]] = bucket["pending"]
+                report.counts.update(bucket["counts"])
+                horizons.append(bucket["horizon_ms"])
+        known = [horizon_ms for horizon_ms in horizons if horizon_ms is not None]
+        report.horizon_ms = min(known) if known and len(known) == len(horizons) else None
+
+    def _without_adopted(self, outcomes: DataFrame, report: BatchReport) -> DataFrame:
+        """Leave out what the tables held when they were taken over: it was written by the checkpoint that is lost."""
+        is_past = self._adopted_at_ms is None or (report.horizon_ms or 0) > self._adopted_at_ms
+        if self._adopted_at_ms is None or (is_past and not self._may_be_replay):
+            return outcomes
+        spark, storage = outcomes.sparkSession, self._settings.storage
+        held = read_table(spark, storage, Table.MESSAGES).select(*_HALF_POINTER)
+        held = held.union(read_table(spark, storage, Table.DISCARDED).select(*_HALF_POINTER))
+        same = (outcomes["partition"] == held["half_partition"]) & (outcomes["offset"] == held["half_offset"])
+        of_half = outcomes["kind"].isin([int(Kind.COMMIT), int(Kind.DISCARD), int(Kind.CHECK)])
+        left = outcomes.join(held, same & of_half, "left_anti")
+        report.rows = Counter({Kind(kind): rows for kind, rows in left.groupBy("kind").count().collect()})
+        return left
+
+    def _fetched(self, outcomes: DataFrame, kind: Kind, report: BatchReport) -> tuple[DataFrame, Any]:
+        context = outcomes.sparkSession.sparkContext
+        lost = context.accumulator(0)
+        topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
+        rows = outcomes.where(F.col("kind") == int(kind))
+        return fetch(rows, self._kafka.as_librdkafka_dict(), topics, report.rows[kind], lost), lost
+
+    def _append(self, outcomes: DataFrame, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
+        """Append commits or discards; return the pointers of halves that were not found, None if all were."""
+        if not report.rows[kind]:
+            return None
+        fetched, lost = self._fetched(outcomes, kind, report)
+        rows = (routing.to_messages if kind is Kind.COMMIT else routing.to_discarded)(fetched, report.batch_id)
+        path = table_path(self._settings.storage, table)
+        append_once(rows, path, f"{self._query_id}:{table}", report.batch_id)
+        if lost.value == 0 and not self._may_be_replay:
+            return None
+        # A replayed append is passed over by Delta without a fetch, so what was lost then is found by what is missing now.
+        spark = outcomes.sparkSession
+        written = read_table(spark, self._settings.storage, table).where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
+        of_kind = outcomes.where(F.col("kind") == int(kind))
+        same = (of_kind["partition"] == written["half_partition"]) & (of_kind["offset"] == written["half_offset"])
+        missing = of_kind.join(written, same, "left_anti")
+        return None if missing.isEmpty() else missing
+
+    def _append_quarantine(self, outcomes: DataFrame, report: BatchReport) -> None:
+        if report.rows[Kind.QUARANTINE]:
+            fetched, _ = self._fetched(outcomes, Kind.QUARANTINE, report)
+            rows = routing.to_quarantine(fetched, report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
+            path = table_path(self._settings.storage, Table.QUARANTINE)
+            append_once(rows, path, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
+
+    def _send_checks(self, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
+        """Send check requests: at least once, each with the same `CHECK_ID` every time."""
+        if not report.rows[Kind.CHECK]:
+            return None
+        fetched, lost = self._fetched(outcomes, Kind.CHECK, report)
+        options = {
+            **self._kafka.as_spark_options(),
+            "topic": self._kafka.check_topic,
+            "kafka.max.request.size": str(self._settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES),
+        }
+        routing.to_check_requests(fetched).write.format("kafka").options(**options).save()
+        if lost.value == 0:
+            return None
+        again, _ = self._fetched(outcomes, Kind.CHECK, report)
+        return again.where(~F.col("found")).select(*outcomes.columns)
+
+    def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
+        """Quarantine halves that are gone, each once, and tell the operator so that their ids count as settled (R17)."""
+        spark, storage = frames[0].sparkSession, self._settings.storage
+        lost = frames[0]
+        for frame in frames[1:]:
+            lost = lost.union(frame)
+        known = read_table(spark, storage, Table.QUARANTINE).where(
+            (F.col("reason") == str(Reason.HALF_LOST)) & (F.col("batch_id") != report.batch_id)
+        )
+        same = (lost["partition"] == known["source_partition"]) & (lost["offset"] == known["source_offset"])
+        rows = lost.join(known, same, "left_anti").persist()
+        try:
+            pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
+            report.lost = len(pointers)
+            log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
+            app_id = f"{self._query_id}:{Reason.HALF_LOST}"
+            quarantined = routing.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
+            append_once(quarantined, table_path(storage, Table.QUARANTINE), app_id, report.batch_id)
+            self._tell_lost(pointers)
+        finally:
+            rows.unpersist()
+
+    def _tell_lost(self, pointers: Sequence[tuple[str, int, int]]) -> None:
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        options = {"enable.idempotence": "true", "partitioner": "murmur2_random", "client.id": "halfway-lost"}
+        producer = Producer({**self._kafka.as_librdkafka_dict(), **options}, logger=logging.getLogger("halfway.librdkafka"))
+        for transaction_id, partition, offset in pointers:
+            header = {HALF_LOST: f"{partition}:{offset}".encode()}
+            producer.produce(self._kafka.half_topic, key=transaction_id.encode(), headers=header, on_delivery=delivered)
+            producer.poll(0)
+        if producer.flush(60) or failures:
+            raise KafkaUnavailableError(f"cannot write to {self._kafka.half_topic}: {failures[0].str() if failures else 'no answer'}")
+

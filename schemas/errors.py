@@ -1,0 +1,49 @@
+"""What can go wrong, one class a cause. Each message says what is wrong and what to do about it."""
+
+
+class HalfwayError(Exception):
+    """Base of every error that Halfway raises on purpose; the command line prints it in one line and exits 1."""
+
+
+class SettingsError(HalfwayError):
+    """The configuration file, the environment or the command line has a wrong or unknown setting."""
+
+
+class SetupError(HalfwayError):
+    """Something the machine must have is missing or wrong: Java, a JAR, a free port, room on the disk."""
+
+
+class BrokerError(HalfwayError):
+    """The local development broker does not start, stop or answer."""
+
+
+class KafkaUnavailableError(HalfwayError):
+    """Kafka cannot be reached, or refuses us."""
+
+
+class TopicError(HalfwayError):
+    """A topic is missing, or is set up in a way that breaks a guarantee (R17)."""
+
+
+class OwnershipError(HalfwayError):
+    """The checkpoint and the tables do not belong together, or the checkpoint was made with other buckets or topics."""
+
+
+class CheckpointInUseError(HalfwayError):
+    """Another job is running on this checkpoint."""
+
+
+class StateFormatError(HalfwayError):
+    """A state row was written by a newer version than this one, or is not a state row."""
+
+
+class ProducerClosedError(HalfwayError):
+    """The producer was closed; it sends nothing more."""
+
+
+class SendError(HalfwayError):
+    """A half message could not be stored; its local transaction was not run (design §7)."""
+
+
+class NotPendingError(HalfwayError):
+    """No pending or discarded transaction of this id exists."""

@@ -1,0 +1,57 @@
+"""Rows between Kafka and the sinks: events into the operator, outcomes out of it. No body is among them (design §1.3)."""
+
+from enum import StrEnum
+
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+
+class EventKind(StrEnum):
+    """What a record is."""
+
+    HALF = "half"
+    OP = "op"
+    LOST = "lost"
+    TICK = "tick"
+    BROKEN = "broken"
+
+
+EVENT_SCHEMA = StructType(
+    [
+        StructField("bucket", IntegerType()),
+        StructField("event", StringType()),
+        StructField("source", IntegerType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("at_ms", LongType()),
+        StructField("transaction_id", StringType()),
+        StructField("producer_group", StringType()),
+        StructField("topic", StringType()),
+        StructField("incarnation", IntegerType()),
+        StructField("immunity_ms", LongType()),
+        StructField("action", StringType()),
+        StructField("half_pointer", StringType()),
+        StructField("tick_partitions", IntegerType()),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+    ]
+)
+"""One row a record, and one a bucket for a tick. Numbers are never null: pandas would make floats of their column."""
+
+OUTCOME_SCHEMA = StructType(
+    [
+        StructField("kind", IntegerType()),
+        StructField("transaction_id", StringType()),
+        StructField("source", IntegerType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("at_ms", LongType()),
+        StructField("decided_ms", LongType()),
+        StructField("producer_group", StringType()),
+        StructField("topic", StringType()),
+        StructField("incarnation", IntegerType()),
+        StructField("check_times", IntegerType()),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+    ]
+)
+"""The columns of `transforms.protocol.Outcome`, in its order."""

@@ -1,0 +1,71 @@
+"""Names of the Kafka contract (design §2): headers, actions, limits. `docs/contract.md` says the same in prose."""
+
+from enum import IntEnum, StrEnum
+
+REAL_TOPIC = "REAL_TOPIC"
+PGROUP = "PGROUP"
+REAL_QID = "REAL_QID"
+TAGS = "TAGS"
+KEYS = "KEYS"
+CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+BORN_TIMESTAMP = "BORN_TIMESTAMP"
+INCARNATION = "INCARNATION"
+
+ACTION = "ACTION"
+FROM_CHECK = "FROM_CHECK"
+CHECK_TIMES = "CHECK_TIMES"
+REMARK = "REMARK"
+
+TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+CHECK_ID = "CHECK_ID"
+
+TICK = "TICK"
+PARTITIONS = "PARTITIONS"
+HALF_LOST = "HALF_LOST"
+"""On a record of the job itself in the half topic: `<partition>:<offset>` of a half that could not be read (R17)."""
+
+HALF_HEADERS = (
+    REAL_TOPIC,
+    PGROUP,
+    REAL_QID,
+    TAGS,
+    KEYS,
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    BORN_TIMESTAMP,
+    INCARNATION,
+)
+OP_HEADERS = (ACTION, PGROUP, INCARNATION, FROM_CHECK, CHECK_TIMES, REMARK)
+CHECK_HEADERS = (TRANSACTION_CHECK_TIMES, CHECK_ID)
+DELAY_HEADERS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+MAX_KEY_BYTES = 255
+MAX_INT = 2**31 - 1
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+"""9999-12-31T23:59:59.999Z, the last moment that every reader of the tables can show."""
+RECORD_OVERHEAD_BYTES = 1024 * 1024
+"""Room for key and headers beside the body, in topics, producers and consumers."""
+
+
+class LocalTransactionState(StrEnum):
+    """What a producer knows of its local transaction; the value of the `ACTION` header."""
+
+    COMMIT = "COMMIT"
+    ROLLBACK = "ROLLBACK"
+    UNKNOWN = "UNKNOWN"
+
+
+class Source(IntEnum):
+    """Which of the two topics a record came from."""
+
+    HALF = 0
+    OP = 1
+
+
+def check_group(producer_group: str) -> str:
+    """Return the id of the consumer group that reads a producer group's check requests (design §2)."""
+    return f"txn-check-{producer_group}"
+
+
+def check_id(transaction_id: str, half_partition: int, half_offset: int, check_times: int) -> str:
+    """Return the `CHECK_ID` of one check request: the same however often it is sent (design §2)."""
+    return f"{transaction_id}:{half_partition}.{half_offset}:{check_times}"

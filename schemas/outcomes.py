@@ -1,0 +1,68 @@
+"""What becomes of messages and records: the words that the protocol, the tables and the commands share."""
+
+from enum import IntEnum, StrEnum
+
+
+class Phase(IntEnum):
+    """Where a transaction stands. All but PENDING are settled, and remembered for `resolved_retention` (R11)."""
+
+    PENDING = 0
+    COMMITTED = 1
+    ROLLED_BACK = 2
+    DISCARDED = 3
+    LOST = 4
+
+
+class Kind(IntEnum):
+    """What becomes of a message or record."""
+
+    COMMIT = 1
+    CHECK = 2
+    DISCARD = 3
+    QUARANTINE = 4
+    REPORT = 5
+    """Not about a message: what a bucket counted in this batch, for the progress line and the metrics."""
+
+
+class Reason(StrEnum):
+    """Why a message is in `discarded` or a record in `quarantine`."""
+
+    CHECK_MAX = "check_max"
+    EXPIRED = "expired"
+
+    CONFLICTING_VERDICT = "conflicting_verdict"
+    LATE_VERDICT = "late_verdict"
+    ORPHAN_OP = "orphan_op"
+    GROUP_MISMATCH = "group_mismatch"
+    ID_CONFLICT = "id_conflict"
+    STALE_INCARNATION = "stale_incarnation"
+    INCARNATION_REFUSED = "incarnation_refused"
+    HALF_LOST = "half_lost"
+
+    MISSING_KEY = "missing_key"
+    KEY_TOO_LONG = "key_too_long"
+    KEY_NOT_UTF8 = "key_not_utf8"
+    MISSING_HEADER = "missing_header"
+    BAD_HEADER = "bad_header"
+    DUPLICATE_HEADER = "duplicate_header"
+    UNKNOWN_ACTION = "unknown_action"
+    DELAY_NOT_SUPPORTED = "delay_not_supported"
+    BODY_TOO_LARGE = "body_too_large"
+    BAD_TICK = "bad_tick"
+    BAD_SIGNATURE = "bad_signature"
+
+
+class Count(StrEnum):
+    """What is counted in passing; quarantined records are counted by their reason."""
+
+    HALVES = "halves"
+    OPS = "ops"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+    CHECKED = "checked"
+    DISCARDED = "discarded"
+    UNKNOWN = "unknown"
+    DUPLICATE_HALF = "duplicate_half"
+    DUPLICATE_OP = "duplicate_op"
+    PUT_OFF = "put_off"
+    LOST = "lost"

@@ -1,0 +1,302 @@
+"""Settings: one YAML file, overridden by the environment, then by the command line (design §5).
+
+RocketMQ's own names keep their spelling. Durations are integers in ms, or strings with a unit (`500ms`, `2s`, `72h`).
+"""
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from schemas.errors import SettingsError
+
+ENV_PREFIX = "HALFWAY__"
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?")
+
+
+def parse_duration_ms(value: object) -> int:
+    """Read a duration: an int is ms, a string has a unit of ms, s, m, h or d (none: ms).
+
+    Raises:
+        ValueError: if it is neither, or negative.
+    """
+    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, int | str) and value is not True else None
+    if match is None:
+        raise ValueError("a duration is a number of ms or has a unit, such as 500ms, 2s, 5m, 72h or 7d")
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+
+DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
+PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
+
+
+class _Group(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Security(_Group):
+    """How to get into Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    user: str | None = None
+    password: SecretStr | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.protocol.startswith("SASL") and not (self.sasl_mechanism and self.user and self.password):
+            raise ValueError(f"{self.protocol} needs sasl_mechanism, user and password")
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key go together")
+        for name in ("user", "password", "key_password"):
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if text and re.search(r"[\x00-\x1f\x7f]", text):
+                raise ValueError(f"{name} has a line break or another control character")
+        return self
+
+    def as_librdkafka_dict(self) -> dict[str, str]:
+        """Return the security part of a librdkafka configuration, secrets in clear: hand it on, never print it."""
+        options: dict[str, str] = {"security.protocol": self.protocol}
+        if self.sasl_mechanism and self.user and self.password:
+            options["sasl.mechanism"] = self.sasl_mechanism
+            options["sasl.username"] = self.user
+            options["sasl.password"] = self.password.get_secret_value()
+        if self.ca:
+            options["ssl.ca.location"] = str(self.ca)
+        if self.certificate and self.key:
+            options["ssl.certificate.location"] = str(self.certificate)
+            options["ssl.key.location"] = str(self.key)
+        if self.key_password:
+            options["ssl.key.password"] = self.key_password.get_secret_value()
+        return options
+
+    def as_spark_options(self) -> dict[str, str]:
+        """Return the security part of Spark's Kafka options (`kafka.…`), secrets in clear: hand it on, never print it."""
+        options: dict[str, str] = {"kafka.security.protocol": self.protocol}
+        if self.sasl_mechanism and self.user and self.password:
+            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+            login = f"username={_jaas_quote(self.user)} password={_jaas_quote(self.password.get_secret_value())}"
+            options["kafka.sasl.mechanism"] = self.sasl_mechanism
+            options["kafka.sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required {login};"
+        if self.ca:
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.location"] = str(self.ca)
+        if self.certificate and self.key:
+            options["kafka.ssl.keystore.type"] = "PEM"
+            options["kafka.ssl.keystore.certificate.chain"] = self.certificate.read_text()
+            options["kafka.ssl.keystore.key"] = self.key.read_text()
+        if self.key_password:
+            options["kafka.ssl.key.password"] = self.key_password.get_secret_value()
+        return options
+
+
+def _jaas_quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+class KafkaSettings(_Group):
+    """Where Kafka is and how its topics are called. Without `bootstrap_servers` the local development broker is meant."""
+
+    bootstrap_servers: str | None = None
+    half_topic: str = "transactions.half"
+    op_topic: str = "transactions.op"
+    check_topic: str = "transactions.check"
+    starting_offsets: Literal["earliest", "latest"] = "earliest"
+    max_offsets_per_trigger: Annotated[int, Field(gt=0)] | None = 400_000
+    security: Security = Security()
+
+    @model_validator(mode="after")
+    def _topics_differ(self) -> Self:
+        if len({self.half_topic, self.op_topic, self.check_topic}) < 3:
+            raise ValueError("half_topic, op_topic and check_topic must differ")
+        return self
+
+    def servers(self) -> str:
+        """Return `bootstrap_servers`.
+
+        Raises:
+            SettingsError: if none is set.
+        """
+        if not self.bootstrap_servers:
+            raise SettingsError(
+                "no Kafka is configured: set kafka.bootstrap_servers in the configuration file or "
+                f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS=host:port, or start a local one with `halfway broker start`"
+            )
+        return self.bootstrap_servers
+
+    def as_librdkafka_dict(self) -> dict[str, str]:
+        """Return the connection part of a librdkafka configuration; secrets in clear."""
+        return {"bootstrap.servers": self.servers(), **self.security.as_librdkafka_dict()}
+
+    def as_spark_options(self) -> dict[str, str]:
+        """Return the connection part of Spark's Kafka options; secrets in clear."""
+        return {"kafka.bootstrap.servers": self.servers(), **self.security.as_spark_options()}
+
+
+class ResolutionSettings(_Group):
+    """The rules' numbers (design §3). All times in ms."""
+
+    transactionTimeOut: PositiveDurationMs = 6_000
+    transactionCheckInterval: PositiveDurationMs = 30_000
+    transactionCheckMax: Annotated[int, Field(ge=1)] = 15
+    tick_interval: DurationMs = 1_000
+    half_retention: PositiveDurationMs = 72 * 3_600_000
+    resolved_retention: DurationMs = 60_000
+    max_body_bytes: Annotated[int, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
+
+
+class StateSettings(_Group):
+    """How the state is cut. Both are frozen in a checkpoint once it is made."""
+
+    buckets: Annotated[int, Field(ge=1, le=65_536)] = 64
+    shuffle_partitions: Annotated[int, Field(ge=1)] = 8
+
+
+class StorageSettings(_Group):
+    """Where tables and checkpoint are: paths or URIs that the cluster can write."""
+
+    warehouse: str = ".halfway/warehouse"
+    checkpoint: str = ".halfway/checkpoint"
+
+
+class TriggerSettings(_Group):
+    """How often a batch starts, or one run over all that is waiting."""
+
+    interval: DurationMs = 1_000
+    available_now: bool = False
+
+
+class MetricsSettings(_Group):
+    """Prometheus metrics: the port to listen on, 0 for none."""
+
+    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+
+
+class Settings(BaseSettings):
+    """All settings of Halfway. Make one with `load_settings`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, nested_model_default_partial_update=True
+    )
+
+    kafka: KafkaSettings = KafkaSettings()
+    resolution: ResolutionSettings = ResolutionSettings()
+    state: StateSettings = StateSettings()
+    storage: StorageSettings = StorageSettings()
+    trigger: TriggerSettings = TriggerSettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Take what `load_settings` merged, and nothing else."""
+        return (init_settings,)
+
+
+def load_settings(
+    path: Path | None = None, *, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Read the settings: the file at `path`, then `HALFWAY__GROUP__NAME` of the environment, then `overrides`.
+
+    Args:
+        path: a YAML file; None for the built-in defaults, which `conf/default.yaml` repeats.
+        overrides: dotted name (`resolution.tick_interval`) → value.
+        environ: the environment; `os.environ` if None.
+
+    Raises:
+        SettingsError: an unknown name (the nearest right one is named), a wrong value, or no such file.
+    """
+    merged: dict[str, Any] = {}
+    for dotted, value, origin in [
+        *_from_file(path),
+        *_from_environment(os.environ if environ is None else environ),
+        *((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
+    ]:
+        _put(merged, dotted, value, origin)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
+    if path is None:
+        return
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise SettingsError(f"{path}{where}: this is not YAML") from None
+    if content is not None and not isinstance(content, dict):
+        raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
+    yield from _flatten(content or {}, (), str(path))
+
+
+def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: str) -> Iterator[tuple[str, object, str]]:
+    for name, value in content.items():
+        dotted = (*prefix, str(name))
+        if isinstance(value, dict):
+            yield from _flatten(value, dotted, origin)
+        else:
+            yield ".".join(dotted), value, origin
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    for name in sorted(environ):
+        if name.upper().startswith(ENV_PREFIX):
+            yield name[len(ENV_PREFIX) :].replace("__", ".").lower(), environ[name], name
+
+
+def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> None:
+    """Set one value under its group, names matched without regard to case as environments demand it."""
+    model: type[BaseModel] = Settings
+    *groups, last = dotted.split(".")
+    for depth, group in enumerate(groups):
+        field = _field(model, group, dotted, origin)
+        inner = model.model_fields[field].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            raise SettingsError(f"{origin}: {'.'.join(groups[: depth + 1])} is one value, not a group of settings")
+        merged, model = merged.setdefault(field, {}), inner
+    field = _field(model, last, dotted, origin)
+    if _is_group(model.model_fields[field]):
+        if value is None:
+            return
+        raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")
+    merged[field] = None if value == "" and field == "max_offsets_per_trigger" else value
+
+
+def _is_group(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
+    by_lower = {field.lower(): field for field in model.model_fields}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    raise SettingsError(f"{origin}: unknown setting {dotted!r}; {hint}")

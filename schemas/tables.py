@@ -1,0 +1,73 @@
+"""The three Delta tables (design §4). Appended to, never changed."""
+
+from enum import StrEnum
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+
+class Table(StrEnum):
+    """Names of the tables below `storage.warehouse`."""
+
+    MESSAGES = "messages"
+    DISCARDED = "discarded"
+    QUARANTINE = "quarantine"
+
+
+HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+_MESSAGE = [
+    StructField("transaction_id", StringType()),
+    StructField("topic", StringType()),
+    StructField("queue_id", IntegerType()),
+    StructField("tags", StringType()),
+    StructField("keys", StringType()),
+    StructField("body", BinaryType()),
+    StructField("properties", MapType(StringType(), StringType())),
+    StructField("producer_group", StringType()),
+    StructField("born_at", TimestampType()),
+    StructField("half_at", TimestampType()),
+]
+_POINTER = [
+    StructField("check_times", IntegerType()),
+    StructField("incarnation", IntegerType()),
+    StructField("half_partition", IntegerType()),
+    StructField("half_offset", LongType()),
+    StructField("batch_id", LongType()),
+]
+
+MESSAGES_SCHEMA = StructType([*_MESSAGE, StructField("committed_at", TimestampType()), *_POINTER])
+DISCARDED_SCHEMA = StructType([*_MESSAGE, *_POINTER, StructField("reason", StringType()), StructField("discarded_at", TimestampType())])
+QUARANTINE_SCHEMA = StructType(
+    [
+        StructField("source_topic", StringType()),
+        StructField("source_partition", IntegerType()),
+        StructField("source_offset", LongType()),
+        StructField("source_timestamp", TimestampType()),
+        StructField("transaction_id", StringType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS_TYPE),
+        StructField("reason", StringType()),
+        StructField("detail", StringType()),
+        StructField("batch_id", LongType()),
+    ]
+)
+
+TABLE_SCHEMAS = {Table.MESSAGES: MESSAGES_SCHEMA, Table.DISCARDED: DISCARDED_SCHEMA, Table.QUARANTINE: QUARANTINE_SCHEMA}
+
+SEARCHED_COLUMNS = {
+    Table.MESSAGES: ("transaction_id", "topic", "producer_group", "committed_at", "half_partition", "half_offset", "batch_id"),
+    Table.DISCARDED: ("transaction_id", "topic", "producer_group", "discarded_at", "half_partition", "half_offset", "batch_id"),
+    Table.QUARANTINE: ("source_topic", "source_partition", "source_offset", "transaction_id", "reason", "batch_id"),
+}
+"""The columns that people search by: statistics on bodies would only cost."""

@@ -1,0 +1,146 @@
+"""A bucket's state between batches: columns at rest, and only what a batch concerns as objects.
+
+Which entries a batch concerns needs no rule: those of an id it brings, and those whose `due_ms` the horizon has reached.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from schemas.headers import LocalTransactionState, Source
+from schemas.outcomes import Phase
+from schemas.state import (
+    ENTRY_SCHEMA,
+    FORMAT_VERSION,
+    NAME_TYPE,
+    WAITING_COMMIT,
+    WAITING_ROLLBACK,
+    decode_payload,
+    encode_payload,
+)
+from transforms.protocol import Batch, BucketState, Clock, Op, Outcome, Rules, Transaction, resolve
+
+_PHASES = {int(phase): phase for phase in Phase}
+_WAITING_ENTRY = {LocalTransactionState.COMMIT: WAITING_COMMIT, LocalTransactionState.ROLLBACK: WAITING_ROLLBACK}
+_WAITING_ACTION = {entry: action for action, entry in _WAITING_ENTRY.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """One bucket: its entries (columns of ENTRY_SCHEMA), its clock, and what it has counted since the checkpoint began."""
+
+    entries: pa.Table = field(default_factory=ENTRY_SCHEMA.empty_table)
+    clock: Clock = field(default_factory=Clock)
+    totals: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def decode(cls, format_version: int, payload: bytes) -> "Bucket":
+        """Read a bucket from its state row.
+
+        Raises:
+            StateFormatError: see `decode_payload`.
+        """
+        entries, metadata = decode_payload(format_version, payload)
+        return cls(entries, _decode_clock(metadata["clock"]), Counter(metadata["totals"]))
+
+    def encode(self) -> tuple[int, bytes]:
+        """Return the state row (`STATE_SCHEMA`)."""
+        return FORMAT_VERSION, encode_payload(self.entries, {"clock": _encode_clock(self.clock), "totals": self.totals})
+
+    def after(self, batch: Batch, rules: Rules) -> tuple["Bucket", list[Outcome], Counter[str]]:
+        """Apply a batch; return the bucket after it, the outcomes, and what this batch counted."""
+        horizon_ms = self.clock.after(batch.ticks).horizon_ms()
+        at_rest, concerned = self._split(batch, horizon_ms)
+        state = _to_state(self.clock, concerned)
+        resolution = resolve(state, batch, rules)
+        entries = _join(at_rest, _to_entries(resolution.state, rules))
+        return Bucket(entries, resolution.state.clock, self.totals + resolution.counts), resolution.outcomes, resolution.counts
+
+    def pending(self) -> pa.Table:
+        """Return the entries that are pending."""
+        return self.entries.filter(pc.equal(self.entries["entry"], int(Phase.PENDING)))
+
+    def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
+        """Return the entries that the batch leaves alone, and those it concerns.
+
+        Settled entries that nothing was read for, and whose time to be forgotten has come, are in neither: dropping them here
+        is what `resolve` would do, without an object for each.
+        """
+        records: Iterable[Any] = (*batch.halves, *batch.ops, *batch.lost)
+        ids = pa.array({record.transaction_id for record in records}, pa.string())
+        touched = pc.is_in(self.entries["transaction_id"], value_set=ids)
+        if horizon_ms is None:
+            return self.entries.filter(pc.invert(touched)), self.entries.filter(touched)
+        due = pc.less_equal(self.entries["due_ms"], horizon_ms)
+        kind = self.entries["entry"]
+        settled = pc.and_(pc.greater(kind, int(Phase.PENDING)), pc.less(kind, WAITING_COMMIT))
+        concerned = pc.or_(touched, pc.and_(due, pc.invert(settled)))
+        return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(concerned)
+
+
+def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
+    transactions: dict[str, Transaction] = {}
+    waiting: dict[str, tuple[Op, ...]] = {}
+    for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
+        transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms = row
+        if entry in _PHASES:
+            transactions[transaction_id] = Transaction(
+                _PHASES[entry], group, topic, incarnation, start_ms, partition, offset, check_times, due_ms
+            )
+        else:
+            op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset)
+            waiting[transaction_id] = (*waiting.get(transaction_id, ()), op)
+    return BucketState(clock, transactions, waiting)
+
+
+def _to_entries(state: BucketState, rules: Rules) -> pa.Table:
+    rows: list[tuple[Any, ...]] = [(transaction_id, *transaction) for transaction_id, transaction in state.transactions.items()]
+    for ops in state.waiting.values():
+        for op in ops:
+            pointer = (op.incarnation, op.at_ms, op.partition, op.offset)
+            rows.append((op.transaction_id, _WAITING_ENTRY[op.action], op.producer_group, "", *pointer, 0, op.at_ms + rules.timeout_ms + 1))
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(ENTRY_SCHEMA)
+    arrays = [_to_array(values, column) for values, column in zip(columns, ENTRY_SCHEMA, strict=True)]
+    return pa.table(arrays, schema=ENTRY_SCHEMA)
+
+
+def _to_array(values: tuple[Any, ...], column: pa.Field) -> pa.Array:
+    if column.type == NAME_TYPE:
+        return pa.array(values, pa.string()).dictionary_encode()
+    return pa.array(values, column.type)
+
+
+def _join(at_rest: pa.Table, changed: pa.Table) -> pa.Table:
+    """Put both together in one chunk, with names that no entry has any more left out."""
+    joined = pa.concat_tables([at_rest, changed]).unify_dictionaries().combine_chunks()
+    for name in ("producer_group", "topic"):
+        column = joined[name].combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], NAME_TYPE)
+        if len(column.dictionary) > 2 * len(column.unique()) + 16:
+            compact = column.cast(pa.string()).dictionary_encode()
+            joined = joined.set_column(joined.schema.get_field_index(name), ENTRY_SCHEMA.field(name), compact)
+    return joined
+
+
+def _encode_clock(clock: Clock) -> dict[str, Any]:
+    return {
+        "heard_ms": [[source, partition, at_ms] for (source, partition), at_ms in sorted(clock.heard_ms.items())],
+        "partitions": [[source, at_ms, partitions] for source, (at_ms, partitions) in sorted(clock.partitions.items())],
+        "latest": list(clock.latest),
+        "absent_groups": sorted(clock.absent_groups),
+    }
+
+
+def _decode_clock(stored: dict[str, Any]) -> Clock:
+    at_ms, source, partition = stored["latest"]
+    return Clock(
+        heard_ms={(Source(source), partition): at_ms for source, partition, at_ms in stored["heard_ms"]},
+        partitions={Source(source): (at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
+        latest=(at_ms, Source(source), partition),
+        absent_groups=frozenset(stored["absent_groups"]),
+    )

@@ -1,0 +1,226 @@
+"""Kafka records to events: every record of the two topics is a half, an op, a tick, a lost notice, or broken (R14).
+
+All of it is column expressions. Header look-ups go through one map a row: higher-order functions over the header array are
+interpreted by Spark and cost several times as much, so they run only on the rare row that has something wrong with it.
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from schemas import headers as h
+from schemas.events import EVENT_SCHEMA, EventKind
+from schemas.outcomes import Reason
+
+_ACTIONS = {"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "UNKNOWN": "UNKNOWN", "UNKNOW": "UNKNOWN"}
+_NUMBER = "^-?[0-9]{1,19}$"
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What decoding must know: the two topics, the largest body, and the number of buckets."""
+
+    half_topic: str
+    op_topic: str
+    max_body_bytes: int
+    buckets: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A header that holds a whole number between `low` and `high`."""
+
+    name: str
+    low: int
+    high: int
+
+    def value(self) -> Column:
+        return F.expr(f"try_cast(decode_map['{self.name}'] AS BIGINT)")
+
+    def is_bad(self) -> Column:
+        text = _text(self.name)
+        in_range = text.rlike(_NUMBER) & self.value().between(self.low, self.high)
+        return _has(self.name) & ~F.coalesce(in_range, F.lit(False))
+
+
+_REAL_QID = _Number(h.REAL_QID, -h.MAX_INT - 1, h.MAX_INT)
+_IMMUNITY = _Number(h.CHECK_IMMUNITY_TIME_IN_SECONDS, 1, h.MAX_INT)
+_BORN = _Number(h.BORN_TIMESTAMP, 0, h.MAX_TIMESTAMP_MS)
+_INCARNATION = _Number(h.INCARNATION, 0, h.MAX_INT)
+_CHECK_TIMES = _Number(h.CHECK_TIMES, 0, h.MAX_INT)
+_TICK = _Number(h.TICK, 0, h.MAX_TIMESTAMP_MS)
+_PARTITIONS = _Number(h.PARTITIONS, 1, h.MAX_INT)
+
+
+def decode(records: DataFrame, contract: Contract) -> DataFrame:
+    """Turn Kafka records into events.
+
+    Args:
+        records: Spark's Kafka columns with headers, from the half and the op topic; values may be large.
+        contract: topics, limits and buckets.
+
+    Returns:
+        EVENT_SCHEMA: one row a record, for a tick one row a bucket.
+    """
+    looked_up = records.select(
+        (F.col("topic") == contract.op_topic).cast("int").alias("source"),
+        "partition",
+        "offset",
+        F.unix_millis("timestamp").alias("at_ms"),
+        "key",
+        F.col("key").cast("string").alias("id"),
+        F.when(F.length("value") <= 65_536, F.col("value")).alias("tick_value"),
+        F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes"),
+        F.coalesce("headers", F.expr("CAST(array() AS array<struct<key:string,value:binary>>)")).alias("headers"),
+    ).select("*", F.expr("CAST(map_from_entries(headers) AS map<string,string>)").alias("decode_map"))
+    kind = (
+        F.when(_has(h.TICK), EventKind.TICK)
+        .when(F.col("source") == int(h.Source.OP), EventKind.OP)
+        .when(_has(h.HALF_LOST) & ~_has(h.REAL_TOPIC), EventKind.LOST)
+        .otherwise(EventKind.HALF)
+    )
+    kinds = looked_up.select("*", kind.alias("record_kind"))
+    judged = kinds.select("*", _problem(contract).alias("problem"))
+    buckets = F.when(
+        (F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), F.expr(f"sequence(0, {contract.buckets - 1})")
+    ).otherwise(F.array(_bucket(contract.buckets)))
+    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns()).to(EVENT_SCHEMA)
+
+
+def _bucket(buckets: int) -> Column:
+    """A transaction id's bucket; for a broken record any that is the same on a replay."""
+    of_id = F.xxhash64("id")
+    of_place = F.xxhash64("source", "partition", "offset")
+    return F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(buckets)).cast("int")
+
+
+def _event_columns() -> list[Column]:
+    kind = F.col("record_kind")
+    is_half, is_tick = kind == EventKind.HALF, kind == EventKind.TICK
+    good = F.col("problem").isNull()
+    zero = F.lit(0)
+    return [
+        F.col("bucket"),
+        F.when(good, kind).otherwise(EventKind.BROKEN).alias("event"),
+        F.col("source"),
+        F.col("partition"),
+        F.col("offset"),
+        F.col("at_ms"),
+        F.when(F.is_valid_utf8("id"), F.col("id")).alias("transaction_id"),
+        F.when(good, _text(h.PGROUP)).alias("producer_group"),
+        F.when(good & is_half, _text(h.REAL_TOPIC)).alias("topic"),
+        F.when(good, F.coalesce(_INCARNATION.value(), zero)).otherwise(zero).cast("int").alias("incarnation"),
+        F.when(good & is_half, F.coalesce(_IMMUNITY.value(), zero) * 1000).otherwise(zero).cast("long").alias("immunity_ms"),
+        F.when(good & (kind == EventKind.OP), _action()).alias("action"),
+        F.when(good & (kind == EventKind.LOST), _text(h.HALF_LOST)).alias("half_pointer"),
+        F.when(good & is_tick, _PARTITIONS.value()).otherwise(zero).cast("int").alias("tick_partitions"),
+        F.col("problem.reason").alias("reason"),
+        F.when(good & is_tick, F.to_json(_tick_json())).otherwise(F.col("problem.detail")).alias("detail"),
+    ]
+
+
+def _problem(contract: Contract) -> Column:
+    """The first thing that breaks the contract in a record, as struct<reason,detail>, or null."""
+    kind = F.col("record_kind")
+    half = _first(
+        _key_problems()
+        + [(~_has(name), Reason.MISSING_HEADER, F.lit(name)) for name in (h.REAL_TOPIC, h.PGROUP)]
+        + [(_is_empty(name), Reason.BAD_HEADER, F.lit(f"{name} is empty or null")) for name in (h.REAL_TOPIC, h.PGROUP)]
+        + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.TAGS, h.KEYS)]
+        + [_number_problem(number) for number in (_REAL_QID, _IMMUNITY, _BORN, _INCARNATION)]
+        + [(_not_utf8(), Reason.BAD_HEADER, F.lit("a header is not UTF-8"))]
+        + [_duplicate_problem(h.HALF_HEADERS)]
+        + [(_has(name), Reason.DELAY_NOT_SUPPORTED, F.lit(name)) for name in h.DELAY_HEADERS]
+        + [(F.col("body_bytes") > contract.max_body_bytes, Reason.BODY_TOO_LARGE, _too_large(contract.max_body_bytes))]
+    )
+    op = _first(
+        _key_problems()
+        + [(~_has(name), Reason.MISSING_HEADER, F.lit(name)) for name in (h.ACTION, h.PGROUP)]
+        + [(_is_empty(h.PGROUP), Reason.BAD_HEADER, F.lit(f"{h.PGROUP} is empty or null"))]
+        + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.ACTION, h.FROM_CHECK, h.REMARK)]
+        + [(~F.is_valid_utf8(_text(name)), Reason.BAD_HEADER, F.lit(f"{name} is not UTF-8")) for name in h.OP_HEADERS]
+        + [_number_problem(number) for number in (_INCARNATION, _CHECK_TIMES)]
+        + [_duplicate_problem(h.OP_HEADERS)]
+        + [(_action().isNull(), Reason.UNKNOWN_ACTION, F.concat(F.lit("ACTION is "), F.substring(_text(h.ACTION), 1, 100)))]
+    )
+    tick = _first([(condition, Reason.BAD_TICK, F.lit(detail)) for condition, detail in _tick_problems()])
+    lost = _first([*_key_problems(), (~_text(h.HALF_LOST).rlike(r"^[0-9]{1,9}:[0-9]{1,18}$"), Reason.BAD_HEADER, F.lit(h.HALF_LOST))])
+    return F.when(kind == EventKind.HALF, half).when(kind == EventKind.OP, op).when(kind == EventKind.TICK, tick).otherwise(lost)
+
+
+def _first(problems: list[tuple[Column, Reason, Column]]) -> Column:
+    cases = F.when(F.lit(False), F.struct(F.lit("").alias("reason"), F.lit("").alias("detail")))
+    for condition, reason, detail in problems:
+        cases = cases.when(condition, F.struct(F.lit(str(reason)).alias("reason"), detail.alias("detail")))
+    return cases
+
+
+def _key_problems() -> list[tuple[Column, Reason, Column]]:
+    length = F.length("key")
+    return [
+        (F.col("key").isNull() | (length == 0), Reason.MISSING_KEY, F.lit("the record key is the transaction id")),
+        (length > h.MAX_KEY_BYTES, Reason.KEY_TOO_LONG, F.concat(length, F.lit(f" bytes, at most {h.MAX_KEY_BYTES}"))),
+        (~F.is_valid_utf8("id"), Reason.KEY_NOT_UTF8, F.lit("the record key is not UTF-8")),
+    ]
+
+
+def _number_problem(number: _Number) -> tuple[Column, Reason, Column]:
+    return number.is_bad(), Reason.BAD_HEADER, F.lit(f"{number.name} is not a number from {number.low} to {number.high}")
+
+
+def _duplicate_problem(names: tuple[str, ...]) -> tuple[Column, Reason, Column]:
+    quoted = ", ".join(f"'{name}'" for name in names)
+    mine = f"filter(headers.key, name -> name IN ({quoted}))"
+    twice = F.expr(f"size({mine}) <> size(array_distinct({mine}))")
+    return (F.size("headers") != F.size("decode_map")) & twice, Reason.DUPLICATE_HEADER, F.expr(f"array_join({mine}, ' ')")
+
+
+def _tick_problems() -> list[tuple[Column, str]]:
+    parsed = _tick_json()
+    bad_json = parsed.isNull() | parsed["corrupt"].isNotNull()
+    return [
+        (F.col("key").isNotNull(), "a tick has no key"),
+        (_TICK.is_bad(), f"{_TICK.name} is not a number"),
+        (~_has(h.PARTITIONS) | _PARTITIONS.is_bad(), f"{_PARTITIONS.name} is not a positive number"),
+        (F.col("partition") >= _PARTITIONS.value(), f"{_PARTITIONS.name} is not above the tick's own partition"),
+        (F.col("body_bytes") > 65_536, "the value is over 64 KiB"),
+        ((F.col("body_bytes") > 0) & bad_json, 'the value is not {"absent_groups": [...]}'),
+    ]
+
+
+def _tick_json() -> Column:
+    options = {"columnNameOfCorruptRecord": "corrupt"}
+    return F.from_json(F.col("tick_value").cast("string"), "absent_groups array<string>, corrupt string", options)
+
+
+def _not_utf8() -> Column:
+    """Whether any header value is not UTF-8: a comma between two of them completes no broken sequence."""
+    return ~F.is_valid_utf8(F.expr("array_join(CAST(headers.value AS array<string>), ',')"))
+
+
+def _too_large(max_body_bytes: int) -> Column:
+    return F.concat(F.col("body_bytes"), F.lit(f" bytes, at most {max_body_bytes}"))
+
+
+def _action() -> Column:
+    action = F.when(F.lit(False), F.lit(""))
+    for name, meaning in _ACTIONS.items():
+        action = action.when(_text(h.ACTION) == name, F.lit(meaning))
+    return action
+
+
+def _text(name: str) -> Column:
+    return F.col("decode_map")[name]
+
+
+def _has(name: str) -> Column:
+    return F.map_contains_key("decode_map", F.lit(name))
+
+
+def _is_null(name: str) -> Column:
+    return _has(name) & _text(name).isNull()
+
+
+def _is_empty(name: str) -> Column:
+    return F.coalesce(_text(name), F.lit("")) == ""

@@ -1,0 +1,87 @@
+"""The protocol as Spark's operator: one group is one bucket, its state one row (design §1.2)."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from schemas.events import OUTCOME_SCHEMA, EventKind
+from schemas.headers import LocalTransactionState, Source
+from schemas.outcomes import Kind
+from schemas.state import STATE_SCHEMA
+from transforms.bucket import Bucket
+from transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules, Tick
+
+_ACTIONS = {str(action): action for action in LocalTransactionState}
+_SOURCES = {int(source): source for source in Source}
+
+
+def resolve_events(events: DataFrame, rules: Rules) -> DataFrame:
+    """Join halves and ops per transaction: the one stateful step of the job.
+
+    Args:
+        events: a streaming frame of EVENT_SCHEMA.
+        rules: the numbers of R4 to R11.
+
+    Returns:
+        OUTCOME_SCHEMA: one row an outcome, and one REPORT a bucket that had input.
+    """
+    return events.groupBy("bucket").applyInPandasWithState(
+        bucket_function(rules), OUTCOME_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+    )
+
+
+def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
+    """Return the function that Spark calls for each bucket which has input in a batch."""
+
+    def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
+        bucket = Bucket.decode(*group_state.get) if group_state.exists else Bucket()
+        bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
+        group_state.update(bucket.encode())
+        report = {
+            "bucket": int(key[0]),
+            "horizon_ms": bucket.clock.horizon_ms(),
+            "pending": bucket.pending().num_rows,
+            "remembered": bucket.entries.num_rows,
+            "counts": counts,
+        }
+        outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", json.dumps(report)))
+        yield pd.DataFrame(dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True)))
+
+    return resolve_bucket
+
+
+def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
+    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records."""
+    halves: list[Half] = []
+    ops: list[Op] = []
+    lost: list[Lost] = []
+    ticks: list[Tick] = []
+    broken: list[Outcome] = []
+    for frame in frames:
+        kinds = frame["event"]
+        rows = _columns(frame[kinds == EventKind.HALF], *Half._fields)
+        halves.extend(map(Half._make, rows))
+        for transaction_id, group, incarnation, action, at_ms, partition, offset in _columns(frame[kinds == EventKind.OP], *Op._fields):
+            ops.append(Op(transaction_id, group, incarnation, _ACTIONS[action], at_ms, partition, offset))
+        for transaction_id, pointer, at_ms in _columns(frame[kinds == EventKind.LOST], "transaction_id", "half_pointer", "at_ms"):
+            half_partition, half_offset = pointer.split(":")
+            lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
+        for source, partition, partitions, at_ms, detail in _columns(
+            frame[kinds == EventKind.TICK], "source", "partition", "tick_partitions", "at_ms", "detail"
+        ):
+            absent = json.loads(detail).get("absent_groups") if detail else None
+            ticks.append(Tick(_SOURCES[source], partition, partitions, at_ms, tuple(group for group in absent or () if group)))
+        for transaction_id, source, partition, offset, at_ms, reason, detail in _columns(
+            frame[kinds == EventKind.BROKEN], "transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail"
+        ):
+            pointer = (_SOURCES[source], partition, offset, at_ms)
+            broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, reason, detail))
+    return Batch(halves, ops, lost, ticks, broken)
+
+
+def _columns(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
+    return zip(*(frame[name].tolist() for name in names), strict=True)
