@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from schemas.errors import KafkaUnavailableError
 from schemas.headers import Source
 from schemas.records import FETCHED_SCHEMA
+from transforms.collector import collector_paused
 
 CHUNK_OFFSETS = 16_384
 """Offsets that one task reads in one go."""
@@ -59,14 +60,15 @@ def _fetch_function(
     schema = to_arrow_schema(FETCHED_SCHEMA)
 
     def fetch_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            names = ("source", "partition", "offset", "at_ms", "transaction_id")
-            pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
-            done = 0
-            for records in _in_portions(_read(connection, topics, pointers)):
-                yield _with_records(batch.slice(done, len(records)), records, schema)
-                done += len(records)
-                lost.add(sum(record is None for record in records))
+        with collector_paused():
+            for batch in batches:
+                names = ("source", "partition", "offset", "at_ms", "transaction_id")
+                pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
+                done = 0
+                for records in _in_portions(_read(connection, topics, pointers)):
+                    yield _with_records(batch.slice(done, len(records)), records, schema)
+                    done += len(records)
+                    lost.add(sum(record is None for record in records))
 
     return fetch_batches
 
@@ -107,17 +109,18 @@ def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[
     """Yield for each pointer its record, or None where it is not there any more; pointers are sorted."""
     for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
         wanted = list(group)
+        is_half = Source(source) is Source.HALF
         span = wanted[-1][2] - wanted[0][2] + 1
         with _PartitionReader(connection, topics[Source(source)], partition, dense=span <= DENSE_GAP * len(wanted)) as reader:
             for _, _, offset, at_ms, transaction_id in wanted:
                 record = reader.record_at(offset)
-                yield record if record is not None and _is_same(record, Source(source), at_ms, transaction_id) else None
+                yield record if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
 
 
-def _is_same(record: Message, source: Source, at_ms: int, transaction_id: str | None) -> bool:
+def _is_same(record: Message, is_half: bool, at_ms: int, transaction_id: str | None) -> bool:
     """Whether this is the record that was read first: a topic may have been deleted, and made and filled again (R17)."""
     key = record.key()
-    same_key = source is Source.OP or transaction_id is None or (key is not None and bytes(key) == transaction_id.encode())
+    same_key = not is_half or transaction_id is None or (key is not None and bytes(key) == transaction_id.encode())
     return same_key and record.timestamp()[1] == at_ms
 
 

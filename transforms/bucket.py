@@ -132,15 +132,13 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "heard_ms": [[source, partition, at_ms] for (source, partition), at_ms in sorted(clock.heard_ms.items())],
         "partitions": [[source, at_ms, partitions] for source, (at_ms, partitions) in sorted(clock.partitions.items())],
         "latest": list(clock.latest),
-        "absent_groups": sorted(clock.absent_groups),
     }
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:
-    at_ms, source, partition = stored["latest"]
+    at_ms, source, partition, absent = stored["latest"]
     return Clock(
         heard_ms={(Source(source), partition): at_ms for source, partition, at_ms in stored["heard_ms"]},
         partitions={Source(source): (at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
-        latest=(at_ms, Source(source), partition),
-        absent_groups=frozenset(stored["absent_groups"]),
+        latest=(at_ms, Source(source), partition, tuple(absent)),
     )

@@ -122,20 +122,23 @@ class Clock:
     heard_ms: Mapping[tuple[Source, int], int] = field(default_factory=dict)
     partitions: Mapping[Source, tuple[int, int]] = field(default_factory=dict)
     """Per topic the time of its latest tick and how many partitions that says the topic has."""
-    latest: tuple[int, Source, int] = (-1, Source.HALF, -1)
-    absent_groups: frozenset[str] = frozenset()
+    latest: tuple[int, Source, int, tuple[str, ...]] = (-1, Source.HALF, -1, ())
+    """Time and place of the latest tick of all, and the groups that it says are away."""
 
     def after(self, ticks: Iterable[Tick]) -> "Clock":
         """Return the clock after more ticks, in whatever order they come; time never goes back."""
         heard, partitions = dict(self.heard_ms), dict(self.partitions)
-        latest, absent = self.latest, self.absent_groups
+        latest = self.latest
         for tick in ticks:
             place = (tick.source, tick.partition)
             heard[place] = max(heard.get(place, tick.at_ms), tick.at_ms)
             partitions[tick.source] = max(partitions.get(tick.source, (-1, 0)), (tick.at_ms, tick.partitions))
-            if (tick.at_ms, *place) >= latest:
-                latest, absent = (tick.at_ms, *place), frozenset(tick.absent_groups)
-        return Clock(heard, partitions, latest, absent)
+            latest = max(latest, (tick.at_ms, *place, tuple(sorted(tick.absent_groups))))
+        return Clock(heard, partitions, latest)
+
+    def absent_groups(self) -> frozenset[str]:
+        """Return the producer groups that are away, as the latest tick says (R15)."""
+        return frozenset(self.latest[3])
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None while one has not been heard of."""
@@ -189,7 +192,7 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
     clock = state.clock.after(batch.ticks)
     horizon_ms = clock.horizon_ms()
     if horizon_ms is not None:
-        resolver.on_horizon(horizon_ms, clock.absent_groups)
+        resolver.on_horizon(horizon_ms, clock.absent_groups())
     return Resolution(BucketState(clock, resolver.transactions, resolver.waiting), resolver.outcomes, resolver.counts)
 
 
@@ -313,7 +316,11 @@ class _Resolver:
 
     def _settle(self, transaction_id: str, half: Transaction, phase: Phase, at_ms: int) -> None:
         """Remember a settled id until the horizon is past its verdict by more than `resolved_retention` (R11)."""
-        self.transactions[transaction_id] = half._replace(phase=phase, due_ms=at_ms + self.rules.resolved_retention_ms + 1)
+        _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
+        due_ms = at_ms + self.rules.resolved_retention_ms + 1
+        self.transactions[transaction_id] = Transaction(
+            phase, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms
+        )
 
     def _emit(self, kind: Kind, transaction_id: str, half: Transaction, decided_ms: int, reason: str = "") -> None:
         _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half

@@ -13,6 +13,7 @@ from schemas.headers import LocalTransactionState, Source
 from schemas.outcomes import Kind
 from schemas.state import STATE_SCHEMA
 from transforms.bucket import Bucket
+from transforms.collector import collector_paused
 from transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules, Tick
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
@@ -39,7 +40,8 @@ def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], Grou
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
         bucket = Bucket.decode(*group_state.get) if group_state.exists else Bucket()
-        bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
+        with collector_paused():
+            bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
         group_state.update(bucket.encode())
         report = {
             "bucket": int(key[0]),
