@@ -1,0 +1,71 @@
+# Needs Python 3.11 or newer, Java 17 or newer and make; everything else is fetched by `make setup`.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+HALFWAY := $(VENV)/bin/halfway
+CODE := pipelines transforms schemas clients
+# Another lock, other metadata or another place make another stamp, whatever the files' times.
+STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup tools jars run test test-unit lint format types lock clean
+
+help: ## show this help
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: tools $(STAMP) ## make the environment in .venv (quick when it is there)
+
+tools:
+	@command -v $(PYTHON) >/dev/null 2>&1 || \
+	  { echo "error: there is no $(PYTHON): install Python 3.11 or newer, or say where it is: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.11: say where a newer one is: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: $(PYTHON) comes without venv: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m pipelines.java
+
+$(STAMP):
+	@echo "setting up $(VENV): PySpark and what goes with it, about 600 MB to fetch, once ..." >&2
+	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@rm -f $(VENV)/.stamp-*
+	$(PY) -m pip install --quiet --require-hashes -r requirements.lock
+	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+jars: setup ## fetch the JARs of Spark and Kafka (once)
+	@$(PY) -m pipelines.jars spark kafka
+
+run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome is right
+	@if ! $(HALFWAY) broker status --json | grep -q '"running": true'; then \
+	  trap 'code=$$?; $(HALFWAY) broker stop || exit 1; exit $$code' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	fi; \
+	$(HALFWAY) broker start && $(HALFWAY) topics create && $(HALFWAY) demo
+
+test: setup jars ## all tests, with a real Kafka and a real Spark
+	@$(PY) -m pytest
+
+test-unit: setup ## the tests that need neither Spark nor Kafka
+	@$(PY) -m pytest tests/unit
+
+lint: setup ## ruff: rules and format
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+format: setup ## ruff: put format and imports right
+	@$(PY) -m ruff check --fix-only --quiet .
+	@$(PY) -m ruff format .
+
+types: setup ## mypy --strict
+	@$(PY) -m mypy --strict $(CODE)
+
+lock: setup ## write requirements.lock anew from setup.cfg
+	@CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --upgrade --generate-hashes --all-extras --allow-unsafe \
+	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
+	  --output-file requirements.lock setup.cfg
+
+clean: ## stop the local Kafka, and remove .venv, .halfway (its data too) and caches
+	@if [ -x $(HALFWAY) ] && ! $(HALFWAY) broker stop; then exit 1; fi
+	@rm -rf $(VENV) .halfway build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find $(CODE) tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

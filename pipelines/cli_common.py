@@ -1,0 +1,83 @@
+"""What the commands share: their options, how settings are found, how errors and facts are shown."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from pipelines.broker import local_broker
+from schemas.errors import HalfwayError
+from schemas.settings import Settings, load_settings
+
+DEFAULT_CONFIG = Path("conf/local.yaml")
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="PATH", help=f"Settings file. Without it {DEFAULT_CONFIG} if there is one, or else the defaults."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Override one setting; may be repeated."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+class HalfwayGroup(TyperGroup):
+    """The top command: errors raised on purpose end any command below it in one line and exit code 1, others keep their traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command line that `ctx` holds."""
+        try:
+            return super().invoke(ctx)
+        except HalfwayError as error:
+            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(1) from None
+
+
+def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Settings:
+    """Load the settings that a command's `--config` and `--set` ask for.
+
+    Where no Kafka is configured and the local development broker runs, that one is meant.
+
+    Raises:
+        SettingsError: a wrong file, name or value.
+        typer.BadParameter: a `--set` without `=`.
+    """
+    if config is None and DEFAULT_CONFIG.is_file():
+        config = DEFAULT_CONFIG
+    settings = load_settings(config, overrides=dict(_pair(text) for text in overrides or ()))
+    if settings.kafka.bootstrap_servers:
+        return settings
+    broker = local_broker().status()
+    if not broker["running"]:
+        return settings
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": broker["bootstrap_servers"]})
+    return settings.model_copy(update={"kafka": kafka})
+
+
+def show_json(facts: object) -> None:
+    """Print facts for programs: one JSON document, UTF-8 as it is."""
+    typer.echo(json.dumps(facts, ensure_ascii=False))
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table for people: nothing is cut off, as wide as the terminal is."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console().print(table)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is not GROUP.NAME=VALUE", param_hint="--set")
+    return name.strip(), value
