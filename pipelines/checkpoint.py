@@ -53,26 +53,28 @@ def check_ownership(spark: SparkSession, settings: Settings, *, adopt: bool) -> 
     for name, called in _FROZEN.items():
         if facts and facts.get(name) != now[name]:
             raise OwnershipError(
-                f"the checkpoint {storage.checkpoint} was made with {called} = {facts.get(name)}, not {now[name]}: set it back, or start a new "
-                "checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+                f"the checkpoint {storage.checkpoint} was made with {called} = {facts.get(name)}, not {now[name]}: set it back, or "
+                "start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
             )
     query_id = query_id_of(spark, storage)
     for table in Table:
         path, owner = table_path(storage, table), owner_of(spark, storage, table)
         if owner is not None and owner != query_id and not adopt:
             raise OwnershipError(
-                f"the table {path} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to that one, "
-                "or storage.warehouse to a new folder; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
+                f"the table {path} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to "
+                "that one, or storage.warehouse to a new folder; if the old checkpoint is lost, `halfway resolve --adopt` takes the "
+                "tables over"
             )
         if owner is None and query_id is not None and has_files(spark, checkpoint_file(storage, "commits")):
             what = "belongs to nobody" if table_exists(spark, storage, table) else "is missing"
             raise OwnershipError(
-                f"the checkpoint {storage.checkpoint} has run before, but its table {path} {what}: set storage.warehouse to where its tables "
-                "are, or storage.checkpoint to a new folder to begin again from the topics"
+                f"the checkpoint {storage.checkpoint} has run before, but its table {path} {what}: set storage.warehouse to where its "
+                "tables are, or storage.checkpoint to a new folder to begin again from the topics"
             )
     if adopt and query_id is not None and any(owner_of(spark, storage, table) not in (None, query_id) for table in Table):
         raise OwnershipError(
-            f"--adopt needs a new checkpoint, and {storage.checkpoint} has been used: set storage.checkpoint to a folder that does not exist yet"
+            f"--adopt needs a new checkpoint, and {storage.checkpoint} has been used: set storage.checkpoint to a folder that does not "
+            "exist yet"
         )
 
 
@@ -117,8 +119,8 @@ def sole_user(storage: StorageSettings) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise CheckpointInUseError(
-                f"another job is running on the checkpoint {storage.checkpoint}: stop it first, or give this one a checkpoint, a warehouse and "
-                "topics of its own"
+                f"another job is running on the checkpoint {storage.checkpoint}: stop it first, or give this one a checkpoint, a "
+                "warehouse and topics of its own"
             ) from None
         yield
 

@@ -29,9 +29,10 @@ def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
     finally:
         stream.close()
     jvm: Any = spark.sparkContext._jvm
-    context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(part.toUri(), spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+    context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(part.toUri(), spark.sparkContext._jsc.hadoopConfiguration())
     overwrite = jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE
-    options = spark.sparkContext._gateway.new_array(jvm.org.apache.hadoop.fs.Options.Rename, 1)  # type: ignore[union-attr]
+    gateway: Any = spark.sparkContext._gateway
+    options = gateway.new_array(jvm.org.apache.hadoop.fs.Options.Rename, 1)
     options[0] = overwrite
     context.rename(part, _open(spark, uri)[0], options)
 
@@ -45,4 +46,4 @@ def has_files(spark: SparkSession, uri: str) -> bool:
 def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
     jvm: Any = spark.sparkContext._jvm
     path = jvm.org.apache.hadoop.fs.Path(uri)
-    return path, path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[union-attr]
+    return path, path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())

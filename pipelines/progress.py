@@ -30,7 +30,8 @@ class ProgressLog:
         self._logged_at = self._clock()
         counts = report.counts
         log.info(
-            "event=batch batch_id=%d seconds=%.2f events=%d committed=%d rolled_back=%d checked=%d discarded=%d quarantined=%d pending=%d horizon_ms=%s",
+            "event=batch batch_id=%d seconds=%.2f events=%d committed=%d rolled_back=%d checked=%d discarded=%d quarantined=%d "
+            "pending=%d horizon_ms=%s",
             report.batch_id,
             report.seconds,
             counts[Count.HALVES] + counts[Count.OPS],

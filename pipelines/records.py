@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from time import monotonic
+from typing import Self
 
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -89,7 +90,8 @@ def _in_portions(records: Iterable[Message | None]) -> Iterator[list[Message | N
 def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], schema: pa.Schema) -> pa.RecordBatch:
     offsets, names, values = [0], [], []
     for record in records:
-        for name, value in (record.headers() or ()) if record is not None else ():
+        own: list[tuple[str, bytes]] = record.headers() or [] if record is not None else []  # type: ignore[assignment]
+        for name, value in own:
             names.append(name)
             values.append(value)
         offsets.append(len(names))
@@ -158,7 +160,7 @@ class _PartitionReader:
         self._read: Iterator[Message] = iter(())
         self._ahead: Message | None = None
 
-    def __enter__(self) -> "_PartitionReader":
+    def __enter__(self) -> Self:
         self._position = OFFSET_INVALID
         try:
             self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
@@ -181,12 +183,13 @@ class _PartitionReader:
             self._position, self._read, self._ahead = offset, iter(()), None
         while True:
             record = self._ahead if self._ahead is not None else self._next(offset)
-            if record is None or record.offset() > offset:
+            found = OFFSET_INVALID if record is None else record.offset() or 0
+            if record is None or found > offset:
                 self._ahead = record
                 return None
             self._ahead = None
-            self._position = record.offset() + 1
-            if record.offset() == offset:
+            self._position = found + 1
+            if found == offset:
                 return record
 
     def _next(self, offset: int) -> Message | None:

@@ -68,9 +68,9 @@ class BatchWriter:
             lost = [
                 self._append(wanted, Kind.COMMIT, Table.MESSAGES, report),
                 self._append(wanted, Kind.DISCARD, Table.DISCARDED, report),
-                self._append_quarantine(wanted, report),
-                self._send_checks(wanted, report),
             ]
+            self._append_quarantine(wanted, report)
+            lost.append(self._send_checks(wanted, report))
             found_lost = [frame for frame in lost if frame is not None]
             if found_lost:
                 self._quarantine_lost(found_lost, report)
@@ -188,9 +188,8 @@ class BatchWriter:
         options = {"enable.idempotence": "true", "partitioner": "murmur2_random", "client.id": "halfway-lost"}
         producer = Producer({**self._kafka.as_librdkafka_dict(), **options}, logger=logging.getLogger("halfway.librdkafka"))
         for transaction_id, partition, offset in pointers:
-            header = {HALF_LOST: f"{partition}:{offset}".encode()}
-            producer.produce(self._kafka.half_topic, key=transaction_id.encode(), headers=header, on_delivery=delivered)
+            headers: list[tuple[str, str | bytes | None]] = [(HALF_LOST, f"{partition}:{offset}")]
+            producer.produce(self._kafka.half_topic, key=transaction_id.encode(), headers=headers, on_delivery=delivered)
             producer.poll(0)
         if producer.flush(60) or failures:
             raise KafkaUnavailableError(f"cannot write to {self._kafka.half_topic}: {failures[0].str() if failures else 'no answer'}")
-

@@ -25,6 +25,12 @@ class TickPublisher:
     """
 
     def __init__(self, settings: Settings, absent_groups: Callable[[], Collection[str]] = tuple) -> None:
+        """Prepare to publish to the topics of the settings.
+
+        Args:
+            settings: where to, and how often.
+            absent_groups: the producer groups that are away, asked before each tick (R15).
+        """
         self._topics = (settings.kafka.half_topic, settings.kafka.op_topic)
         self._interval_s = settings.resolution.tick_interval / 1000
         self._absent_groups = absent_groups
@@ -58,7 +64,7 @@ class TickPublisher:
             for topic, count in partitions.items():
                 for partition in range(count):
                     now_ms = time.time_ns() // 1_000_000
-                    headers = {TICK: str(now_ms).encode(), PARTITIONS: str(count).encode()}
+                    headers: list[tuple[str, str | bytes | None]] = [(TICK, str(now_ms)), (PARTITIONS, str(count))]
                     self._producer.produce(topic, value, partition=partition, headers=headers, on_delivery=delivered)
             left = self._producer.flush(_DELIVERY_LIMIT_MS / 1000 + 5)
         except (KafkaUnavailableError, BufferError) as error:

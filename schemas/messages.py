@@ -1,7 +1,7 @@
 """The records of the Kafka contract (design §2) as validated models, to and from Kafka headers.
 
 A record that breaks the contract raises `RecordError` with the reason that the job quarantines it for (R14). The job itself decodes
-in columns (`transforms/decoding.py`); a test holds the two together.
+in columns, in `transforms/decoding.py`.
 """
 
 import re
@@ -127,7 +127,7 @@ _Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
 class _Headers(BaseModel):
     """Fields whose alias is a header: `from_headers` and `to_headers` follow from the declaration."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, hide_input_in_errors=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
     @classmethod
     def _read(cls, values: Mapping[str, Any]) -> Self:

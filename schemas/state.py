@@ -57,7 +57,8 @@ def decode_payload(format_version: int, payload: bytes) -> tuple[pa.Table, dict[
     """
     if format_version != FORMAT_VERSION:
         raise StateFormatError(
-            f"the checkpoint's state has format {format_version}, this version of Halfway reads {FORMAT_VERSION}: run the version that wrote it"
+            f"the checkpoint's state has format {format_version}, and this version of Halfway reads {FORMAT_VERSION}: "
+            "run the version that wrote it"
         )
     try:
         with pa.ipc.open_stream(payload) as reader:

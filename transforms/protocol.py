@@ -318,9 +318,7 @@ class _Resolver:
         """Remember a settled id until the horizon is past its verdict by more than `resolved_retention` (R11)."""
         _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
         due_ms = at_ms + self.rules.resolved_retention_ms + 1
-        self.transactions[transaction_id] = Transaction(
-            phase, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms
-        )
+        self.transactions[transaction_id] = Transaction(phase, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms)
 
     def _emit(self, kind: Kind, transaction_id: str, half: Transaction, decided_ms: int, reason: str = "") -> None:
         _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half

@@ -17,9 +17,9 @@ def to_messages(fetched: DataFrame, batch_id: int) -> DataFrame:
 def to_discarded(fetched: DataFrame, batch_id: int) -> DataFrame:
     """Return DISCARDED_SCHEMA for fetched discards; halves that were not found are left out."""
     discarded = _with_header_map(fetched)
-    return discarded.select(
-        *_message_columns(batch_id), "reason", F.timestamp_millis("decided_ms").alias("discarded_at")
-    ).to(DISCARDED_SCHEMA)
+    return discarded.select(*_message_columns(batch_id), "reason", F.timestamp_millis("decided_ms").alias("discarded_at")).to(
+        DISCARDED_SCHEMA
+    )
 
 
 def to_quarantine(fetched: DataFrame, batch_id: int, half_topic: str, op_topic: str) -> DataFrame:
@@ -64,7 +64,9 @@ def to_check_requests(fetched: DataFrame) -> DataFrame:
         _header(h.CHECK_ID, check_id),
     )
     return fetched.where("found").select(
-        "key", F.coalesce("value", F.lit(b"")).alias("value"), F.concat(F.expr(f"filter(headers, x -> x.key NOT IN ({own}))"), numbered).alias("headers")
+        "key",
+        F.coalesce("value", F.lit(b"")).alias("value"),
+        F.concat(F.expr(f"filter(headers, x -> x.key NOT IN ({own}))"), numbered).alias("headers"),
     )
 
 

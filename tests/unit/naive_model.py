@@ -112,11 +112,9 @@ def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
 def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list[str]:
     age_ms = horizon_ms - life.half.at_ms
     before = [*life.checks, *life.put_offs]
-    if before:
-        is_due = horizon_ms >= max(before) + rules.check_interval_ms
-    else:
-        is_due = age_ms > (life.half.immunity_ms or rules.timeout_ms)
-    if not is_due:
+    is_first_due = age_ms > (life.half.immunity_ms or rules.timeout_ms)
+    is_next_due = bool(before) and horizon_ms >= max(before) + rules.check_interval_ms
+    if not (is_next_due if before else is_first_due):
         return []
     checks = len(life.checks)
     expired = age_ms > rules.half_retention_ms and (checks > 0 or away)

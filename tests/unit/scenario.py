@@ -15,7 +15,14 @@ Record = Half | Op | Lost | list[Tick]
 
 
 def half(
-    transaction_id: str, at_ms: int = 0, *, group: str = "g", incarnation: int = 0, immunity_ms: int = 0, partition: int = 0, offset: int = 0
+    transaction_id: str,
+    at_ms: int = 0,
+    *,
+    group: str = "g",
+    incarnation: int = 0,
+    immunity_ms: int = 0,
+    partition: int = 0,
+    offset: int = 0,
 ) -> Half:
     return Half(transaction_id, group, "orders", incarnation, at_ms, partition, offset, immunity_ms)
 

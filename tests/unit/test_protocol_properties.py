@@ -88,7 +88,7 @@ def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tup
     batches = _split(world, cuts)
     lines, state, _ = _resolve_all(batches)
     expected, phases = all_outcomes(batches, SMALL)
-    for line in set(line.split()[2] if line.startswith("quarantine") else line.split()[0] for line in lines):
+    for line in {line.split()[2] if line.startswith("quarantine") else line.split()[0] for line in lines}:
         event(line)
     assert lines == expected
     assert {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()} == phases
@@ -128,7 +128,11 @@ def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]
 def test_without_time_the_split_does_not_matter(world: tuple[Log, ...], cuts: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
     """Until time moves, verdicts are the same however the logs are cut; UNKNOWN is left out: without its half it is only counted."""
     timeless = tuple(
-        Log(tuple(r for r in log.records if not isinstance(r, Tick) and not (isinstance(r, Op) and r.action is LocalTransactionState.UNKNOWN)))
+        Log(
+            tuple(
+                r for r in log.records if not isinstance(r, Tick) and not (isinstance(r, Op) and r.action is LocalTransactionState.UNKNOWN)
+            )
+        )
         for log in world
     )
     assert _resolve_all(_split(timeless, cuts))[0] == _resolve_all(_split(timeless, others))[0]

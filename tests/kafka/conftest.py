@@ -1,0 +1,42 @@
+"""A Spark session for the tier, and worlds to run the job in."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.session import spark_session
+from schemas.settings import load_settings
+from tests.conftest import MakeTopics
+from tests.kafka.world import World
+
+MakeWorld = Callable[..., World]
+
+QUICK = {
+    "state.buckets": 4,
+    "state.shuffle_partitions": 1,
+    "resolution.tick_interval": 0,
+    "trigger.available_now": True,
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark for the session."""
+    session = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 1}))
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
+    """`world(partitions=2, **{"resolution.transactionCheckMax": 2})`: a job whose time the test moves."""
+
+    def make(partitions: int = 2, timestamps: Literal["LogAppendTime", "CreateTime"] = "CreateTime", **overrides: object) -> World:
+        storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
+        settings = topics(partitions=partitions, timestamps=timestamps, overrides={**QUICK, **storage, **overrides})
+        return World(spark, settings)
+
+    return make
