@@ -8,9 +8,11 @@ from typing import Literal
 
 import pytest
 from confluent_kafka.admin import NewTopic
+from pyspark.sql import SparkSession
 
 from pipelines.broker import LocalBroker
 from pipelines.kafka import admin
+from pipelines.session import spark_session
 from pipelines.topics import create_topics, new_topic_config
 from schemas.settings import ENV_PREFIX, Settings, load_settings
 
@@ -48,6 +50,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
     local.start()
     yield local
     local.stop()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local Spark for the session."""
+    session = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 1}))
+    yield session
+    session.stop()
 
 
 @pytest.fixture

@@ -1,14 +1,12 @@
-"""A Spark session for the tier, and worlds to run the job in."""
+"""Worlds to run the job in."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.session import spark_session
-from schemas.settings import load_settings
 from tests.conftest import MakeTopics
 from tests.kafka.world import World
 
@@ -20,14 +18,6 @@ QUICK = {
     "resolution.tick_interval": 0,
     "trigger.available_now": True,
 }
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """One local Spark for the session."""
-    session = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 1}))
-    yield session
-    session.stop()
 
 
 @pytest.fixture
