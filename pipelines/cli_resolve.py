@@ -6,6 +6,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from pyspark.sql import SparkSession
 
 from pipelines.cli_common import ConfigOption, SetOption, settings_of
 from pipelines.job import ResolveJob
@@ -34,11 +35,17 @@ def resolve(
     def stop(_signal: int, _frame: FrameType | None) -> None:
         job.stop()
 
-    # Before Spark starts: PySpark puts a handler of its own on SIGINT, and a job that is still starting can be stopped too.
+    # Before Spark starts, so that a job which is still starting can be stopped; for SIGINT PySpark puts its own handler there.
     signal.signal(signal.SIGTERM, stop)
-    spark = spark_session(settings, ui=ui)
-    signal.signal(signal.SIGINT, stop)
+
+    def session() -> SparkSession:
+        spark = spark_session(settings, ui=ui)
+        signal.signal(signal.SIGINT, stop)
+        return spark
+
     try:
-        job.run(spark)
+        job.run(session)
     finally:
-        spark.stop()
+        active = SparkSession.getActiveSession()
+        if active is not None:
+            active.stop()

@@ -56,8 +56,11 @@ class ResolveJob:
         """Ask the job to end after the batch that is under way; may be called from a signal handler."""
         self._stop.set()
 
-    def run(self, spark: SparkSession) -> None:
+    def run(self, session: Callable[[], SparkSession]) -> None:
         """Run until stopped or done.
+
+        Args:
+            session: makes the Spark session, once what is quick to refuse has been looked at.
 
         Raises:
             TopicError: a topic is missing, or its retention is too short (R17).
@@ -69,6 +72,7 @@ class ResolveJob:
         settings = self._settings
         with sole_user(settings.storage):
             check_half_retention(settings)
+            spark = session()
             check_ownership(spark, settings, adopt=self._adopt)
             write_facts(spark, settings, time.time_ns() // 1_000_000 if self._adopt else None)
             ticks = TickPublisher(settings)

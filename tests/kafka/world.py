@@ -83,7 +83,7 @@ class World:
     def resolve(self, settings: Settings | None = None, *, adopt: bool = False) -> list[BatchReport]:
         """Run the job over all that is waiting; return what each batch did."""
         reports: list[BatchReport] = []
-        ResolveJob(settings or self.settings, adopt=adopt, on_batch=reports.append).run(self.spark)
+        ResolveJob(settings or self.settings, adopt=adopt, on_batch=reports.append).run(lambda: self.spark)
         self.reports.extend(reports)
         return reports
 
