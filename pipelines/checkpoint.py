@@ -4,6 +4,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import sleep
 from typing import Any
 from urllib.parse import urlparse
 
@@ -115,14 +116,24 @@ def sole_user(storage: StorageSettings) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".halfway.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _locked(lock.fileno()):
             raise CheckpointInUseError(
                 f"another job is running on the checkpoint {storage.checkpoint}: stop it first, or give this one a checkpoint, a "
                 "warehouse and topics of its own"
-            ) from None
+            )
         yield
+
+
+def _locked(file: int) -> bool:
+    """Take the lock, in a second try for the case that somebody is just looking whether it is taken."""
+    for pause_s in (0.2, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sleep(pause_s)
+        else:
+            return True
+    return False
 
 
 def is_in_use(storage: StorageSettings) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow
 import pytest
 from confluent_kafka import Producer
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
 from schemas.settings import Settings
@@ -76,6 +77,8 @@ class Job:
             )
         except TableNotFoundError:
             return []
+        rows = pyarrow.table(QueryBuilder().register("messages", table).execute("SELECT transaction_id FROM messages"))
+        ids: list[str] = rows["transaction_id"].to_pylist()
         return ids
 
 
