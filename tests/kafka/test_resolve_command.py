@@ -72,9 +72,7 @@ class Job:
 
     def delivered(self) -> list[str]:
         try:
-            ids: list[str] = (
-                DeltaTable(str(self.warehouse / "messages")).to_pyarrow_table(columns=["transaction_id"])["transaction_id"].to_pylist()
-            )
+            table = DeltaTable(str(self.warehouse / "messages"))
         except TableNotFoundError:
             return []
         rows = pyarrow.table(QueryBuilder().register("messages", table).execute("SELECT transaction_id FROM messages"))
