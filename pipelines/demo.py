@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipelines.demo_account import Account, Accountant
 from pipelines.demo_job import job_log, own_job
 from pipelines.demo_traffic import Counts, Traffic
-from pipelines.demo_watch import absolute_table_path
+from pipelines.tables import table_path
 from pipelines.topics import create_topics
 from schemas.errors import SettingsError
 from schemas.settings import Settings
@@ -93,7 +93,7 @@ def run_demo(
     problems = list(account.problems)
     if not account.is_settled:
         problems.append(f"not all was settled in {seconds:.0f} s: is the job working, and with these settings?")
-    tables = {str(table): absolute_table_path(settings.storage, table) for table in Table}
+    tables = {str(table): table_path(settings.storage, table) for table in Table}
     return DemoResult(traffic.prefix, traffic.expected(), account.found, tuple(problems), tables, seconds)
 
 

@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from pipelines.checkpoint import STATUS_FILE, checkpoint_file, local_path
 from pipelines.demo_traffic import Pointer
 from pipelines.kafka import REQUEST_LIMIT_S, admin, librdkafka_log, partition_counts
+from pipelines.tables import table_path
 from schemas.errors import HalfwayError, KafkaUnavailableError, SetupError
 from schemas.headers import LocalTransactionState
 from schemas.messages import CheckHeaders, OpHeaders, RecordError, decode_key
@@ -36,13 +37,6 @@ _COLUMNS = {
 }
 _BATCH_RECORDS = 1_000
 _POLL_S = 0.1
-
-
-def absolute_table_path(storage: StorageSettings, table: Table) -> str:
-    """Return where a table is, so that it is found from any folder."""
-    uri = f"{storage.warehouse.rstrip('/')}/{table}"
-    path = local_path(uri)
-    return uri if path is None else str(path.absolute())
 
 
 def read_status(storage: StorageSettings) -> dict[str, Any]:
@@ -95,12 +89,12 @@ class TableWatch:
         except TableNotFoundError:
             return []
         except (DeltaError, OSError) as error:
-            raise HalfwayError(f"cannot read the table {absolute_table_path(self._storage, table)}: {error}") from None
+            raise HalfwayError(f"cannot read the table {table_path(self._storage, table)}: {error}") from None
 
     def _read(self, table: Table, keyless: Pointer | None) -> list[Row]:
         opened = self._tables.get(table)
         if opened is None:
-            opened = self._tables[table] = DeltaTable(absolute_table_path(self._storage, table))
+            opened = self._tables[table] = DeltaTable(table_path(self._storage, table))
         else:
             opened.update_incremental()
         version, of_keyless, rows = self._rows.get(table, (-1, None, []))

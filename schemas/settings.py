@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -165,11 +165,21 @@ class StateSettings(_Group):
     shuffle_partitions: Annotated[int, Field(ge=1)] = 8
 
 
-class StorageSettings(_Group):
-    """Where tables and checkpoint are: paths or URIs that the cluster can write."""
+def _absolute(place: str) -> str:
+    """A path of this machine from its root, because Spark's JVM, Delta and other readers differ in what a relative one means."""
+    return place if re.match(r"[a-z][a-z0-9+.-]*:", place, re.IGNORECASE) else str(Path(place).absolute())
 
-    warehouse: str = ".halfway/warehouse"
-    checkpoint: str = ".halfway/checkpoint"
+
+Place = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
+
+
+class StorageSettings(_Group):
+    """Where tables and checkpoint are: URIs that the cluster can write, or paths, relative ones from the current directory."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    warehouse: Place = ".halfway/warehouse"
+    checkpoint: Place = ".halfway/checkpoint"
 
 
 class TriggerSettings(_Group):
@@ -195,7 +205,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     resolution: ResolutionSettings = ResolutionSettings()
     state: StateSettings = StateSettings()
-    storage: StorageSettings = StorageSettings()
+    storage: StorageSettings = Field(default_factory=StorageSettings)
     trigger: TriggerSettings = TriggerSettings()
     metrics: MetricsSettings = MetricsSettings()
 

@@ -570,7 +570,7 @@ def test_check_delivered_twice_is_answered_once(kafka: KafkaSettings) -> None:
     listener = Listener()
     with TransactionProducer(kafka, GROUP, listener):
         send_checks(kafka, check_of("t1"))
-        ops(kafka, at_least=1)
+        wait_until(lambda: committed(kafka) == {0: 1}, "t1 is answered")
         send_checks(kafka, check_of("t1"), check_of("t1", times=2), check_of("end"))
         ops(kafka, at_least=3)
     sent = ops(kafka)

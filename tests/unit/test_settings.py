@@ -270,7 +270,14 @@ def test_local_yaml_has_short_times() -> None:
     resolution = settings.resolution
     assert (resolution.transactionTimeOut, resolution.transactionCheckInterval, resolution.transactionCheckMax) == (2_000, 2_000, 3)
     assert (settings.state.buckets, settings.state.shuffle_partitions) == (64, 2)
-    assert (settings.storage.warehouse, settings.storage.checkpoint) == (".halfway/warehouse", ".halfway/checkpoint")
+    here = Path.cwd() / ".halfway"
+    assert (settings.storage.warehouse, settings.storage.checkpoint) == (str(here / "warehouse"), str(here / "checkpoint"))
+
+
+def test_places_are_told_from_the_root_and_uris_are_kept() -> None:
+    settings = load_settings(environ={}, overrides={"storage.warehouse": "tables", "storage.checkpoint": "s3a://bucket/checkpoint"})
+    assert settings.storage.warehouse == str(Path.cwd() / "tables")
+    assert settings.storage.checkpoint == "s3a://bucket/checkpoint"
 
 
 def test_databricks_yaml_takes_its_secrets_from_the_environment() -> None:
