@@ -19,7 +19,7 @@ from pipelines.checkpoint import is_in_use
 from pipelines.demo import time_limit_s
 from pipelines.demo_account import Accountant
 from pipelines.demo_traffic import End, Planned, Traffic
-from pipelines.demo_watch import absolute_table_path
+from pipelines.tables import table_path
 from schemas.settings import Settings, StorageSettings, load_settings
 from schemas.tables import Table
 from tests.conftest import MakeTopics, unique_topics
@@ -157,7 +157,7 @@ def row(planned: Planned, **changes: object) -> dict[str, object]:
 def problems(settings: Settings, traffic: Traffic, messages: list[dict[str, object]], discarded: list[dict[str, object]]) -> list[str]:
     for table, rows in ((Table.MESSAGES, messages), (Table.DISCARDED, discarded)):
         if rows:
-            write_deltalake(absolute_table_path(settings.storage, table), pa.Table.from_pylist(rows))
+            write_deltalake(table_path(settings.storage, table), pa.Table.from_pylist(rows))
     with closing(Accountant(settings, traffic)) as accountant:
         account = accountant.account()
     assert not account.is_settled
