@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-unit lint format types lock clean
+.PHONY: help setup tools jars run test test-unit bench lint format types lock clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ test: setup jars ## all tests, with a real Kafka and a real Spark
 
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
+
+bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending,latency)
+	@$(PY) -m benchmarks.bench --only "$(ONLY)"
 
 lint: setup ## ruff: rules and format
 	@$(PY) -m ruff check .

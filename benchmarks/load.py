@@ -1,0 +1,89 @@
+"""Traffic for the benchmarks: 1 KiB incompressible bodies that all differ, 85 % COMMIT, 10 % ROLLBACK, 5 % unanswered."""
+
+import os
+import random
+import time
+import uuid
+from dataclasses import dataclass
+
+from confluent_kafka import Producer
+
+from schemas.settings import KafkaSettings
+
+_POOL_BYTES = 16 * 1024 * 1024
+
+
+@dataclass
+class Sent:
+    """What was sent, in transactions."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    unanswered: int = 0
+
+    @property
+    def events(self) -> int:
+        """Halves and ops."""
+        return 2 * (self.committed + self.rolled_back) + self.unanswered
+
+
+class Load:
+    """Sends transactions as a client would, but without waiting for each."""
+
+    def __init__(self, kafka: KafkaSettings, body_bytes: int = 1024, seed: int = 1) -> None:
+        """Prepare to send; `seed` fixes ids and verdicts."""
+        self._kafka = kafka
+        self._body_bytes = body_bytes
+        self._random = random.Random(seed)
+        self._pool = os.urandom(_POOL_BYTES)
+        self._producer = Producer(
+            {
+                **kafka.as_librdkafka_dict(),
+                "partitioner": "murmur2_random",
+                "linger.ms": "20",
+                "batch.size": "1000000",
+                "queue.buffering.max.messages": "1000000",
+                "queue.buffering.max.kbytes": "1048576",
+            }
+        )
+        self.sent = Sent()
+
+    def send(self, transactions: int, *, answered: bool = True) -> None:
+        """Send transactions as fast as Kafka takes them; unanswered ones only, if `answered` is false."""
+        for _ in range(transactions):
+            self._send_one(answered)
+        self._producer.flush()
+
+    def send_paced(self, per_second: int, seconds: float) -> None:
+        """Send at a steady rate."""
+        started = time.monotonic()
+        for number in range(int(per_second * seconds)):
+            wait_s = started + number / per_second - time.monotonic()
+            if wait_s > 0:
+                self._producer.poll(wait_s)
+            self._send_one(answered=True)
+        self._producer.flush()
+
+    def _send_one(self, answered: bool) -> None:
+        transaction_id = uuid.UUID(int=self._random.getrandbits(128)).hex
+        at = self._random.randrange(_POOL_BYTES - self._body_bytes)
+        headers = [("REAL_TOPIC", "orders"), ("PGROUP", "bench"), ("TAGS", "TagA"), ("KEYS", transaction_id), ("trace", "abc")]
+        self._produce(self._kafka.half_topic, transaction_id, self._pool[at : at + self._body_bytes], headers)
+        chance = self._random.random()
+        if not answered or chance >= 0.95:
+            self.sent.unanswered += 1
+            return
+        action = "COMMIT" if chance < 0.85 else "ROLLBACK"
+        self.sent.committed += action == "COMMIT"
+        self.sent.rolled_back += action == "ROLLBACK"
+        self._produce(self._kafka.op_topic, transaction_id, b"", [("ACTION", action), ("PGROUP", "bench")])
+
+    def _produce(self, topic: str, key: str, value: bytes, headers: list[tuple[str, str]]) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key, headers=list(headers))
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                self._producer.poll(0)
+                return
