@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipelines.home import home
 from pipelines.jars import ensure_jars
 from pipelines.java import find_java
 from schemas.settings import Settings
@@ -68,6 +69,8 @@ def _local_session(*, ui: bool) -> SparkSession:
     builder = SparkSession.builder.appName("halfway").master(os.environ.get("SPARK_MASTER", "local[*]")).config("spark.jars", jars)
     for name, value in _LOCAL_CONF.items():
         builder = builder.config(name, value)
+    # Nothing goes there; Spark makes the folder all the same, in the current directory if none is named.
+    builder = builder.config("spark.sql.warehouse.dir", str(home() / "spark-warehouse"))
     spark = builder.config("spark.ui.enabled", str(ui).lower()).getOrCreate()
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
     return spark

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from clients import (
@@ -160,15 +160,21 @@ def send_checks(settings: KafkaSettings, *requests: CheckRequest, partition: int
 
 
 def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
-    """Return the group's committed offset of each partition of this check topic that has one."""
-    client = AdminClient({"bootstrap.servers": settings.servers()})
-    name = check_group(group)
-    answer = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(name)])[name].result(LIMIT_S)
-    return {
-        place.partition: place.offset
-        for place in answer.topic_partitions or []
-        if place.topic == settings.check_topic and place.offset >= 0
-    }
+    """Return the group's committed offset of each partition of this check topic that has one.
+
+    Asked by a consumer that does not join: AdminClient.list_consumer_group_offsets crashes the process where the coordinator is
+    just being elected (librdkafka issue 5040).
+    """
+    deadline_s = time.monotonic() + LIMIT_S
+    with Consumer({"bootstrap.servers": settings.servers(), "group.id": check_group(group), "enable.auto.commit": False}) as consumer:
+        numbers = consumer.list_topics(settings.check_topic, timeout=LIMIT_S).topics[settings.check_topic].partitions
+        while True:
+            try:
+                places = consumer.committed([TopicPartition(settings.check_topic, number) for number in numbers], timeout=LIMIT_S)
+                return {place.partition: place.offset for place in places if place.offset >= 0}
+            except KafkaException as error:  # The coordinator of a broker that just started is still loading.
+                if not error.args[0].retriable() or time.monotonic() > deadline_s:
+                    raise
 
 
 def members(settings: KafkaSettings) -> list[int]:
