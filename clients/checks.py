@@ -47,6 +47,8 @@ def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
         "client.id": "halfway",
         "logger": librdkafka_log,
         "error_cb": _log_error,
+        # After an outage, be back within a second or two of Kafka; librdkafka would wait for up to ten.
+        "reconnect.backoff.max.ms": 1_000,
         # Brokers close idle connections as a matter of course.
         "log.connection.close": False,
     }
@@ -122,6 +124,7 @@ class CheckAnswerer:
         self._retries: deque[tuple[float, _Task]] = deque()
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._stopping, self._abandoned = threading.Event(), threading.Event()
+        self._gave_up = False
         self._is_paused = False
         self._next_commit_s = 0.0
         self._consumer: Consumer | None = None
@@ -154,7 +157,7 @@ class CheckAnswerer:
             self._abandoned.set()
             self._poller.join(_CLOSE_LIMIT_S)
         with self._lock:
-            return not self._open
+            return not self._open and not self._gave_up
 
     def is_answering_here(self) -> bool:
         """Tell whether the calling thread is one that asks the listener."""
@@ -210,7 +213,7 @@ class CheckAnswerer:
         """Wait for the workers and the acknowledgements; poll on, so that rebalances and commits are served meanwhile."""
         with self._lock:
             for _, task in self._retries:
-                self._open.pop(task.request.check_id, None)
+                self._give_up(task)
             self._retries.clear()
         self._dismiss_workers()
         while not self._abandoned.is_set() and (self._open or any(worker.is_alive() for worker in self._workers)):
@@ -352,9 +355,14 @@ class CheckAnswerer:
         log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
         with self._lock:
             if self._stopping.is_set():
-                self._open.pop(request.check_id, None)
+                self._give_up(task)
             else:
                 self._retries.append((time.monotonic() + _RETRY_S, task))
+
+    def _give_up(self, task: _Task) -> None:
+        """Leave an answer that did not get out to the next instance; the lock is held."""
+        self._open.pop(task.request.check_id, None)
+        self._gave_up = True
 
 
 def _log_assigned(_: Consumer, partitions: list[TopicPartition]) -> None:

@@ -175,6 +175,7 @@ class TransactionProducer:
         self._sending = 0
         self._is_closed = False
         self._is_complete: bool | None = None
+        self._lost_an_op = False
         self._in_listener = threading.local()
         self._outbox: _Outbox | None = None
         self._checks = CheckAnswerer(
@@ -266,7 +267,7 @@ class TransactionProducer:
             timeout_s: when to stop waiting; None waits for the listeners, and for Kafka no longer than `send_timeout_ms`.
 
         Returns:
-            Whether all was done in time. What was not is asked for by checks.
+            Whether all of it was done, and in time. What was not is asked for by checks.
 
         Raises:
             RuntimeError: a listener calls it, which would wait for itself.
@@ -299,13 +300,14 @@ class TransactionProducer:
 
     def _finish(self, deadline_s: float | None) -> bool:
         """Let sends end, then checks, then what both of them queued be delivered."""
+        self._lost_an_op = False
         with self._changed:
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             sends_done = self._changed.wait_for(lambda: self._sending == 0, left_s)
         if self._outbox is None:
             return True
         checks_done = self._checks.finish(deadline_s)
-        delivered = self._outbox.close(deadline_s)
+        delivered = self._outbox.close(deadline_s) and not self._lost_an_op
         if not (sends_done and checks_done and delivered):
             log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, checks_done, delivered)
         return sends_done and checks_done and delivered
@@ -384,14 +386,15 @@ class TransactionProducer:
             action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark
         ).to_headers()
 
-        def log_failure(error: KafkaError | None, _: Message | None = None) -> None:
+        def log_failure(error: object, _: Message | None = None) -> None:
             if error is not None:
+                self._lost_an_op = True
                 log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, error)
 
         try:
             outbox.put(self._settings.op_topic, Record(encode_key(message.transaction_id), None, headers), log_failure)
         except SendError as error:
-            log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, error)
+            log_failure(error)
 
     def _roll_back(self, outbox: _Outbox, message: HalfMessage, cause: str) -> None:
         self._end(outbox, message, Answer(LocalTransactionState.ROLLBACK, remark_of(f"the half was not acknowledged: {cause}")))

@@ -34,7 +34,9 @@ Pointer = tuple[int, int, int, int, str | None]
 """source, partition, offset, at_ms, transaction id."""
 
 
-def fetch(outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[Source, str], rows: int, lost: Accumulator[int]) -> DataFrame:
+def fetch(
+    outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[Source, str], *, rows: int, lost: Accumulator[int], batch_id: int
+) -> DataFrame:
     """Read back the records that outcomes point to.
 
     Args:
@@ -43,6 +45,8 @@ def fetch(outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[So
         topics: name of the half and the op topic.
         rows: how many outcomes there are, to size the work.
         lost: gets the number of records that were not found.
+        batch_id: put beside each record here, where it is data: as a literal it would be in Spark's generated code, which would then
+            be compiled, and run cold, for every batch anew.
 
     Returns:
         FETCHED_SCHEMA, one row an outcome.
@@ -51,12 +55,12 @@ def fetch(outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[So
     task = F.pmod(F.col("partition") + F.floor(F.col("offset") / CHUNK_OFFSETS), F.lit(tasks)).cast("int")
     placed = outcomes.repartitionById(tasks, task) if tasks > 1 else outcomes.coalesce(1)
     return placed.sortWithinPartitions("source", "partition", "offset").mapInArrow(
-        _fetch_function(dict(connection), dict(topics), lost), FETCHED_SCHEMA
+        _fetch_function(dict(connection), dict(topics), lost, batch_id), FETCHED_SCHEMA
     )
 
 
 def _fetch_function(
-    connection: dict[str, str], topics: dict[Source, str], lost: Accumulator[int]
+    connection: dict[str, str], topics: dict[Source, str], lost: Accumulator[int], batch_id: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     schema = to_arrow_schema(FETCHED_SCHEMA)
 
@@ -67,7 +71,7 @@ def _fetch_function(
                 pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
                 done = 0
                 for records in _in_portions(_read(connection, topics, pointers)):
-                    yield _with_records(batch.slice(done, len(records)), records, schema)
+                    yield _with_records(batch.slice(done, len(records)), records, batch_id, schema)
                     done += len(records)
                     lost.add(sum(record is None for record in records))
 
@@ -87,7 +91,7 @@ def _in_portions(records: Iterable[Message | None]) -> Iterator[list[Message | N
         yield portion
 
 
-def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], schema: pa.Schema) -> pa.RecordBatch:
+def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], batch_id: int, schema: pa.Schema) -> pa.RecordBatch:
     offsets, names, values = [0], [], []
     for record in records:
         own: list[tuple[str, bytes]] = record.headers() or [] if record is not None else []  # type: ignore[assignment]
@@ -99,6 +103,7 @@ def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], s
     pair = pa.StructArray.from_arrays([pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(headers_type.value_type))
     columns = [
         *pointers.columns,
+        pa.repeat(pa.scalar(batch_id, pa.int64()), len(records)),
         pa.array([record is not None for record in records], pa.bool_()),
         pa.array([None if record is None else record.key() for record in records], pa.binary()),
         pa.array([None if record is None else record.value() for record in records], pa.binary()),

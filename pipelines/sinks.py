@@ -113,14 +113,14 @@ class BatchWriter:
         lost = context.accumulator(0)
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
         rows = outcomes.where(F.col("kind") == int(kind))
-        return fetch(rows, self._kafka.as_librdkafka_dict(), topics, report.rows[kind], lost), lost
+        return fetch(rows, self._kafka.as_librdkafka_dict(), topics, rows=report.rows[kind], lost=lost, batch_id=report.batch_id), lost
 
     def _append(self, outcomes: DataFrame, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
         """Append commits or discards; return the pointers of halves that were not found, None if all were."""
         if not report.rows[kind]:
             return None
         fetched, lost = self._fetched(outcomes, kind, report)
-        rows = (routing.to_messages if kind is Kind.COMMIT else routing.to_discarded)(fetched, report.batch_id)
+        rows = (routing.to_messages if kind is Kind.COMMIT else routing.to_discarded)(fetched)
         path = table_path(self._settings.storage, table)
         append_once(rows, path, f"{self._query_id}:{table}", report.batch_id)
         if lost.value == 0 and not self._may_be_replay:
@@ -136,7 +136,7 @@ class BatchWriter:
     def _append_quarantine(self, outcomes: DataFrame, report: BatchReport) -> None:
         if report.rows[Kind.QUARANTINE]:
             fetched, _ = self._fetched(outcomes, Kind.QUARANTINE, report)
-            rows = routing.to_quarantine(fetched, report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
+            rows = routing.to_quarantine(fetched, self._kafka.half_topic, self._kafka.op_topic)
             path = table_path(self._settings.storage, Table.QUARANTINE)
             append_once(rows, path, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
 

@@ -8,21 +8,19 @@ from schemas.outcomes import Reason
 from schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
 
 
-def to_messages(fetched: DataFrame, batch_id: int) -> DataFrame:
+def to_messages(fetched: DataFrame) -> DataFrame:
     """Return MESSAGES_SCHEMA for fetched commits; halves that were not found are left out."""
     committed = _with_header_map(fetched)
-    return committed.select(*_message_columns(batch_id), F.timestamp_millis("decided_ms").alias("committed_at")).to(MESSAGES_SCHEMA)
+    return committed.select(*_message_columns(), F.timestamp_millis("decided_ms").alias("committed_at")).to(MESSAGES_SCHEMA)
 
 
-def to_discarded(fetched: DataFrame, batch_id: int) -> DataFrame:
+def to_discarded(fetched: DataFrame) -> DataFrame:
     """Return DISCARDED_SCHEMA for fetched discards; halves that were not found are left out."""
     discarded = _with_header_map(fetched)
-    return discarded.select(*_message_columns(batch_id), "reason", F.timestamp_millis("decided_ms").alias("discarded_at")).to(
-        DISCARDED_SCHEMA
-    )
+    return discarded.select(*_message_columns(), "reason", F.timestamp_millis("decided_ms").alias("discarded_at")).to(DISCARDED_SCHEMA)
 
 
-def to_quarantine(fetched: DataFrame, batch_id: int, half_topic: str, op_topic: str) -> DataFrame:
+def to_quarantine(fetched: DataFrame, half_topic: str, op_topic: str) -> DataFrame:
     """Return QUARANTINE_SCHEMA for refused records; one that is gone from its topic keeps its pointer and reason."""
     topic = F.when(F.col("source") == int(h.Source.OP), op_topic).otherwise(half_topic)
     return fetched.select(
@@ -36,7 +34,7 @@ def to_quarantine(fetched: DataFrame, batch_id: int, half_topic: str, op_topic: 
         "headers",
         "reason",
         "detail",
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        "batch_id",
     ).to(QUARANTINE_SCHEMA)
 
 
@@ -47,12 +45,13 @@ def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFra
         {
             "reason": F.lit(str(Reason.HALF_LOST)),
             "detail": F.lit("the half topic does not hold this half at its offset any more"),
+            "batch_id": F.lit(batch_id).cast("bigint"),
             "key": nothing.cast("binary"),
             "value": nothing.cast("binary"),
             "headers": nothing.cast(QUARANTINE_SCHEMA["headers"].dataType),
         }
     )
-    return to_quarantine(lost, batch_id, half_topic, half_topic)
+    return to_quarantine(lost, half_topic, half_topic)
 
 
 def to_check_requests(fetched: DataFrame) -> DataFrame:
@@ -79,7 +78,7 @@ def _with_header_map(fetched: DataFrame) -> DataFrame:
     return found.select("*", F.expr("CAST(map_from_entries(headers) AS map<string,string>)").alias("header_map"))
 
 
-def _message_columns(batch_id: int) -> list[Column]:
+def _message_columns() -> list[Column]:
     header = F.col("header_map")
     contract = ", ".join(f"'{name}'" for name in h.HALF_HEADERS)
     return [
@@ -97,5 +96,5 @@ def _message_columns(batch_id: int) -> list[Column]:
         F.col("incarnation"),
         F.col("partition").alias("half_partition"),
         F.col("offset").alias("half_offset"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.col("batch_id"),
     ]
