@@ -166,8 +166,8 @@ def latencies_ms(settings: Settings) -> list[float]:
                 readable_ms[added["path"]] = commit.stat().st_mtime * 1000
     found = []
     for name, at_ms in readable_ms.items():
-        halves = pyarrow.parquet.read_table(path / name, columns=["half_at"])["half_at"].cast(pyarrow.int64()).to_pylist()
-        found.extend(at_ms - half_us / 1000 for half_us in halves)
+        halves = pyarrow.parquet.read_table(path / name, columns=["half_at"])["half_at"]
+        found.extend(at_ms - half_ms for half_ms in halves.cast(pyarrow.timestamp("ms", "UTC")).cast(pyarrow.int64()).to_pylist())
     return found
 
 
