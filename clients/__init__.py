@@ -3,7 +3,7 @@
 from clients.listener import TransactionListener
 from clients.message import CheckRequest, HalfMessage, SendResult
 from clients.producer import TransactionProducer
-from schemas.errors import ProducerClosedError, SendError
+from schemas.errors import ProducerClosedError, QueueFullError, SendError
 from schemas.headers import LocalTransactionState
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "HalfMessage",
     "LocalTransactionState",
     "ProducerClosedError",
+    "QueueFullError",
     "SendError",
     "SendResult",
     "TransactionListener",

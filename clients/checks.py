@@ -8,14 +8,14 @@ import logging
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from clients.kafka import librdkafka_config, log_error
+from clients.ledger import Ledger, Task
 from clients.listener import Answer, TransactionListener, ask
 from clients.message import CheckRequest
 from schemas.errors import HalfwayError
@@ -24,72 +24,19 @@ from schemas.messages import Headers, RecordError
 from schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-librdkafka_log = logging.getLogger("clients.librdkafka")
-# An application that sets up no logging is not to find librdkafka's lines on stderr; one that does gets them.
-librdkafka_log.addHandler(logging.NullHandler())
 
 AnswerSender = Callable[[CheckRequest, Answer, Callable[[KafkaError | None], None]], None]
 """Sends an answer's op record; the callback is told when it is acknowledged, or why not. Raises if it cannot even be queued."""
 
-REMEMBERED_ANSWERS = 10_000
 _POLL_S = 0.1
 _PAUSED_POLL_S = 0.01
 _COMMIT_INTERVAL_S = 0.5
 _RETRY_S = 1.0
-_CLOSE_LIMIT_S = 10.0
 _FETCH_KBYTES = 16 * 1024
 
 
-def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Return what producer and consumer have in common: the way into Kafka, and librdkafka's own log as Python's."""
-    return {
-        **settings.as_librdkafka_dict(),
-        "client.id": "halfway",
-        "logger": librdkafka_log,
-        "error_cb": _log_error,
-        # After an outage, be back within a second or two of Kafka; librdkafka would wait for up to ten.
-        "reconnect.backoff.max.ms": 1_000,
-        # Brokers close idle connections as a matter of course.
-        "log.connection.close": False,
-    }
-
-
-@dataclass(eq=False, slots=True)
-class Progress:
-    """How far one partition is done: offsets in the order they came, some done before those in front of them."""
-
-    position: int | None = None
-    committed: int | None = None
-    is_live: bool = True
-    _open: deque[int] = field(default_factory=deque)
-    _done: set[int] = field(default_factory=set)
-
-    def begin(self, offset: int) -> None:
-        """Take note of a record; one that is here already, or done, is not taken twice."""
-        last = self._open[-1] if self._open else (self.position or 0) - 1
-        if offset > last:
-            self._open.append(offset)
-
-    def finish(self, offset: int) -> None:
-        """Take note that a record is done, and move `position`, the offset to commit, over all that are done in a row."""
-        if self._open and offset >= self._open[0]:
-            self._done.add(offset)
-        while self._open and self._open[0] in self._done:
-            self.position = self._open.popleft() + 1
-            self._done.discard(self.position - 1)
-
-
-@dataclass(eq=False, slots=True)
-class _Task:
-    """A check on its way: the records that asked it, and the answer once the listener gave one."""
-
-    request: CheckRequest
-    sources: list[tuple[Progress, int]]
-    answer: Answer | None = None
-
-
 class CheckAnswerer:
-    """Answers the checks of one producer group until it is told to finish.
+    """Answers the checks of one producer group until it is told to stop.
 
     Args:
         settings: where Kafka is.
@@ -117,14 +64,10 @@ class CheckAnswerer:
         """Take note; nothing connects before `start`."""
         self._settings, self._group, self._listener, self._send_answer = settings, group, listener, send
         self._max_open, self._session_timeout_ms, self._message_bytes = max_open, session_timeout_ms, message_bytes
-        self._lock = threading.Lock()
-        self._progress: dict[int, Progress] = {}
-        self._open: dict[str, _Task] = {}
-        self._answered: OrderedDict[str, None] = OrderedDict()
-        self._retries: deque[tuple[float, _Task]] = deque()
-        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
-        self._stopping, self._abandoned = threading.Event(), threading.Event()
-        self._gave_up = False
+        self._ledger = Ledger()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
+        self._listeners, self._asking = threading.Condition(), 0
         self._is_paused = False
         self._next_commit_s = 0.0
         self._consumer: Consumer | None = None
@@ -140,24 +83,37 @@ class CheckAnswerer:
         for thread in (self._poller, *self._workers):
             thread.start()
 
-    def finish(self, deadline_s: float | None) -> bool:
-        """Start no more listeners, wait until what the running ones say is acknowledged and committed, and leave the group.
+    def stop(self, deadline_s: float | None) -> bool:
+        """Start no more listeners, and wait for those that are running.
 
         Checks that were read and not begun are another instance's, or come again: their offsets are not committed.
 
         Args:
-            deadline_s: the time by `time.monotonic()` to give up at; None to wait as long as it takes.
+            deadline_s: the time by `time.monotonic()` to give up at; None to wait as long as they take.
 
         Returns:
-            Whether all answers that were begun are out.
+            Whether all have ended.
         """
         self._stopping.set()
-        self._poller.join(None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
-        if self._poller.is_alive():
-            self._abandoned.set()
-            self._poller.join(_CLOSE_LIMIT_S)
-        with self._lock:
-            return not self._open and not self._gave_up
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        with self._listeners:
+            return self._listeners.wait_for(lambda: self._asking == 0, left_s)
+
+    def leave(self, deadline_s: float) -> bool:
+        """Wait until what the listeners said is acknowledged and committed and the group is left; after `stop`.
+
+        All of that goes on in the thread that owns the consumer, and this one waits no longer than it is told: librdkafka's own close
+        has no time limit, and was seen to hang where Kafka had just gone.
+
+        Args:
+            deadline_s: the time by `time.monotonic()` to give up at.
+
+        Returns:
+            Whether all answers that were begun are out, and the group is left.
+        """
+        has_left = self._has_left.wait(max(0.0, deadline_s - time.monotonic()))
+        self._abandoned.set()
+        return has_left and self._ledger.is_complete()
 
     def is_answering_here(self) -> bool:
         """Tell whether the calling thread is one that asks the listener."""
@@ -187,23 +143,30 @@ class CheckAnswerer:
         consumer = cast(Consumer, self._consumer)
         try:
             while not self._stopping.is_set():
-                try:
-                    self._step(consumer)
-                except KafkaException as error:
-                    log.error("event=check_consumer_error group=%r error=%s", self._group, error.args[0])
-                    self._stopping.wait(_RETRY_S)
+                self._serve(consumer, self._step)
             self._drain(consumer)
         except Exception:
             log.exception("event=check_consumer_died group=%r", self._group)
         finally:
             self._dismiss_workers()
-            consumer.close()
+            try:
+                consumer.close()
+            finally:
+                self._has_left.set()
+
+    def _serve(self, consumer: Consumer, step: Callable[[Consumer], None]) -> None:
+        try:
+            step(consumer)
+        except KafkaException as error:
+            log.error("event=check_consumer_error group=%r error=%s", self._group, error.args[0])
+            (self._abandoned if self._stopping.is_set() else self._stopping).wait(_RETRY_S)
 
     def _step(self, consumer: Consumer) -> None:
         self._pause_or_resume(consumer)
-        self._retry_due()
+        for task in self._ledger.due(time.monotonic()):
+            self._tasks.put(task)
         if time.monotonic() >= self._next_commit_s:
-            self._commit(consumer, list(self._progress))
+            self._commit(consumer)
             self._next_commit_s = time.monotonic() + _COMMIT_INTERVAL_S
         message = consumer.poll(_PAUSED_POLL_S if self._is_paused else _POLL_S)
         if message is not None:
@@ -211,15 +174,16 @@ class CheckAnswerer:
 
     def _drain(self, consumer: Consumer) -> None:
         """Wait for the workers and the acknowledgements; poll on, so that rebalances and commits are served meanwhile."""
-        with self._lock:
-            for _, task in self._retries:
-                self._give_up(task)
-            self._retries.clear()
+        self._ledger.end()
         self._dismiss_workers()
-        while not self._abandoned.is_set() and (self._open or any(worker.is_alive() for worker in self._workers)):
-            consumer.pause(consumer.assignment())
-            consumer.poll(_PAUSED_POLL_S)
-        self._commit(consumer, list(self._progress))
+        while not self._abandoned.is_set() and (self._ledger.open_checks() or any(worker.is_alive() for worker in self._workers)):
+            self._serve(consumer, self._poll_paused)
+        self._serve(consumer, self._commit)
+
+    @staticmethod
+    def _poll_paused(consumer: Consumer) -> None:
+        consumer.pause(consumer.assignment())
+        consumer.poll(_PAUSED_POLL_S)
 
     def _dismiss_workers(self) -> None:
         """Let the workers end after what is queued. This thread alone queues checks: none can come to lie behind."""
@@ -228,39 +192,25 @@ class CheckAnswerer:
 
     def _pause_or_resume(self, consumer: Consumer) -> None:
         """Keep the number of open checks bounded. Pausing is repeated: a rebalance may have brought partitions that are not."""
-        if len(self._open) >= self._max_open:
+        open_checks = self._ledger.open_checks()
+        if open_checks >= self._max_open:
             consumer.pause(consumer.assignment())
             if not self._is_paused:
-                log.info("event=checks_paused open=%d", len(self._open))
+                log.info("event=checks_paused open=%d", open_checks)
             self._is_paused = True
-        elif self._is_paused and len(self._open) <= self._max_open // 2:
+        elif self._is_paused and open_checks <= self._max_open // 2:
             consumer.resume(consumer.assignment())
             self._is_paused = False
-            log.info("event=checks_resumed open=%d", len(self._open))
-
-    def _retry_due(self) -> None:
-        with self._lock:
-            while self._retries and self._retries[0][0] <= time.monotonic():
-                self._tasks.put(self._retries.popleft()[1])
+            log.info("event=checks_resumed open=%d", open_checks)
 
     def _receive(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            _log_error(error)
+            log_error(error)
             return
-        number, offset = cast(int, message.partition()), cast(int, message.offset())
-        request = self._read(message)
-        with self._lock:
-            progress = self._progress.setdefault(number, Progress())
-            progress.begin(offset)
-            if request is None or request.check_id in self._answered:
-                progress.finish(offset)
-            elif request.check_id in self._open:
-                self._open[request.check_id].sources.append((progress, offset))
-            else:
-                task = _Task(request, [(progress, offset)])
-                self._open[request.check_id] = task
-                self._tasks.put(task)
+        task = self._ledger.read(cast(int, message.partition()), cast(int, message.offset()), self._read(message))
+        if task is not None:
+            self._tasks.put(task)
 
     def _read(self, message: Message) -> CheckRequest | None:
         """Return the check if it is one for this group."""
@@ -276,17 +226,17 @@ class CheckAnswerer:
             log.warning("event=check_skipped partition=%s offset=%s detail=%r", message.partition(), message.offset(), str(detail))
             return None
 
-    def _commit(self, consumer: Consumer, numbers: list[int]) -> None:
+    def _commit(self, consumer: Consumer) -> None:
         """Commit what is done in a row, where that moved. librdkafka completes commits before it gives a partition away."""
-        offsets = []
-        with self._lock:
-            for number in numbers:
-                progress = self._progress.get(number)
-                if progress and progress.position is not None and progress.position != progress.committed:
-                    progress.committed = progress.position
-                    offsets.append(TopicPartition(self._settings.check_topic, number, progress.position))
-        if offsets:
-            consumer.commit(offsets=offsets, asynchronous=True)
+        moved = self._ledger.to_commit()
+        if moved:
+            offsets = [TopicPartition(self._settings.check_topic, partition, offset) for partition, offset in moved.items()]
+            try:
+                consumer.commit(offsets=offsets, asynchronous=True)
+            except KafkaException:
+                for partition in moved:
+                    self._ledger.commit_failed(partition)
+                raise
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         for partition in partitions:
@@ -294,80 +244,61 @@ class CheckAnswerer:
             if failure is None:
                 continue
             log.warning("event=check_commit_failed partition=%d error=%s", partition.partition, failure)
-            with self._lock:
-                progress = self._progress.get(partition.partition)
-                if progress:
-                    progress.committed = None
+            self._ledger.commit_failed(partition.partition)
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            self._commit(consumer, [partition.partition for partition in partitions])
+            self._commit(consumer)
         except KafkaException as error:
             log.warning("event=check_commit_failed error=%s", error.args[0])
         self._on_lost(consumer, partitions)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        """Forget the partitions: their next owner asks again what is open here; what a listener says even so does no harm (R2)."""
-        log.info("event=check_partitions_revoked partitions=%s", [partition.partition for partition in partitions])
-        with self._lock:
-            for partition in partitions:
-                progress = self._progress.pop(partition.partition, None)
-                if progress:
-                    progress.is_live = False
+        numbers = [partition.partition for partition in partitions]
+        log.info("event=check_partitions_revoked partitions=%s", numbers)
+        self._ledger.revoke(numbers)
 
     # What follows runs in the worker threads, and for acknowledgements in the producer's.
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
-            if not self._is_wanted(task):
+            if not self._begin(task):
                 continue
             if task.answer is None:
                 # sys.exit() in a listener must not end the thread that all later checks wait for.
                 task.answer = ask(self._listener.check_local_transaction, task.request, catch=BaseException)
+            self._end()
             try:
                 self._send_answer(task.request, task.answer, partial(self._on_delivered, task))
             except (HalfwayError, KafkaException) as error:
                 self._put_off(task, str(error))
 
-    def _is_wanted(self, task: _Task) -> bool:
-        """Tell whether a check is still this instance's to answer; forget it if not."""
-        with self._lock:
-            if not self._stopping.is_set() and any(progress.is_live for progress, _ in task.sources):
+    def _begin(self, task: Task) -> bool:
+        """Count a listener, if the check is still this instance's to answer; forget the check if not."""
+        with self._listeners:
+            if not self._stopping.is_set() and self._ledger.is_wanted(task):
+                self._asking += 1
                 return True
-            self._open.pop(task.request.check_id, None)
-            return False
+        self._ledger.forget(task)
+        return False
 
-    def _on_delivered(self, task: _Task, error: KafkaError | None) -> None:
-        if error is not None:
+    def _end(self) -> None:
+        with self._listeners:
+            self._asking -= 1
+            self._listeners.notify_all()
+
+    def _on_delivered(self, task: Task, error: KafkaError | None) -> None:
+        if error is None:
+            self._ledger.answered(task)
+        else:
             self._put_off(task, str(error))
-            return
-        with self._lock:
-            self._open.pop(task.request.check_id, None)
-            self._answered[task.request.check_id] = None
-            if len(self._answered) > REMEMBERED_ANSWERS:
-                self._answered.popitem(last=False)
-            for progress, offset in task.sources:
-                progress.finish(offset)
 
-    def _put_off(self, task: _Task, why: str) -> None:
+    def _put_off(self, task: Task, why: str) -> None:
         """Send an answer again later: until it is out, the check's offset is not committed."""
         request = task.request
         log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
-        with self._lock:
-            if self._stopping.is_set():
-                self._give_up(task)
-            else:
-                self._retries.append((time.monotonic() + _RETRY_S, task))
-
-    def _give_up(self, task: _Task) -> None:
-        """Leave an answer that did not get out to the next instance; the lock is held."""
-        self._open.pop(task.request.check_id, None)
-        self._gave_up = True
+        self._ledger.put_off(task, time.monotonic() + _RETRY_S)
 
 
 def _log_assigned(_: Consumer, partitions: list[TopicPartition]) -> None:
     log.info("event=check_partitions_assigned partitions=%s", [partition.partition for partition in partitions])
-
-
-def _log_error(error: KafkaError) -> None:
-    log.log(logging.ERROR if error.fatal() else logging.WARNING, "event=kafka_error code=%s error=%s", error.name(), error)

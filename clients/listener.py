@@ -1,5 +1,6 @@
 """What an application tells Halfway about its local transactions, and how it is asked."""
 
+import logging
 import unicodedata
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from clients.message import CheckRequest, HalfMessage
 from schemas.headers import LocalTransactionState
 
-__all__ = ["Answer", "LocalTransactionState", "TransactionListener", "ask", "remark_of"]
+log = logging.getLogger(__name__)
 
 MAX_REMARK_BYTES = 1024
 
@@ -70,6 +71,18 @@ def remark_of(text: str) -> str:
     spaced = " ".join(text.split())
     clean = "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs"))
     return clean.encode()[:MAX_REMARK_BYTES].decode(errors="ignore")
+
+
+def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
+    """Log why a listener gave no proper answer; what it was asked about is not logged."""
+    if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
+        log.warning(
+            "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
+            message.transaction_id,
+            check_times,
+            type(answer.error).__name__ if answer.error else "no_state",
+            exc_info=answer.error,
+        )
 
 
 def _kind_of(said: object) -> str:

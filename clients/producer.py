@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
-from clients.checks import CheckAnswerer, librdkafka_config
-from clients.listener import Answer, TransactionListener, ask, remark_of
+from clients.checks import CheckAnswerer
+from clients.listener import Answer, TransactionListener, ask, log_unknown, remark_of
 from clients.message import CheckRequest, HalfMessage, SendResult, refuse_reserved
+from clients.outbox import SURELY_NOT_STORED, Outbox, Report
 from schemas.errors import ProducerClosedError, SendError
 from schemas.headers import RECORD_OVERHEAD_BYTES, LocalTransactionState
 from schemas.messages import OpHeaders, Record, encode_key
@@ -22,104 +23,9 @@ from schemas.settings import KafkaSettings
 log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
-_BUFFER_KBYTES = 256 * 1024
-_POLL_S = 0.1
-_FULL_QUEUE_WAIT_S = 0.05
+CLOSE_GRACE_S = 5.0
+"""How long `close` waits, beyond `send_timeout_ms`, for Kafka to let go of it."""
 _REPORT_GRACE_S = 10.0
-_SURELY_NOT_STORED = frozenset(
-    (
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.INVALID_REQUIRED_ACKS,
-        KafkaError.NOT_ENOUGH_REPLICAS,
-        KafkaError.POLICY_VIOLATION,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError._UNKNOWN_TOPIC,
-        KafkaError._UNKNOWN_PARTITION,
-    )
-)
-"""Refusals before anything is appended. After every other failure the half may lie in the topic, and a ROLLBACK is sent."""
-
-
-class _Outbox:
-    """librdkafka's producer, and the thread that serves its delivery reports."""
-
-    def __init__(self, config: Mapping[str, Any], send_timeout_ms: int) -> None:
-        self._producer = Producer(dict(config))
-        self._send_timeout_s = send_timeout_ms / 1000
-        self._stopping = threading.Event()
-        self._room, self._waiting = threading.Condition(), 0
-        self._poller = threading.Thread(target=self._poll, name="halfway-outbox", daemon=True)
-        self._poller.start()
-
-    def put(self, topic: str, record: Record, on_delivery: Callable[[KafkaError | None, Message], None]) -> None:
-        """Queue a record, waiting for room in a full queue as long as a send may take.
-
-        Raises:
-            SendError: there was no room in time, or librdkafka refuses the record. It is certainly not sent.
-        """
-        deadline_s = time.monotonic() + self._send_timeout_s
-        while True:
-            try:
-                self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
-                return
-            except BufferError:
-                if time.monotonic() >= deadline_s:
-                    raise SendError(
-                        f"{len(self._producer)} records wait to be sent and none got through in {self._send_timeout_s:g} s: is Kafka "
-                        "in reach? Send from fewer threads, or raise max_in_flight"
-                    ) from None
-                with self._room:
-                    self._waiting += 1
-                    self._room.wait(_FULL_QUEUE_WAIT_S)
-                    self._waiting -= 1
-            except KafkaException as error:
-                raise SendError(f"not sent: {error.args[0]}") from error
-
-    def close(self, deadline_s: float | None) -> bool:
-        """Deliver what is queued; return whether all of it was, or failed, in time. The thread goes on with what is left."""
-        left = self._producer.flush(-1 if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
-        self._stopping.set()
-        if left == 0:
-            self._poller.join()
-        return left == 0
-
-    def _poll(self) -> None:
-        while not (self._stopping.is_set() and len(self._producer) == 0):
-            try:
-                served = self._producer.poll(_POLL_S)
-                if served and self._waiting:
-                    with self._room:
-                        self._room.notify(served)
-            except Exception:
-                log.exception("event=delivery_report_failed")
-
-
-class _Report:
-    """The delivery report of one record, waited for by one thread."""
-
-    __slots__ = ("_arrived", "error", "offset", "partition")
-
-    def __init__(self) -> None:
-        # A bare lock, held until the report comes: with an Event 8 threads send a fifth less.
-        self._arrived = threading.Lock()
-        self._arrived.acquire()
-        self.error: KafkaError | None = None
-        self.partition = self.offset = -1
-
-    def __call__(self, error: KafkaError | None, message: Message) -> None:
-        self.error = error
-        self.partition, self.offset = cast(int, message.partition()), cast(int, message.offset())
-        self._arrived.release()
-
-    def wait(self, limit_s: float) -> bool:
-        return self._arrived.acquire(timeout=limit_s)
 
 
 class TransactionProducer:
@@ -131,7 +37,7 @@ class TransactionProducer:
         settings: where Kafka is, and how its topics are called.
         group: the producer group. Its instances answer each other's checks: all must know the same durable state.
         listener: runs and checks the local transactions.
-        max_in_flight: how many records may wait for their acknowledgement; beyond, a send waits for room.
+        max_in_flight: how many records may wait for their acknowledgement; beyond, a send waits for room, up to `send_timeout_ms`.
         send_timeout_ms: after how long an unacknowledged record counts as failed.
         check_threads: how many checks are answered at once.
         max_open_checks: how many checks are read ahead of their answers.
@@ -177,7 +83,7 @@ class TransactionProducer:
         self._is_complete: bool | None = None
         self._lost_an_op = False
         self._in_listener = threading.local()
-        self._outbox: _Outbox | None = None
+        self._outbox: Outbox | None = None
         self._checks = CheckAnswerer(
             settings,
             group,
@@ -234,6 +140,8 @@ class TransactionProducer:
 
         Raises:
             ValueError: an argument is not what design §2 allows; nothing was sent.
+            QueueFullError: `max_in_flight` records wait, and none got through in `send_timeout_ms`. Nothing was sent or run: send less,
+                or later; the id may be used again.
             SendError: the half could not be stored, or that is not known. The local transaction was not run.
             ProducerClosedError: the producer was closed.
         """
@@ -261,10 +169,12 @@ class TransactionProducer:
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuse further sends, wait for those under way and for running checks, deliver everything, and disconnect.
 
-        A second call, from whichever thread, waits for the first.
+        A second call, from whichever thread, waits for the first. Where Kafka is gone, or librdkafka hangs, what is left goes on in
+        threads that do not keep the process from ending.
 
         Args:
-            timeout_s: when to stop waiting; None waits for the listeners, and for Kafka no longer than `send_timeout_ms`.
+            timeout_s: when to stop waiting, whatever is under way. None waits for listeners as long as they run: they are the
+                application's; and after them for Kafka no longer than `send_timeout_ms` and 5 s.
 
         Returns:
             Whether all of it was done, and in time. What was not is asked for by checks.
@@ -302,41 +212,38 @@ class TransactionProducer:
         """Let sends end, then checks, then what both of them queued be delivered."""
         self._lost_an_op = False
         with self._changed:
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            sends_done = self._changed.wait_for(lambda: self._sending == 0, left_s)
+            sends_done = self._changed.wait_for(
+                lambda: self._sending == 0, None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            )
         if self._outbox is None:
             return True
-        checks_done = self._checks.finish(deadline_s)
-        delivered = self._outbox.close(deadline_s) and not self._lost_an_op
-        if not (sends_done and checks_done and delivered):
-            log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, checks_done, delivered)
-        return sends_done and checks_done and delivered
+        listeners_done = self._checks.stop(deadline_s)
+        limit_s = time.monotonic() + self._send_timeout_ms / 1000 + CLOSE_GRACE_S
+        limit_s = limit_s if deadline_s is None else min(limit_s, deadline_s)
+        has_left = self._checks.leave(limit_s)
+        delivered = self._outbox.close(limit_s) and not self._lost_an_op
+        is_complete = sends_done and listeners_done and has_left and delivered
+        if not is_complete:
+            log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, listeners_done and has_left, delivered)
+        return is_complete
 
-    def _started(self) -> _Outbox:
+    def _started(self) -> Outbox:
         with self._changed:
             if self._is_closed:
                 raise ProducerClosedError(f"the producer of group {self._group!r} was closed; make a new one to send")
             if self._outbox is None:
-                self._outbox = _Outbox(self._config(), self._send_timeout_ms)
+                self._outbox = Outbox(
+                    self._settings,
+                    max_in_flight=self._max_in_flight,
+                    send_timeout_ms=self._send_timeout_ms,
+                    linger_ms=self._linger_ms,
+                    message_bytes=self._message_bytes,
+                )
                 self._checks.start()
             return self._outbox
 
-    def _config(self) -> dict[str, Any]:
-        return {
-            **librdkafka_config(self._settings),
-            "acks": "all",
-            "enable.idempotence": True,
-            # Java's default; all that is sent for one id, by whichever client, lies in one partition (design §2).
-            "partitioner": "murmur2_random",
-            "linger.ms": self._linger_ms,
-            "message.timeout.ms": self._send_timeout_ms,
-            "message.max.bytes": self._message_bytes,
-            "queue.buffering.max.messages": self._max_in_flight,
-            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * self._message_bytes // 1024),
-        }
-
     @contextlib.contextmanager
-    def _send(self) -> Iterator[_Outbox]:
+    def _send(self) -> Iterator[Outbox]:
         """Count a send, so that `close` can wait for it."""
         with self._changed:
             outbox = self._started()
@@ -349,11 +256,11 @@ class TransactionProducer:
                 if self._sending == 0:
                     self._changed.notify_all()
 
-    def _store_half(self, outbox: _Outbox, message: HalfMessage, record: Record) -> _Report:
+    def _store_half(self, outbox: Outbox, message: HalfMessage, record: Record) -> Report:
         """Send the half and wait until it is acknowledged; if it may be stored in spite of a failure, roll it back."""
         if len(message.body) > self._max_body_bytes:
             raise SendError(f"the body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}: the half was not sent")
-        report = _Report()
+        report = Report()
         outbox.put(self._settings.half_topic, record, report)
         try:
             arrived = report.wait(self._send_timeout_ms / 1000 + _REPORT_GRACE_S)
@@ -364,7 +271,7 @@ class TransactionProducer:
             return report
         cause = str(report.error) if arrived else "no delivery report"
         text = f"the half of transaction {message.transaction_id!r} failed ({cause}); its local transaction was not run"
-        if report.error is not None and report.error.code() in _SURELY_NOT_STORED:
+        if report.error is not None and report.error.code() in SURELY_NOT_STORED:
             raise SendError(text) from KafkaException(report.error)
         self._roll_back(outbox, message, cause)
         raise SendError(f"{text}. It may be stored, so a ROLLBACK was sent: use a new transaction id to try again") from (
@@ -379,9 +286,9 @@ class TransactionProducer:
         finally:
             self._in_listener.depth = depth
 
-    def _end(self, outbox: _Outbox, message: HalfMessage, answer: Answer) -> None:
+    def _end(self, outbox: Outbox, message: HalfMessage, answer: Answer) -> None:
         """Queue the op. Its loss is no error for the caller: a check asks again."""
-        _log_unknown(message, 0, answer)
+        log_unknown(message, 0, answer)
         headers = OpHeaders(
             action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark
         ).to_headers()
@@ -396,12 +303,12 @@ class TransactionProducer:
         except SendError as error:
             log_failure(error)
 
-    def _roll_back(self, outbox: _Outbox, message: HalfMessage, cause: str) -> None:
+    def _roll_back(self, outbox: Outbox, message: HalfMessage, cause: str) -> None:
         self._end(outbox, message, Answer(LocalTransactionState.ROLLBACK, remark_of(f"the half was not acknowledged: {cause}")))
 
     def _send_answer(self, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
         """Queue the op that answers a check."""
-        _log_unknown(request, request.check_times, answer)
+        log_unknown(request, request.check_times, answer)
         op = OpHeaders(
             action=answer.state,
             producer_group=self._group,
@@ -411,16 +318,4 @@ class TransactionProducer:
             remark=answer.remark,
         )
         record = Record(encode_key(request.transaction_id), None, op.to_headers())
-        cast(_Outbox, self._outbox).put(self._settings.op_topic, record, lambda error, _: on_delivered(error))
-
-
-def _log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
-    """Log why a listener gave no proper answer; what it was asked about is not logged."""
-    if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
-        log.warning(
-            "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
-            message.transaction_id,
-            check_times,
-            type(answer.error).__name__ if answer.error else "no_state",
-            exc_info=answer.error,
-        )
+        cast(Outbox, self._outbox).put(self._settings.op_topic, record, lambda error, _: on_delivered(error))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from clients.checks import Progress
+from clients.ledger import Progress
 from clients.listener import MAX_REMARK_BYTES, ask, remark_of
 from clients.message import refuse_reserved
 from schemas.errors import ProducerClosedError, SendError, SettingsError

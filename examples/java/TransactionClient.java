@@ -1,0 +1,129 @@
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import java.time.Duration;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.function.Function;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.errors.TimeoutException;
+import org.apache.kafka.common.header.Header;
+import org.apache.kafka.common.header.Headers;
+import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+
+/**
+ * A client in Java, as docs/contract.md describes it: half, local transaction, op; and the answers to checks.
+ *
+ * <p>Run it with Kafka's client alone: {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK}.
+ */
+public final class TransactionClient implements AutoCloseable {
+    public enum State { COMMIT, ROLLBACK, UNKNOWN }
+
+    private static final int REMEMBERED_CHECKS = 10_000;
+
+    private final String group;
+    private final String halfTopic;
+    private final String opTopic;
+    private final KafkaProducer<byte[], byte[]> producer;
+    private final KafkaConsumer<byte[], byte[]> checks;
+    private final Map<String, State> answered =
+            new LinkedHashMap<>() {
+                @Override
+                protected boolean removeEldestEntry(Map.Entry<String, State> eldest) {
+                    return size() > REMEMBERED_CHECKS;
+                }
+            };
+
+    public TransactionClient(String servers, String group, String halfTopic, String opTopic, String checkTopic) {
+        this.group = group;
+        this.halfTopic = halfTopic;
+        this.opTopic = opTopic;
+        // The default partitioner is murmur2 of the key, which the contract asks for.
+        producer = new KafkaProducer<>(
+                Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true),
+                new ByteArraySerializer(), new ByteArraySerializer());
+        checks = new KafkaConsumer<>(
+                Map.of("bootstrap.servers", servers, "group.id", "txn-check-" + group,
+                        "enable.auto.commit", false, "auto.offset.reset", "earliest"),
+                new ByteArrayDeserializer(), new ByteArrayDeserializer());
+        checks.subscribe(List.of(checkTopic));
+    }
+
+    /** Sends a half, runs the local transaction once it is stored, and sends what that says. */
+    public State sendInTransaction(String id, String topic, byte[] body, Function<String, State> localTransaction)
+            throws ExecutionException, InterruptedException {
+        var half = new ProducerRecord<>(halfTopic, id.getBytes(UTF_8), body);
+        half.headers().add("REAL_TOPIC", topic.getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
+        try {
+            RecordMetadata stored = producer.send(half).get();
+            System.out.println("half " + id + " " + stored.partition() + "." + stored.offset());
+        } catch (ExecutionException error) {
+            if (error.getCause() instanceof TimeoutException) {
+                producer.send(op(id, State.ROLLBACK, 0));  // it may be stored all the same
+            }
+            throw error;
+        }
+        State state = localTransaction.apply(id);
+        producer.send(op(id, state, 0));
+        return state;
+    }
+
+    /** Answers the checks that have come, from what is durable; returns how many transactions were asked about. */
+    public int answerChecks(Function<String, State> lookUp) throws ExecutionException, InterruptedException {
+        int asked = 0;
+        for (ConsumerRecord<byte[], byte[]> check : checks.poll(Duration.ofMillis(500))) {
+            if (!group.equals(text(check.headers(), "PGROUP"))) {
+                continue;
+            }
+            String id = new String(check.key(), UTF_8);
+            State state = answered.computeIfAbsent(text(check.headers(), "CHECK_ID"), checkId -> lookUp.apply(id));
+            String incarnation = text(check.headers(), "INCARNATION");
+            var answer = op(id, state, incarnation == null ? 0 : Integer.parseInt(incarnation));
+            answer.headers().add("FROM_CHECK", "true".getBytes(UTF_8));
+            answer.headers().add("CHECK_TIMES", check.headers().lastHeader("TRANSACTION_CHECK_TIMES").value());
+            producer.send(answer).get();
+            asked++;
+        }
+        checks.commitSync();  // every answer is acknowledged
+        return asked;
+    }
+
+    @Override
+    public void close() {
+        producer.close();
+        checks.close();
+    }
+
+    private ProducerRecord<byte[], byte[]> op(String id, State state, int incarnation) {
+        var op = new ProducerRecord<byte[], byte[]>(opTopic, id.getBytes(UTF_8), null);
+        op.headers().add("ACTION", state.name().getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
+        op.headers().add("INCARNATION", Integer.toString(incarnation).getBytes(UTF_8));
+        return op;
+    }
+
+    private static String text(Headers headers, String name) {
+        Header header = headers.lastHeader(name);
+        return header == null ? null : new String(header.value(), UTF_8);
+    }
+
+    /** Sends one message that commits, one that is rolled back and one of which nothing is said, then answers until asked about it. */
+    public static void main(String[] arguments) throws Exception {
+        try (var client = new TransactionClient(arguments[0], "java-service", arguments[1], arguments[2], arguments[3])) {
+            for (State state : State.values()) {
+                String id = "java-" + state.name().toLowerCase();
+                client.sendInTransaction(id, "orders", ("body of " + id).getBytes(UTF_8), any -> state);
+            }
+            client.producer.flush();
+            System.out.println("sent");
+            while (client.answerChecks(id -> State.COMMIT) == 0) {
+                // Nobody has asked yet.
+            }
+        }
+    }
+}

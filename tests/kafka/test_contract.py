@@ -1,0 +1,237 @@
+"""docs/contract.md, tried: a plain Kafka producer and consumer that follow the page and know nothing of Halfway's, and the real job."""
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer
+from pyspark.sql import SparkSession
+
+from pipelines.jars import ensure_jars
+from schemas import headers as names
+from schemas.outcomes import Reason
+from schemas.settings import KafkaSettings
+from schemas.tables import Table
+from tests.conftest import MakeTopics
+from tests.kafka.client_world import headers_of, wait_until
+from tests.kafka.conftest import MakeWorld
+from tests.kafka.world import START_MS, World
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "contract.md").read_text()
+VECTORS = [
+    (key, int(value), int(of_4), int(of_12))
+    for key, value, of_4, of_12 in re.findall(r"^\| `(.+)` \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.MULTILINE)
+]
+
+
+class PlainClient:
+    """A service of group `group`, written from the page alone."""
+
+    def __init__(self, world: World, group: str = "order-service") -> None:
+        kafka = world.settings.kafka
+        self.half_topic, self.op_topic, self.check_topic, self.group = kafka.half_topic, kafka.op_topic, kafka.check_topic, group
+        common = {"bootstrap.servers": kafka.servers()}
+        self._producer = Producer({**common, "acks": "all", "enable.idempotence": True, "partitioner": "murmur2_random"})
+        own = {"group.id": f"txn-check-{group}", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        self._consumer = Consumer({**common, **own})
+        self._consumer.subscribe([self.check_topic])
+
+    def send(self, topic: str, key: bytes, value: bytes | None, headers: list[tuple[str, bytes]]) -> Message:
+        """Send one record and wait for its acknowledgement."""
+        stored: list[Message] = []
+
+        def delivered(error: object, message: Message) -> None:
+            assert error is None, error
+            stored.append(message)
+
+        self._producer.produce(topic, value, key, headers=list(headers), on_delivery=delivered)
+        assert self._producer.flush(30) == 0
+        return stored[0]
+
+    def half(self, name: str, *more: tuple[str, bytes]) -> None:
+        headers = [("REAL_TOPIC", b"orders"), ("PGROUP", self.group.encode()), *more]
+        self.send(self.half_topic, name.encode(), b"body of " + name.encode(), headers)
+
+    def op(self, name: str, action: bytes, *more: tuple[str, bytes]) -> None:
+        self.send(self.op_topic, name.encode(), None, [("ACTION", action), ("PGROUP", self.group.encode()), *more])
+
+    def answer(self, checks: int, look_up: Callable[[str], bytes]) -> list[dict[str, bytes]]:
+        """Answer so many checks of this group; return their headers."""
+        answered: list[dict[str, bytes]] = []
+        deadline_s = time.monotonic() + 60
+        while len(answered) < checks:
+            assert time.monotonic() < deadline_s, f"{len(answered)} of {checks} checks came"
+            check = self._consumer.poll(1)
+            if check is None:
+                continue
+            assert check.error() is None
+            headers = dict(headers_of(check))
+            if headers["PGROUP"] == self.group.encode():
+                name = (check.key() or b"").decode()
+                assert check.value() == b"body of " + name.encode()
+                again = [("FROM_CHECK", b"true"), ("CHECK_TIMES", headers["TRANSACTION_CHECK_TIMES"])]
+                self.op(name, look_up(name), *again, ("INCARNATION", headers.get("INCARNATION", b"0")))
+                answered.append(headers)
+            self._consumer.commit(check, asynchronous=False)
+        return answered
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def after_now(ms: int) -> int:
+    """So long after now, in the world's time."""
+    return time.time_ns() // 1_000_000 - START_MS + ms
+
+
+def worked_example() -> dict[str, tuple[bytes, bytes | None, list[tuple[str, bytes]]]]:
+    """The page's records byte by byte: by `half` and `op` the key, the value and the headers."""
+    [block] = re.findall(r"```text\n(half\n.*?)```", PAGE, re.DOTALL)
+    records: dict[str, tuple[bytes, bytes | None, list[tuple[str, bytes]]]] = {}
+    for kind, text in re.findall(r"^(half|op)\n((?:  .*\n)+)", block, re.MULTILINE):
+        parts = re.findall(r"^  (key|value|header (\S+)) +((?:[0-9a-f]{2} )+) ", text, re.MULTILINE)
+        found = {name: bytes.fromhex(hexes) for name, _, hexes in parts}
+        headers = [(header, bytes.fromhex(hexes)) for _, header, hexes in parts if header]
+        assert len(parts) == text.count("\n")
+        records[kind] = found["key"], found.get("value"), headers
+    return records
+
+
+def test_the_worked_example(world: MakeWorld) -> None:
+    w = world(partitions=4)
+    client, records = PlainClient(w), worked_example()
+    half, op = client.send(client.half_topic, *records["half"]), client.send(client.op_topic, *records["op"])
+    assert half.partition() == op.partition() == 1
+    client.close()
+    w.resolve()
+    [row] = w.rows(Table.MESSAGES)
+    told = {
+        "transaction_id": "order-7",
+        "topic": "orders",
+        "tags": "placed",
+        "queue_id": 0,
+        "producer_group": "order-service",
+        "properties": {"colour": "röt"},
+        "incarnation": 0,
+        "check_times": 0,
+    }
+    assert {name: row[name] for name in told} == told
+    assert row.born_at.astimezone(UTC) == datetime(2025, 11, 21, 10, 13, 20, tzinfo=UTC)
+    assert bytes(row.body) == b'{"order": 7}' == records["half"][1]
+    said = PAGE.split("## Byte by byte")[1]
+    for name, value in told.items():
+        written = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
+        assert re.search(rf"`{name}` = `?{re.escape(written)}`?[,. ]", said), name
+
+
+def test_a_client_of_the_page_alone(world: MakeWorld) -> None:
+    w = world(**{"resolution.transactionCheckMax": 2})
+    client, other = PlainClient(w), PlainClient(w, "another-service")
+    client.op("early", b"COMMIT")
+    for name in ("early", "rolled", "twice", "lost", "undone", "silent", "silent-too"):
+        client.half(name)
+    other.half("other")
+    client.op("rolled", b"ROLLBACK")
+    for action in (b"UNKNOWN", b"COMMIT", b"COMMIT", b"ROLLBACK"):
+        client.op("twice", action)
+    client.op("silent", b"UNKNOW")
+    w.tick(after_now(0))
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"early", "twice"}
+    assert [(row.transaction_id, row.reason) for row in w.rows(Table.QUARANTINE)] == [("twice", "conflicting_verdict")]
+
+    w.tick(after_now(7_000))  # transactionTimeOut: the first check of all that are open
+    w.resolve()
+    answers = {"lost": b"COMMIT", "undone": b"ROLLBACK"}
+    first = client.answer(4, lambda name: answers.get(name, b"UNKNOWN"))
+    assert sorted(check["CHECK_ID"].rsplit(b":", 2)[0] for check in first) == [b"lost", b"silent", b"silent-too", b"undone"]
+    assert {check["TRANSACTION_CHECK_TIMES"] for check in first} == {b"1"}
+    assert other.answer(1, lambda _: b"COMMIT")[0]["CHECK_ID"].startswith(b"other:")
+    client.op("lost", b"COMMIT")  # once more: an answer is at least once
+    w.tick(after_now(38_000))  # transactionCheckInterval
+    w.resolve()
+    rows = w.by_id(Table.MESSAGES)
+    assert {name: row.check_times for name, row in rows.items()} == {"early": 0, "twice": 0, "lost": 1, "other": 1}
+
+    w.tick(after_now(69_000))
+    w.resolve()
+    assert {name: row.reason for name, row in w.by_id(Table.DISCARDED).items()} == {"silent": "check_max", "silent-too": "check_max"}
+    client.half("silent", ("INCARNATION", b"1"))
+    client.op("silent", b"COMMIT", ("INCARNATION", b"1"))
+    w.resolve()
+    again = w.by_id(Table.MESSAGES)["silent"]
+    assert (again.incarnation, bytes(again.body)) == (1, b"body of silent")
+    assert "rolled" not in w.by_id(Table.MESSAGES)
+    assert len(w.rows(Table.QUARANTINE)) == 1
+    client.close()
+    other.close()
+
+
+def partitions_of(kafka: KafkaSettings, keys: list[str]) -> dict[str, int | None]:
+    """Where records with these keys come to lie."""
+    producer = Producer({"bootstrap.servers": kafka.servers(), "partitioner": "murmur2_random"})
+    placed: dict[str, int | None] = {}
+    for key in keys:
+        producer.produce(
+            kafka.half_topic, b"", key, on_delivery=lambda _, message: placed.update({message.key().decode(): message.partition()})
+        )
+    assert producer.flush(30) == 0
+    return placed
+
+
+def test_murmur2_vectors_are_kafkas(spark: SparkSession, topics: MakeTopics) -> None:
+    assert len(VECTORS) >= 8
+    jvm = spark._jvm
+    assert jvm is not None
+    utils = jvm.org.apache.kafka.common.utils.Utils
+    for key, value, of_4, of_12 in VECTORS:
+        assert utils.toPositive(utils.murmur2(key.encode())) == value
+        assert (value % 4, value % 12) == (of_4, of_12)
+    for partitions in (4, 12):
+        kafka = topics(partitions=partitions).kafka
+        placed = partitions_of(kafka, [key for key, *_ in VECTORS])
+        assert placed == {key: of_4 if partitions == 4 else of_12 for key, _, of_4, of_12 in VECTORS}
+
+
+def test_the_page_names_every_header_and_every_reason() -> None:
+    cells = set(re.findall(r"`([A-Za-z_0-9]+)`", PAGE))
+    own = {names.TICK, names.PARTITIONS, names.HALF_LOST}
+    assert own | {*names.HALF_HEADERS, *names.OP_HEADERS, *names.CHECK_HEADERS, *names.DELAY_HEADERS} <= cells
+    never_written = {Reason.BAD_SIGNATURE}
+    assert set(Reason) - never_written <= cells
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
+def test_the_client_in_java(world: MakeWorld) -> None:
+    w = world()
+    kafka = w.settings.kafka
+    jars = [str(jar) for jar in ensure_jars("kafka") if jar.name.startswith(("kafka-clients", "slf4j", "lz4", "snappy", "zstd"))]
+    source = ROOT / "examples" / "java" / "TransactionClient.java"
+    command = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", ":".join(jars), str(source)]
+    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic]
+    service = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert service.stdout is not None
+        said = [service.stdout.readline() for _ in range(4)]
+        assert said[-1] == "sent\n", said
+        w.tick(after_now(7_000))
+        w.resolve()
+        assert set(w.by_id(Table.MESSAGES)) == {"java-commit"}
+        wait_until(lambda: service.poll() == 0, "it has answered", limit_s=60)
+    finally:
+        service.kill()
+        service.communicate(timeout=30)
+    w.resolve()
+    rows = w.by_id(Table.MESSAGES)
+    assert {name: (bytes(row.body), row.check_times) for name, row in rows.items()} == {
+        "java-commit": (b"body of java-commit", 0),
+        "java-unknown": (b"body of java-unknown", 1),
+    }
+    assert w.rows(Table.QUARANTINE) == []
