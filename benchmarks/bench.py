@@ -32,6 +32,8 @@ from schemas.settings import Settings, load_settings
 
 Figures = dict[str, Any]
 PARTITIONS = 4
+_WARM_UP = 4
+"""Batches until the JVM has compiled most of what is hot."""
 
 
 @dataclass
@@ -91,9 +93,9 @@ def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
 
 
 def drain(spark: SparkSession, settings: Settings, scale: float) -> Figures:
-    """A backlog in Kafka until all of it is in Delta, in batches of 400,000 events; the first two batches warm the JVM up."""
+    """A backlog in Kafka until all of it is in Delta, in batches of 400,000 events; the first four batches warm the JVM up."""
     load = Load(settings.kafka)
-    load.send(int(1_300_000 * scale))
+    load.send(int(2_100_000 * scale))
     batches = Batches()
     started = time.monotonic()
     ResolveJob(settings.model_copy(update={"trigger": settings.trigger.model_copy(update={"available_now": True})}), on_batch=batches).run(
@@ -101,7 +103,7 @@ def drain(spark: SparkSession, settings: Settings, scale: float) -> Figures:
     )
     starts = [started, *batches.ended]
     rates = [batches.events(n) / (batches.ended[n] - starts[n]) for n in range(len(batches.ended))]
-    warm = [rate for n, rate in enumerate(rates) if n >= 2 and batches.events(n) > 300_000] or rates[-1:]
+    warm = [rate for n, rate in enumerate(rates) if n >= _WARM_UP and batches.events(n) > 300_000] or rates[-1:]
     rows = count_rows(settings)
     return {
         "events": load.sent.events,

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -14,8 +15,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 from pipelines.checkpoint import STATUS_FILE, check_ownership, checkpoint_file, facts_of, sole_user, write_facts
 from pipelines.files import write_json
+from pipelines.groups import GroupWatch
 from pipelines.sinks import BatchReport, BatchWriter
-from pipelines.sources import read_records
+from pipelines.sources import read_records, unread_records
 from pipelines.tables import create_tables
 from pipelines.ticks import TickPublisher
 from pipelines.topics import check_half_retention
@@ -41,7 +43,7 @@ class ResolveJob:
         Args:
             settings: all of them.
             adopt: take existing tables over with a new checkpoint (design §1.6).
-            on_batch: is told what each batch did, in the query's thread.
+            on_batch: is told what each batch did, a moment after it is done, in the thread of `run`.
         """
         self._settings = settings
         self._adopt = adopt
@@ -50,6 +52,7 @@ class ResolveJob:
         self._writer: BatchWriter | None = None
         self._writer_made = threading.Event()
         self._pending: dict[int, int] = {}
+        self._untold: deque[BatchReport] = deque()
         self.failure: Exception | None = None
 
     def stop(self) -> None:
@@ -75,7 +78,8 @@ class ResolveJob:
             spark = session()
             check_ownership(spark, settings, adopt=self._adopt)
             write_facts(spark, settings, time.time_ns() // 1_000_000 if self._adopt else None)
-            ticks = TickPublisher(settings)
+            groups = GroupWatch(settings)
+            ticks = TickPublisher(settings, groups.absent)
             if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
                 ticks.publish()
             elif not settings.trigger.available_now:
@@ -84,6 +88,7 @@ class ResolveJob:
                 self._run_query(spark)
             finally:
                 ticks.stop()
+                groups.close()
 
     def _run_query(self, spark: SparkSession) -> None:
         query = self._start(spark)
@@ -94,7 +99,7 @@ class ResolveJob:
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):
-            pass
+            self._tell_batches(query)
         if query.isActive:
             _stop_between_batches(query)
         try:
@@ -103,6 +108,18 @@ class ResolveJob:
             if self.failure is not None:
                 raise self.failure from None
             raise
+        finally:
+            self._tell_batches(query, ended=True)
+
+    def _tell_batches(self, query: StreamingQuery, *, ended: bool = False) -> None:
+        """Hand on the reports of batches that are done, once Spark says what it left unread: after the batch, not in it."""
+        progress = query.lastProgress if self._untold else None
+        done_id = -1 if progress is None else progress.batchId
+        while self._untold and (ended or self._untold[0].batch_id <= done_id):
+            report = self._untold.popleft()
+            report.unread = unread_records(progress)
+            if self._on_batch is not None:
+                self._on_batch(report)
 
     def _start(self, spark: SparkSession) -> StreamingQuery:
         settings = self._settings
@@ -125,8 +142,7 @@ class ResolveJob:
         except Exception as error:
             self.failure = error
             raise
-        if self._on_batch is not None:
-            self._on_batch(report)
+        self._untold.append(report)
 
     def _write_status(self, spark: SparkSession, report: BatchReport) -> None:
         """Leave what others ask for beside the checkpoint: nothing is decided by it."""

@@ -3,23 +3,24 @@
 Where pointers are dense the partition is read through and the rest dropped; where they are sparse the reader seeks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from time import monotonic
-from typing import Self
+from typing import Self, cast
 
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from pyspark import Accumulator
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
 
 from schemas.errors import KafkaUnavailableError
 from schemas.headers import Source
-from schemas.records import FETCHED_SCHEMA
+from schemas.records import StoredRecord
 from transforms.collector import collector_paused
+from transforms.routing import RowMaker
 
 CHUNK_OFFSETS = 16_384
 """Offsets that one task reads in one go."""
@@ -35,35 +36,41 @@ Pointer = tuple[int, int, int, int, str | None]
 
 
 def fetch(
-    outcomes: DataFrame, connection: Mapping[str, str], topics: Mapping[Source, str], *, rows: int, lost: Accumulator[int], batch_id: int
+    outcomes: DataFrame,
+    connection: Mapping[str, str],
+    topics: Mapping[Source, str],
+    make_rows: RowMaker,
+    schema: StructType,
+    *,
+    rows: int,
+    lost: Accumulator[int],
 ) -> DataFrame:
-    """Read back the records that outcomes point to.
+    """Read back the records that outcomes point to, and make rows of them.
 
     Args:
         outcomes: OUTCOME_SCHEMA.
         connection: librdkafka's options; it may hold secrets and goes to the executors in the task, not in the plan.
         topics: name of the half and the op topic.
+        make_rows: takes outcomes and their records, on the executors. What differs from batch to batch belongs in there: as a literal
+            it would be in Spark's generated code, which would then be compiled, and run cold, for every batch anew.
+        schema: of the rows that it makes.
         rows: how many outcomes there are, to size the work.
         lost: gets the number of records that were not found.
-        batch_id: put beside each record here, where it is data: as a literal it would be in Spark's generated code, which would then
-            be compiled, and run cold, for every batch anew.
 
     Returns:
-        FETCHED_SCHEMA, one row an outcome.
+        The rows.
     """
     tasks = max(1, min(outcomes.sparkSession.sparkContext.defaultParallelism, -(-rows // ROWS_PER_TASK)))
     task = F.pmod(F.col("partition") + F.floor(F.col("offset") / CHUNK_OFFSETS), F.lit(tasks)).cast("int")
     placed = outcomes.repartitionById(tasks, task) if tasks > 1 else outcomes.coalesce(1)
     return placed.sortWithinPartitions("source", "partition", "offset").mapInArrow(
-        _fetch_function(dict(connection), dict(topics), lost, batch_id), FETCHED_SCHEMA
+        _fetch_function(dict(connection), dict(topics), make_rows, lost), schema
     )
 
 
 def _fetch_function(
-    connection: dict[str, str], topics: dict[Source, str], lost: Accumulator[int], batch_id: int
+    connection: dict[str, str], topics: dict[Source, str], make_rows: RowMaker, lost: Accumulator[int]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    schema = to_arrow_schema(FETCHED_SCHEMA)
-
     def fetch_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with collector_paused():
             for batch in batches:
@@ -71,19 +78,19 @@ def _fetch_function(
                 pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
                 done = 0
                 for records in _in_portions(_read(connection, topics, pointers)):
-                    yield _with_records(batch.slice(done, len(records)), records, batch_id, schema)
+                    yield make_rows(batch.slice(done, len(records)), records)
                     done += len(records)
                     lost.add(sum(record is None for record in records))
 
     return fetch_batches
 
 
-def _in_portions(records: Iterable[Message | None]) -> Iterator[list[Message | None]]:
-    portion: list[Message | None] = []
+def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[StoredRecord | None]]:
+    portion: list[StoredRecord | None] = []
     size = 0
     for record in records:
         portion.append(record)
-        size += len(record.value() or b"") if record is not None else 0
+        size += len(record.value or b"") if record is not None else 0
         if size >= FLUSH_BYTES:
             yield portion
             portion, size = [], 0
@@ -91,28 +98,7 @@ def _in_portions(records: Iterable[Message | None]) -> Iterator[list[Message | N
         yield portion
 
 
-def _with_records(pointers: pa.RecordBatch, records: Sequence[Message | None], batch_id: int, schema: pa.Schema) -> pa.RecordBatch:
-    offsets, names, values = [0], [], []
-    for record in records:
-        own: list[tuple[str, bytes]] = record.headers() or [] if record is not None else []  # type: ignore[assignment]
-        for name, value in own:
-            names.append(name)
-            values.append(value)
-        offsets.append(len(names))
-    headers_type = schema.field("headers").type
-    pair = pa.StructArray.from_arrays([pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(headers_type.value_type))
-    columns = [
-        *pointers.columns,
-        pa.repeat(pa.scalar(batch_id, pa.int64()), len(records)),
-        pa.array([record is not None for record in records], pa.bool_()),
-        pa.array([None if record is None else record.key() for record in records], pa.binary()),
-        pa.array([None if record is None else record.value() for record in records], pa.binary()),
-        pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pair).cast(headers_type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[Pointer]) -> Iterator[Message | None]:
+def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[Pointer]) -> Iterator[StoredRecord | None]:
     """Yield for each pointer its record, or None where it is not there any more; pointers are sorted."""
     for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
         wanted = list(group)
@@ -121,7 +107,15 @@ def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[
         with _PartitionReader(connection, topics[Source(source)], partition, dense=span <= DENSE_GAP * len(wanted)) as reader:
             for _, _, offset, at_ms, transaction_id in wanted:
                 record = reader.record_at(offset)
-                yield record if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
+                yield _stored(record) if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
+
+
+def _stored(record: Message) -> StoredRecord:
+    try:
+        headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+    except UnicodeDecodeError:
+        headers = None
+    return StoredRecord(record.key(), record.value(), headers)
 
 
 def _is_same(record: Message, is_half: bool, at_ms: int, transaction_id: str | None) -> bool:

@@ -1,6 +1,5 @@
 """Where the job writes: one batch's outcomes to Delta exactly once, then its check requests to Kafka (design §1.5)."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -11,14 +10,18 @@ from typing import Any
 from confluent_kafka import KafkaError, Message, Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from pipelines.records import fetch
-from pipelines.tables import append_once, read_table, table_path
+from pipelines.tables import append_once, read_table
 from schemas.errors import KafkaUnavailableError
+from schemas.events import OUTCOME_SCHEMA
 from schemas.headers import HALF_LOST, RECORD_OVERHEAD_BYTES, Source
 from schemas.outcomes import Kind, Reason
+from schemas.records import CHECK_REQUEST_SCHEMA
+from schemas.reports import BucketReport
 from schemas.settings import Settings
-from schemas.tables import Table
+from schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
 from transforms import routing
 
 log = logging.getLogger(__name__)
@@ -36,6 +39,10 @@ class BatchReport:
     counts: Counter[str] = field(default_factory=Counter)
     pending: dict[int, int] = field(default_factory=dict)
     """Per bucket that had input."""
+    buckets: dict[int, BucketReport] = field(default_factory=dict)
+    """The same buckets' own words."""
+    unread: dict[str, int] | None = None
+    """Per topic the records that Kafka held and the job had not read when the batch was done; None if nobody knows."""
     horizon_ms: int | None = None
     lost: int = 0
 
@@ -87,10 +94,11 @@ class BatchWriter:
         for kind, rows, texts in outcomes.groupBy("kind").agg(F.count(F.lit(1)), details).collect():
             report.rows[Kind(kind)] = rows
             for text in texts:
-                bucket: dict[str, Any] = json.loads(text)
-                report.pending[bucket["bucket"]] = bucket["pending"]
-                report.counts.update(bucket["counts"])
-                horizons.append(bucket["horizon_ms"])
+                bucket = BucketReport.from_json(text)
+                report.buckets[bucket.bucket] = bucket
+                report.pending[bucket.bucket] = bucket.pending
+                report.counts.update(bucket.counts)
+                horizons.append(bucket.horizon_ms)
         known = [horizon_ms for horizon_ms in horizons if horizon_ms is not None]
         report.horizon_ms = min(known) if known and len(known) == len(horizons) else None
 
@@ -108,21 +116,21 @@ class BatchWriter:
         report.rows = Counter({Kind(kind): rows for kind, rows in left.groupBy("kind").count().collect()})
         return left
 
-    def _fetched(self, outcomes: DataFrame, kind: Kind, report: BatchReport) -> tuple[DataFrame, Any]:
-        context = outcomes.sparkSession.sparkContext
-        lost = context.accumulator(0)
+    def _fetched(
+        self, outcomes: DataFrame, kind: Kind, report: BatchReport, make_rows: routing.RowMaker, schema: StructType
+    ) -> tuple[DataFrame, Any]:
+        lost = outcomes.sparkSession.sparkContext.accumulator(0)
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
-        rows = outcomes.where(F.col("kind") == int(kind))
-        return fetch(rows, self._kafka.as_librdkafka_dict(), topics, rows=report.rows[kind], lost=lost, batch_id=report.batch_id), lost
+        wanted = outcomes.where(F.col("kind") == int(kind))
+        return fetch(wanted, self._kafka.as_librdkafka_dict(), topics, make_rows, schema, rows=report.rows[kind], lost=lost), lost
 
     def _append(self, outcomes: DataFrame, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
         """Append commits or discards; return the pointers of halves that were not found, None if all were."""
         if not report.rows[kind]:
             return None
-        fetched, lost = self._fetched(outcomes, kind, report)
-        rows = (routing.to_messages if kind is Kind.COMMIT else routing.to_discarded)(fetched)
-        path = table_path(self._settings.storage, table)
-        append_once(rows, path, f"{self._query_id}:{table}", report.batch_id)
+        make_rows = (routing.messages_of if kind is Kind.COMMIT else routing.discarded_of)(report.batch_id)
+        rows, lost = self._fetched(outcomes, kind, report, make_rows, TABLE_SCHEMAS[table])
+        append_once(rows, self._settings.storage, table, f"{self._query_id}:{table}", report.batch_id)
         if lost.value == 0 and not self._may_be_replay:
             return None
         # A replayed append is passed over by Delta without a fetch, so what was lost then is found by what is missing now.
@@ -135,26 +143,23 @@ class BatchWriter:
 
     def _append_quarantine(self, outcomes: DataFrame, report: BatchReport) -> None:
         if report.rows[Kind.QUARANTINE]:
-            fetched, _ = self._fetched(outcomes, Kind.QUARANTINE, report)
-            rows = routing.to_quarantine(fetched, self._kafka.half_topic, self._kafka.op_topic)
-            path = table_path(self._settings.storage, Table.QUARANTINE)
-            append_once(rows, path, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
+            make_rows = routing.quarantine_of(report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
+            rows, _ = self._fetched(outcomes, Kind.QUARANTINE, report, make_rows, QUARANTINE_SCHEMA)
+            app_id = f"{self._query_id}:{Table.QUARANTINE}"
+            append_once(rows, self._settings.storage, Table.QUARANTINE, app_id, report.batch_id)
 
     def _send_checks(self, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
         """Send check requests: at least once, each with the same `CHECK_ID` every time."""
         if not report.rows[Kind.CHECK]:
             return None
-        fetched, lost = self._fetched(outcomes, Kind.CHECK, report)
+        requests, lost = self._fetched(outcomes, Kind.CHECK, report, routing.check_requests, CHECK_REQUEST_SCHEMA)
         options = {
             **self._kafka.as_spark_options(),
             "topic": self._kafka.check_topic,
             "kafka.max.request.size": str(self._settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES),
         }
-        routing.to_check_requests(fetched).write.format("kafka").options(**options).save()
-        if lost.value == 0:
-            return None
-        again, _ = self._fetched(outcomes, Kind.CHECK, report)
-        return again.where(~F.col("found")).select(*outcomes.columns)
+        requests.write.format("kafka").options(**options).save()
+        return self._fetched(outcomes, Kind.CHECK, report, routing.lost, OUTCOME_SCHEMA)[0] if lost.value else None
 
     def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
         """Quarantine halves that are gone, each once, and tell the operator so that their ids count as settled (R17)."""
@@ -173,7 +178,7 @@ class BatchWriter:
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
             app_id = f"{self._query_id}:{Reason.HALF_LOST}"
             quarantined = routing.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
-            append_once(quarantined, table_path(storage, Table.QUARANTINE), app_id, report.batch_id)
+            append_once(quarantined, storage, Table.QUARANTINE, app_id, report.batch_id)
             self._tell_lost(pointers)
         finally:
             rows.unpersist()

@@ -1,6 +1,10 @@
 """Where the job reads: both topics in one stream, so that one batch sees both up to one point."""
 
+import json
+from collections.abc import Mapping
+
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from schemas.settings import KafkaSettings
 
@@ -17,7 +21,30 @@ def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
         # 500 by default: each partition of a nearly idle batch would wait for it.
         "kafka.fetch.max.wait.ms": "10",
         "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+        "kafka.max.poll.records": "10000",
+        "kafka.receive.buffer.bytes": str(1024 * 1024),
     }
     if kafka.max_offsets_per_trigger:
         options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
     return spark.readStream.format("kafka").options(**options).load()
+
+
+def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:
+    """Return per topic how many records were in Kafka and not read after the batch that this progress is of.
+
+    None where Spark does not say: before the first batch, and for a trigger without data.
+    """
+    source = progress.sources[0] if progress is not None and progress.sources else None
+    read, latest = (_offsets(source.endOffset), _offsets(source.latestOffset)) if source is not None else (None, None)
+    if not read or not latest:
+        return None
+    return {
+        topic: sum(max(0, offset - read.get(topic, {}).get(partition, 0)) for partition, offset in partitions.items())
+        for topic, partitions in latest.items()
+    }
+
+
+def _offsets(text: str) -> Mapping[str, Mapping[str, int]] | None:
+    """Read `{"topic": {"0": 12}}`; Spark says null where it does not know."""
+    offsets: Mapping[str, Mapping[str, int]] | None = json.loads(text)
+    return offsets

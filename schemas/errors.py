@@ -45,5 +45,9 @@ class SendError(HalfwayError):
     """A half message could not be stored; its local transaction was not run (design §7)."""
 
 
+class QueueFullError(SendError):
+    """Too many records wait for Kafka, and none got through in time; this one was not sent, and its local transaction was not run."""
+
+
 class NotPendingError(HalfwayError):
     """No pending or discarded transaction of this id exists."""

@@ -1,18 +1,21 @@
-"""A record as read back from Kafka by its pointer: OUTCOME_SCHEMA and what the topic holds there."""
+"""A record as read back from Kafka by its pointer, and the request that goes to Kafka for a check."""
 
-from pyspark.sql.types import BinaryType, BooleanType, LongType, StructField, StructType
+from typing import NamedTuple
 
-from schemas.events import OUTCOME_SCHEMA
+from pyspark.sql.types import BinaryType, StructField, StructType
+
 from schemas.tables import HEADERS_TYPE
 
-FETCHED_SCHEMA = StructType(
-    [
-        *OUTCOME_SCHEMA.fields,
-        StructField("batch_id", LongType()),
-        StructField("found", BooleanType()),
-        StructField("key", BinaryType()),
-        StructField("value", BinaryType()),
-        StructField("headers", HEADERS_TYPE),
-    ]
+
+class StoredRecord(NamedTuple):
+    """What Kafka holds at an offset. `headers` is None where a header's name is not UTF-8, which the client cannot show."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+
+
+CHECK_REQUEST_SCHEMA = StructType(
+    [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)]
 )
-"""`found` is false where the offset is gone, or holds another record than the one that was read first (R17)."""
+"""What Spark's Kafka sink takes."""

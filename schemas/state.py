@@ -38,13 +38,15 @@ WAITING_COMMIT = 100
 WAITING_ROLLBACK = 101
 
 _METADATA_KEY = b"halfway"
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+"""25 bytes an entry instead of 81. All of it goes from Python to the JVM, to disk, and back, in every batch."""
 
 
 def encode_payload(table: pa.Table, metadata: dict[str, Any]) -> bytes:
     """Write a bucket's entries (columns of ENTRY_SCHEMA) and its metadata as one payload."""
     schema = ENTRY_SCHEMA.with_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True).encode()})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
+    with pa.ipc.new_stream(sink, schema, options=_COMPRESSED) as writer:
         writer.write_table(table.replace_schema_metadata(schema.metadata).cast(schema))
     return bytes(sink.getvalue())
 

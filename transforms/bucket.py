@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.headers import LocalTransactionState, Source
-from schemas.outcomes import Phase
+from schemas.outcomes import Kind, Phase, Reason
+from schemas.reports import BucketReport, count_latencies
 from schemas.state import (
     ENTRY_SCHEMA,
     FORMAT_VERSION,
@@ -31,7 +32,7 @@ _WAITING_ACTION = {entry: action for action, entry in _WAITING_ENTRY.items()}
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket: its entries (columns of ENTRY_SCHEMA), its clock, and what it has counted since the checkpoint began."""
+    """One bucket: its entries (columns of ENTRY_SCHEMA), its clock, and its totals since the checkpoint began (see `BucketReport`)."""
 
     entries: pa.Table = field(default_factory=ENTRY_SCHEMA.empty_table)
     clock: Clock = field(default_factory=Clock)
@@ -58,11 +59,27 @@ class Bucket:
         state = _to_state(self.clock, concerned)
         resolution = resolve(state, batch, rules)
         entries = _join(at_rest, _to_entries(resolution.state, rules))
-        return Bucket(entries, resolution.state.clock, self.totals + resolution.counts), resolution.outcomes, resolution.counts
+        totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
+        return Bucket(entries, resolution.state.clock, totals), resolution.outcomes, resolution.counts
 
     def pending(self) -> pa.Table:
         """Return the entries that are pending."""
         return self.entries.filter(pc.equal(self.entries["entry"], int(Phase.PENDING)))
+
+    def report(self, number: int, counts: Counter[str]) -> BucketReport:
+        """Return what this bucket, the `number`th, has to tell after a batch that counted `counts`."""
+        pending = self.pending()
+        return BucketReport(
+            bucket=number,
+            horizon_ms=self.clock.horizon_ms(),
+            pending=pending.num_rows,
+            checked=pc.sum(pc.greater(pending["check_times"], 0)).as_py() or 0,
+            oldest_ms=pc.min(pending["start_ms"]).as_py(),
+            remembered=self.entries.num_rows,
+            absent_groups=len(self.clock.absent_groups()),
+            counts=counts,
+            totals=self.totals,
+        )
 
     def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
         """Return the entries that the batch leaves alone, and those it concerns.
@@ -80,6 +97,12 @@ class Bucket:
         settled = pc.and_(pc.greater(kind, int(Phase.PENDING)), pc.less(kind, WAITING_COMMIT))
         concerned = pc.or_(touched, pc.and_(due, pc.invert(settled)))
         return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(concerned)
+
+
+def _further_counts(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Count what only the metrics tell apart: discards by their reason, and how long commits took (in record timestamps)."""
+    discards = Counter(str(Reason(outcome.reason)) for outcome in outcomes if outcome.kind is Kind.DISCARD)
+    return discards + count_latencies(outcome.decided_ms - outcome.at_ms for outcome in outcomes if outcome.kind is Kind.COMMIT)
 
 
 def _to_state(clock: Clock, entries: pa.Table) -> BucketState:

@@ -43,14 +43,8 @@ def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], Grou
         with collector_paused():
             bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
         group_state.update(bucket.encode())
-        report = {
-            "bucket": int(key[0]),
-            "horizon_ms": bucket.clock.horizon_ms(),
-            "pending": bucket.pending().num_rows,
-            "remembered": bucket.entries.num_rows,
-            "counts": counts,
-        }
-        outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", json.dumps(report)))
+        report = bucket.report(int(key[0]), counts).to_json()
+        outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", report))
         yield pd.DataFrame(dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True)))
 
     return resolve_bucket

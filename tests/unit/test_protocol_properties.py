@@ -7,7 +7,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from schemas.headers import LocalTransactionState, Source
-from schemas.outcomes import Count, Phase
+from schemas.outcomes import Count, Phase, Reason
+from schemas.reports import latency_counts
 from tests.unit.naive_model import all_outcomes
 from tests.unit.scenario import told
 from transforms.bucket import Bucket
@@ -105,7 +106,9 @@ def test_the_columns_at_rest_are_the_same_state(world: tuple[Log, ...], cuts: li
         lines.extend(told(outcome) for outcome in outcomes)
     expected, state, counts = _resolve_all(batches)
     assert sorted(lines) == expected
-    assert bucket.totals == counts
+    assert {name: bucket.totals[name] for name in counts} == counts
+    assert sum(latency_counts(bucket.totals)) == counts[Count.COMMITTED]
+    assert bucket.totals[Reason.CHECK_MAX] + bucket.totals[Reason.EXPIRED] == counts[Count.DISCARDED]
     assert bucket.clock == state.clock
     settled_and_pending = {row["transaction_id"]: row["due_ms"] for row in bucket.entries.to_pylist() if row["entry"] < 100}
     assert settled_and_pending == {transaction_id: known.due_ms for transaction_id, known in state.transactions.items()}

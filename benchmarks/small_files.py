@@ -1,0 +1,184 @@
+"""What an hour of small batches does to a table: `python -m benchmarks.small_files [growth|auto|tombstones ...]`.
+
+The table is the job's own, made by `create_tables` and measured with `append_once`, as the job appends. To be quick, the commits between
+two measurements are made by delta-rs: the same rows in files and commits of the same kind.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from rich.console import Console
+
+from pipelines.compaction import compact_tables
+from pipelines.session import spark_session
+from pipelines.tables import append_once, create_tables, read_table, table_path
+from schemas.settings import StorageSettings, load_settings
+from schemas.tables import MESSAGES_SCHEMA, Table
+
+ROWS = 20
+"""Messages in one batch, of 1 KiB each."""
+MARKS = (0, 100, 600, 1_800, 3_600)
+MEASURED = 20
+
+Figures = dict[str, Any]
+
+
+def batch(number: int) -> pa.Table:
+    """Return the rows of one batch."""
+    now = datetime.now(UTC)
+    row = {
+        "topic": "orders", "queue_id": 0, "tags": "TagA", "keys": "k", "properties": [("trace", "abc")], "producer_group": "bench",
+        "born_at": now, "half_at": now, "committed_at": now, "check_times": 0, "incarnation": 0, "half_partition": 0, "batch_id": number,
+    }  # fmt: skip
+    rows = [
+        {**row, "transaction_id": uuid.uuid4().hex, "body": os.urandom(1024), "half_offset": number * ROWS + offset}
+        for offset in range(ROWS)
+    ]
+    return pa.Table.from_pylist(rows, schema=to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC"))
+
+
+class SmallBatches:
+    """A `messages` table that grows by small batches."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        """Make the tables in `folder`."""
+        self.spark = spark
+        self.storage: StorageSettings = load_settings(environ={}, overrides={"storage.warehouse": str(folder)}).storage
+        create_tables(spark, self.storage, "bench")
+        self.path = table_path(self.storage, Table.MESSAGES)
+        self.batches = 0
+
+    def append(self, times: int) -> list[float]:
+        """Append as the job does; return the seconds of each."""
+        seconds = []
+        for _ in range(times):
+            frame = self.spark.createDataFrame(batch(self.batches)).coalesce(1)
+            seconds.append(timed(lambda frame=frame: append_once(frame, self.storage, Table.MESSAGES, "bench", self.batches)))
+            self.batches += 1
+        return seconds
+
+    def grow(self, batches: int) -> None:
+        """Append by delta-rs until there are so many batches."""
+        table = DeltaTable(self.path)
+        while self.batches < batches:
+            write_deltalake(table, batch(self.batches), mode="append")
+            self.batches += 1
+
+    def read(self) -> Figures:
+        """Read the table whole, by Spark and by delta-rs, each twice, the second counting."""
+        query = "SELECT topic, count(*), max(body) FROM messages GROUP BY topic"
+
+        def by_spark() -> None:
+            read_table(self.spark, self.storage, Table.MESSAGES).createOrReplaceTempView("messages")
+            assert self.spark.sql(query).collect()[0][1] == self.batches * ROWS
+
+        def by_delta_rs() -> None:
+            found = QueryBuilder().register("messages", DeltaTable(self.path)).execute(query)
+            assert pa.table(found.read_all())[1][0].as_py() == self.batches * ROWS
+
+        return {
+            "files": len(DeltaTable(self.path).file_uris()),
+            "log_files": len(list(Path(self.path, "_delta_log").glob("*"))),
+            "read_spark_s": round(min(timed(by_spark) for _ in range(2)), 2),
+            "read_delta_rs_s": round(min(timed(by_delta_rs) for _ in range(2)), 2),
+        }
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return how many seconds it takes."""
+    started = time.monotonic()
+    action()
+    return time.monotonic() - started
+
+
+def append_figures(seconds: list[float]) -> Figures:
+    """Return median and longest of appends; one in ten writes a checkpoint of the log."""
+    return {"append_s_median": round(statistics.median(seconds), 3), "append_s_max": round(max(seconds), 3)}
+
+
+def growth(spark: SparkSession, folder: Path) -> Iterator[Figures]:
+    """Appends and reads as the table grows to an hour of batches, and after `halfway optimize`."""
+    table = SmallBatches(spark, folder)
+    table.append(MEASURED)  # warm
+    for mark in MARKS:
+        table.grow(mark)
+        yield {"batches": table.batches, **append_figures(table.append(MEASURED)), **table.read()}
+    seconds = timed(lambda: compact_tables(spark, table.storage))
+    after = {"optimize_s": round(seconds, 1), **append_figures(table.append(MEASURED)), **table.read()}
+    yield {"batches": table.batches, **after}
+
+
+def auto(spark: SparkSession, folder: Path, batches: int = 110) -> Iterator[Figures]:
+    """The same appends without and with Delta's auto compaction and optimized writes, which take place in the batch."""
+    for name in ("none", "autoCompact", "optimizeWrite"):
+        if name != "none":
+            spark.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
+        table = SmallBatches(spark, folder / name)
+        table.append(MEASURED)
+        seconds = table.append(batches)
+        quantiles = statistics.quantiles(seconds, n=100)
+        yield {
+            "with": name,
+            **append_figures(seconds),
+            "append_s_p98": round(quantiles[97], 3),
+            "sum_s": round(sum(seconds)),
+            **table.read(),
+        }
+        if name != "none":
+            spark.conf.unset(f"spark.databricks.delta.{name}.enabled")
+
+
+def tombstones(spark: SparkSession, folder: Path) -> Iterator[Figures]:
+    """Appends where the log names files that compactions took away, of a day (as our tables keep them) or a week (Delta's default)."""
+    for name, removed in (("none", 0), ("a day", 86_400), ("a week", 604_800)):
+        table = SmallBatches(spark, folder / name.replace(" ", "-"))
+        table.append(3)
+        _add_and_remove(Path(table.path), removed)
+        table.append(10)
+        yield {"removed_in_log": name, "removed": removed, **append_figures(table.append(MEASURED))}
+
+
+def _add_and_remove(table: Path, files: int) -> None:
+    """Write two commits: one that adds so many files, one that takes them away. The files themselves are not there, nobody reads them."""
+    now_ms = time.time_ns() // 1_000_000
+    version = DeltaTable(str(table)).version()
+    names = [f"part-00000-{uuid.uuid4()}-c000.snappy.parquet" for _ in range(files)]
+    place = {"partitionValues": {}, "size": 25_000}
+    adds = [{"add": {"path": name, "modificationTime": now_ms, "dataChange": True, **place}} for name in names]
+    gone = {"deletionTimestamp": now_ms, "dataChange": False, "extendedFileMetadata": True, **place}
+    removes = [{"remove": {"path": name, **gone}} for name in names]
+    for number, actions in enumerate((adds, removes), start=1):
+        info = {"commitInfo": {"timestamp": now_ms, "operation": "OPTIMIZE", "operationParameters": {}}}
+        text = "\n".join(json.dumps(action, separators=(",", ":")) for action in (info, *actions))
+        (table / "_delta_log" / f"{version + number:020d}.json").write_text(text)
+
+
+BENCHMARKS = {"growth": growth, "auto": auto, "tombstones": tombstones}
+
+
+def main(names: list[str]) -> None:
+    """Run the parts named, or all, and print a line for each measurement."""
+    spark = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 2}))
+    console = Console(width=200)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or BENCHMARKS:
+            for figures in BENCHMARKS[name](spark, Path(folder) / name):
+                console.print(f"{name}: " + " ".join(f"{key}={value}" for key, value in figures.items()))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

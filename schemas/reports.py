@@ -1,0 +1,56 @@
+"""What a bucket tells of itself after each batch: the `detail` of its REPORT row, from which progress line and metrics are made."""
+
+import json
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+
+LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600, 3600, 43_200, 86_400)
+"""Upper bounds, inclusive, of the times from half to commit that are counted: RocketMQ's six (from 5 s on), and finer ones."""
+LATENCY_SUM_MS = "latency_sum_ms"
+_BOUNDS_MS = [round(bound * 1000) for bound in LATENCY_BOUNDS_S]
+_LATENCY_KEYS = [*(f"latency_le_{bound_ms}_ms" for bound_ms in _BOUNDS_MS), "latency_more"]
+
+
+@dataclass(frozen=True, slots=True)
+class BucketReport:
+    """One bucket after one batch."""
+
+    bucket: int
+    horizon_ms: int | None
+    pending: int
+    checked: int
+    """Pending, and asked about at least once."""
+    oldest_ms: int | None
+    """Start of the oldest pending half."""
+    remembered: int
+    """Entries of its state, of every kind."""
+    absent_groups: int
+    """Producer groups that are away, as the latest tick says (R15)."""
+    counts: Mapping[str, int]
+    """What this batch counted: `Count`, and quarantined records by their `Reason`."""
+    totals: Mapping[str, int]
+    """The same since the checkpoint began, discards by their `Reason` too, and the latencies of `count_latencies`."""
+
+    def to_json(self) -> str:
+        """Return the report as it goes through Spark."""
+        return json.dumps({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> "BucketReport":
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def count_latencies(latencies_ms: Iterable[int]) -> Counter[str]:
+    """Count times from half to commit per bound, and their sum; one below 0, where producers' clocks time the records, is 0."""
+    known_ms = [max(0, latency_ms) for latency_ms in latencies_ms]
+    counted = Counter(_LATENCY_KEYS[bisect_left(_BOUNDS_MS, latency_ms)] for latency_ms in known_ms)
+    counted[LATENCY_SUM_MS] = sum(known_ms)
+    return counted
+
+
+def latency_counts(totals: Mapping[str, int]) -> list[int]:
+    """Return how many latencies were counted up to each bound and not up to the one before; the last is for those above all."""
+    return [totals.get(key, 0) for key in _LATENCY_KEYS]
