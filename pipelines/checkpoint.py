@@ -1,8 +1,9 @@
 """What belongs together: a checkpoint, its buckets and topics, and the tables (design §1.6)."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
 from typing import Any
@@ -11,7 +12,7 @@ from urllib.parse import urlparse
 from pyspark.sql import SparkSession
 
 from pipelines.files import has_files, read_json, write_json
-from pipelines.tables import owner_of, table_exists, table_path
+from pipelines.tables import owner_of, table_exists, table_name
 from schemas.errors import CheckpointInUseError, OwnershipError
 from schemas.settings import Settings, StorageSettings
 from schemas.state import FORMAT_VERSION
@@ -19,12 +20,25 @@ from schemas.tables import Table
 
 FACTS_FILE = "halfway.json"
 STATUS_FILE = "status.json"
+LOCK_FILE = ".halfway.lock"
 _FROZEN = {
     "format_version": "the state's format",
     "buckets": "state.buckets",
     "half_topic": "kafka.half_topic",
     "op_topic": "kafka.op_topic",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Belongings:
+    """What a checkpoint and the tables say of themselves."""
+
+    facts: Mapping[str, Any]
+    """Frozen in the checkpoint; empty for a new one."""
+    query_id: str | None
+    has_run: bool
+    tables: Mapping[Table, str | None]
+    """Those that exist, with the id of the query that owns each."""
 
 
 def checkpoint_file(storage: StorageSettings, name: str) -> str:
@@ -50,29 +64,44 @@ def check_ownership(spark: SparkSession, settings: Settings, *, adopt: bool) -> 
         OwnershipError: with what does not fit, and the way out.
     """
     storage = settings.storage
-    facts, now = facts_of(spark, storage), _facts(settings)
+    owners = {table: owner_of(spark, storage, table) for table in Table}
+    found = Belongings(
+        facts=facts_of(spark, storage),
+        query_id=query_id_of(spark, storage),
+        has_run=has_files(spark, checkpoint_file(storage, "commits")),
+        tables={table: owner for table, owner in owners.items() if owner is not None or table_exists(spark, storage, table)},
+    )
+    refuse_strangers(settings, found, adopt=adopt)
+
+
+def refuse_strangers(settings: Settings, found: Belongings, *, adopt: bool) -> None:
+    """Refuse what does not belong together: the rules of `check_ownership`.
+
+    Raises:
+        OwnershipError: with what does not fit, and the way out.
+    """
+    storage, query_id, now = settings.storage, found.query_id, _facts(settings)
     for name, called in _FROZEN.items():
-        if facts and facts.get(name) != now[name]:
+        if found.facts and found.facts.get(name) != now[name]:
             raise OwnershipError(
-                f"the checkpoint {storage.checkpoint} was made with {called} = {facts.get(name)}, not {now[name]}: set it back, or "
+                f"the checkpoint {storage.checkpoint} was made with {called} = {found.facts.get(name)}, not {now[name]}: set it back, or "
                 "start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
             )
-    query_id = query_id_of(spark, storage)
+    place = "storage.catalog_schema" if storage.catalog_schema else "storage.warehouse"
     for table in Table:
-        path, owner = table_path(storage, table), owner_of(spark, storage, table)
+        name, owner = table_name(storage, table), found.tables.get(table)
         if owner is not None and owner != query_id and not adopt:
             raise OwnershipError(
-                f"the table {path} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to "
-                "that one, or storage.warehouse to a new folder; if the old checkpoint is lost, `halfway resolve --adopt` takes the "
-                "tables over"
+                f"the table {name} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to "
+                f"that one, or {place} to a new one; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
             )
-        if owner is None and query_id is not None and has_files(spark, checkpoint_file(storage, "commits")):
-            what = "belongs to nobody" if table_exists(spark, storage, table) else "is missing"
+        if owner is None and query_id is not None and found.has_run:
+            what = "belongs to nobody" if table in found.tables else "is missing"
             raise OwnershipError(
-                f"the checkpoint {storage.checkpoint} has run before, but its table {path} {what}: set storage.warehouse to where its "
-                "tables are, or storage.checkpoint to a new folder to begin again from the topics"
+                f"the checkpoint {storage.checkpoint} has run before, but its table {name} {what}: set {place} to where its tables "
+                "are, or storage.checkpoint to a new folder to begin again from the topics"
             )
-    if adopt and query_id is not None and any(owner_of(spark, storage, table) not in (None, query_id) for table in Table):
+    if adopt and query_id is not None and any(owner not in (None, query_id) for owner in found.tables.values()):
         raise OwnershipError(
             f"--adopt needs a new checkpoint, and {storage.checkpoint} has been used: set storage.checkpoint to a folder that does not "
             "exist yet"
@@ -110,17 +139,32 @@ def sole_user(storage: StorageSettings) -> Iterator[None]:
     Raises:
         CheckpointInUseError: if another job has it.
     """
+    advice = "stop it first, or give this one a checkpoint, a warehouse and topics of its own"
+    with _held(storage, LOCK_FILE, f"another job is running on the checkpoint {storage.checkpoint}: {advice}"):
+        yield
+
+
+@contextmanager
+def sole_replay(storage: StorageSettings) -> Iterator[None]:
+    """Hold the checkpoint against a second replay, but not against the job.
+
+    Raises:
+        CheckpointInUseError: if another replay has it.
+    """
+    with _held(storage, ".replay.lock", f"another replay is running on the checkpoint {storage.checkpoint}: wait until it is done"):
+        yield
+
+
+@contextmanager
+def _held(storage: StorageSettings, name: str, refusal: str) -> Iterator[None]:
     folder = local_path(storage.checkpoint)
     if folder is None:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".halfway.lock").open("a") as lock:
+    with (folder / name).open("a") as lock:
         if not _locked(lock.fileno()):
-            raise CheckpointInUseError(
-                f"another job is running on the checkpoint {storage.checkpoint}: stop it first, or give this one a checkpoint, a "
-                "warehouse and topics of its own"
-            )
+            raise CheckpointInUseError(refusal)
         yield
 
 

@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from pipelines.broker import local_broker
@@ -61,6 +62,11 @@ def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Setting
     return settings.model_copy(update={"kafka": kafka})
 
 
+def say(text: str) -> None:
+    """Tell people something that is no result: on stderr."""
+    typer.echo(text, err=True)
+
+
 def show_json(facts: object) -> None:
     """Print facts for programs: one JSON document, UTF-8 as it is."""
     typer.echo(json.dumps(facts, ensure_ascii=False))
@@ -72,8 +78,23 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        # As text: what users put into ids and names is no markup.
+        table.add_row(*(Text(str(cell)) for cell in row))
     Console().print(table)
+
+
+def duration_text(ms: int | None) -> str:
+    """Return a length of time for people, in two units at most."""
+    if ms is None:
+        return "unknown"
+    seconds = max(ms, 0) / 1000
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    for name, unit_s, below, below_s in (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1)):
+        if seconds >= unit_s:
+            whole, rest = divmod(int(seconds), unit_s)
+            return f"{whole} {name} {rest // below_s} {below}"
+    raise AssertionError("seconds below 60 were told above")
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -2,6 +2,9 @@
 
 import logging
 import signal
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Annotated
 
@@ -11,7 +14,10 @@ from pyspark.sql import SparkSession
 from pipelines.cli_common import ConfigOption, SetOption, settings_of
 from pipelines.job import ResolveJob
 from pipelines.progress import ProgressLog
-from pipelines.session import spark_session
+from pipelines.session import own_session, spark_session
+from pipelines.sinks import BatchReport
+from schemas.errors import SetupError
+from schemas.settings import Settings
 
 
 def resolve(
@@ -30,22 +36,45 @@ def resolve(
     settings.kafka.servers()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
-    job = ResolveJob(settings, adopt=adopt, on_batch=ProgressLog())
+    watchers, serving = _watchers(settings)
+
+    def on_batch(report: BatchReport) -> None:
+        for watcher in watchers:
+            watcher(report)
+
+    job = ResolveJob(settings, adopt=adopt, on_batch=on_batch)
 
     def stop(_signal: int, _frame: FrameType | None) -> None:
         job.stop()
 
+    def end_by(number: signal.Signals) -> None:
+        # A notebook server, such as a Databricks task runs in, may call from another thread, and handles signals itself.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(number, stop)
+
     # Before Spark starts, so that a job which is still starting can be stopped; for SIGINT PySpark puts its own handler there.
-    signal.signal(signal.SIGTERM, stop)
+    end_by(signal.SIGTERM)
 
     def session() -> SparkSession:
         spark = spark_session(settings, ui=ui)
-        signal.signal(signal.SIGINT, stop)
+        end_by(signal.SIGINT)
         return spark
 
-    try:
+    with own_session(), serving:
         job.run(session)
-    finally:
-        active = SparkSession.getActiveSession()
-        if active is not None:
-            active.stop()
+
+
+def _watchers(settings: Settings) -> tuple[list[Callable[[BatchReport], None]], AbstractContextManager[None]]:
+    """Return who is told of each batch, and what serves metrics meanwhile, if they are asked for.
+
+    Raises:
+        SetupError: metrics are asked for, and prometheus-client is not installed.
+    """
+    if not settings.metrics.port:
+        return [ProgressLog()], nullcontext()
+    try:
+        from pipelines.metrics import JobMetrics, served  # noqa: PLC0415  # prometheus-client is an extra
+    except ModuleNotFoundError as error:
+        raise SetupError(f"metrics.port is set, and {error.name} is not installed: pip install 'halfway[metrics]'") from None
+    metrics = JobMetrics(settings.state.buckets)
+    return [ProgressLog(), metrics], served(metrics, settings.metrics)

@@ -1,49 +1,97 @@
 """Small files beside the checkpoint, on whatever file system that is: Hadoop's own client, which Spark has."""
 
 import json
+import uuid
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+
+from schemas.errors import SetupError
 
 
 def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
-    """Return the JSON object at `uri`, or None if there is no such file. A Spark log's leading version line is passed over."""
+    """Return the JSON object at `uri`, or None if there is no such file."""
+    text = read_text(spark, uri)
+    content: dict[str, Any] | None = None if text is None else json.loads(text)
+    return content
+
+
+def read_text(spark: SparkSession, uri: str) -> str | None:
+    """Return the text at `uri`, or None if there is no such file."""
     path, file_system = _open(spark, uri)
     if not file_system.exists(path):
         return None
     stream = file_system.open(path)
     try:
-        text = bytes(stream.readAllBytes()).decode()
+        return bytes(stream.readAllBytes()).decode()
     finally:
         stream.close()
-    content: dict[str, Any] = json.loads(text)
-    return content
 
 
 def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
     """Put a JSON object at `uri`, whole or not at all."""
-    part, file_system = _open(spark, f"{uri}.part")
-    stream = file_system.create(part, True)
+    path, file_system = _open(spark, uri)
+    data = json.dumps(content, sort_keys=True).encode()
     try:
-        stream.write(json.dumps(content, sort_keys=True).encode())
+        context = _jvm(spark).org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), _hadoop_conf(spark))
+    except Py4JJavaError as error:
+        if "UnsupportedFileSystemException" not in str(error):
+            raise
+        # No atomic rename there. Such file systems are object stores, where a file appears when it is closed, whole.
+        _write(file_system, path, data)
+        return
+    part = path.suffix(".part")
+    _write(file_system, part, data)
+    rename = _jvm(spark).org.apache.hadoop.fs.Options.Rename
+    gateway: Any = spark.sparkContext._gateway
+    options = gateway.new_array(rename, 1)
+    options[0] = rename.OVERWRITE
+    context.rename(part, path, options)
+
+
+def _write(file_system: Any, path: Any, data: bytes) -> None:
+    stream = file_system.create(path, True)
+    try:
+        stream.write(data)
     finally:
         stream.close()
-    jvm: Any = spark.sparkContext._jvm
-    context = jvm.org.apache.hadoop.fs.FileContext.getFileContext(part.toUri(), spark.sparkContext._jsc.hadoopConfiguration())
-    overwrite = jvm.org.apache.hadoop.fs.Options.Rename.OVERWRITE
-    gateway: Any = spark.sparkContext._gateway
-    options = gateway.new_array(jvm.org.apache.hadoop.fs.Options.Rename, 1)
-    options[0] = overwrite
-    context.rename(part, _open(spark, uri)[0], options)
+
+
+def names_in(spark: SparkSession, uri: str) -> list[str]:
+    """Return the names of what is in the folder `uri`; none if there is no such folder."""
+    path, file_system = _open(spark, uri)
+    return [entry.getPath().getName() for entry in file_system.listStatus(path)] if file_system.exists(path) else []
 
 
 def has_files(spark: SparkSession, uri: str) -> bool:
     """Whether `uri` is a folder with something in it."""
-    path, file_system = _open(spark, uri)
-    return bool(file_system.exists(path)) and len(file_system.listStatus(path)) > 0
+    return bool(names_in(spark, uri))
+
+
+def check_writable(spark: SparkSession, uri: str) -> None:
+    """Write a small file below `uri` and remove it again.
+
+    Raises:
+        SetupError: if that fails; whatever the file system says is in the message.
+    """
+    try:
+        path, file_system = _open(spark, f"{uri.rstrip('/')}/.halfway-doctor-{uuid.uuid4().hex}")
+        file_system.create(path, True).close()
+        file_system.delete(path, False)
+    except Py4JJavaError as error:
+        cause = str(error.java_exception).splitlines()[0]
+        raise SetupError(f"{uri} cannot be written ({cause}): give the job's user access, or set another place") from None
 
 
 def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:
-    jvm: Any = spark.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(uri)
-    return path, path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+    path = _jvm(spark).org.apache.hadoop.fs.Path(uri)
+    return path, path.getFileSystem(_hadoop_conf(spark))
+
+
+def _jvm(spark: SparkSession) -> Any:
+    return spark.sparkContext._jvm
+
+
+def _hadoop_conf(spark: SparkSession) -> Any:
+    return spark.sparkContext._jsc.hadoopConfiguration()

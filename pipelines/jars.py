@@ -45,6 +45,15 @@ def ensure_jars(conf: JarSet) -> list[Path]:
     return jars
 
 
+def jars_present(conf: JarSet) -> list[Path]:
+    """Return the JARs of one set that were fetched already, none if they were not; nothing is fetched.
+
+    Raises:
+        SetupError: if `conf/ivy.xml` is missing.
+    """
+    return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
+
+
 def class_path(jars: list[Path]) -> str:
     """Return the class path of these JARs."""
     return os.pathsep.join(str(jar) for jar in jars)

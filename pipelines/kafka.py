@@ -27,9 +27,14 @@ class _LastError:
         self.error: KafkaError | None = None
 
     def __call__(self, error: KafkaError) -> None:
-        # "All brokers are down" follows the error that says why.
-        if self.error is None or error.code() != KafkaError._ALL_BROKERS_DOWN:
+        # "All brokers are down" and "disconnected" follow the error that says why, or go before it.
+        if self.error is None or _rank(error) >= _rank(self.error):
             self.error = error
+
+
+def _rank(error: KafkaError) -> int:
+    """How much an error tells."""
+    return {KafkaError._ALL_BROKERS_DOWN: 0, KafkaError._TRANSPORT: 1}.get(error.code(), 2)
 
 
 class Admin(AdminClient):

@@ -2,23 +2,32 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipelines.home import home
 from pipelines.jars import ensure_jars
 from pipelines.java import find_java
+from schemas.errors import SetupError
 from schemas.settings import Settings
 
 REQUIRED_CONF = {
     "spark.sql.session.timeZone": "UTC",
-    # Of two headers with one name the last is kept (design §2); map_from_entries would fail on them.
-    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # The horizon needs no batch without data: time is an event.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # 50 by default: an append would cost 3 s for a log of a few files.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # The outcomes are kept for the seconds that a batch takes: to compress them costs more than it saves.
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    # Values that never repeat: Parquet would build a dictionary of them, and then throw it away.
+    "parquet.enable.dictionary#transaction_id": "false",
+    "parquet.enable.dictionary#keys": "false",
+    "parquet.enable.dictionary#body": "false",
+    "parquet.enable.dictionary#half_offset": "false",
 }
 """What the job sets on any session, because it would be wrong or slow otherwise."""
 
@@ -28,6 +37,8 @@ _LOCAL_CONF = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "4g",
+    # A job for throughput: G1, the default, takes a tenth more of the CPU for shorter pauses, which no batch notices.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
     # A streaming job makes a dozen Spark jobs a batch: what the UI remembers must not grow for hours.
     "spark.ui.retainedJobs": "100",
@@ -38,29 +49,84 @@ _LOCAL_CONF = {
 }
 
 
-def spark_session(settings: Settings, *, ui: bool = False) -> SparkSession:
+_SMALL_CONF = {
+    "spark.master": "local[1]",
+    "spark.driver.memory": "2g",
+    "spark.ui.enabled": "false",
+    # It ends before well optimised code would have paid for its making, and for its threads.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+"""For commands that look on beside a running job: one core, and a heap that grows no further than large bodies need."""
+
+
+def spark_session(settings: Settings, *, ui: bool = False, small: bool = False) -> SparkSession:
     """Return the session to run in.
 
-    Under spark-submit or on Databricks it is the one that exists. Otherwise a local one is started on all cores (or
-    `SPARK_MASTER`), on loopback, with the JARs of `conf/ivy.xml`.
+    One that this process has is taken, as on Databricks. Under spark-submit it is made as the cluster says. Otherwise a local one
+    is started on all cores (or `SPARK_MASTER`), on loopback, with the JARs of `conf/ivy.xml`; if it is to be `small`, on one core.
 
     Raises:
-        SetupError: if Java or the JARs are missing.
+        SetupError: if Java or the JARs are missing, or Spark is only there by Spark Connect.
     """
-    spark = SparkSession.getActiveSession() if _is_submitted() else None
+    spark = running_session()
     if spark is None:
-        spark = SparkSession.builder.getOrCreate() if _is_submitted() else _local_session(ui=ui)
+        spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui=ui, small=small)
+    refuse_connect(spark)
     for name, value in REQUIRED_CONF.items():
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.state.shuffle_partitions))
     return spark
 
 
-def _is_submitted() -> bool:
+def refuse_connect(spark: SparkSession) -> None:
+    """Refuse a session of Spark Connect: the job counts by accumulators, and writes beside its checkpoint by the driver's JVM.
+
+    Raises:
+        SetupError: if it is one.
+    """
+    if not hasattr(spark, "_jvm"):
+        raise SetupError(
+            "this is Spark Connect, as on Databricks' serverless compute and in its standard access mode: run on a job cluster in "
+            "dedicated access mode (data_security_mode: DATA_SECURITY_MODE_DEDICATED)"
+        )
+
+
+def running_session() -> SparkSession | None:
+    """Return the Spark that this process has, None if it has none; Spark's own active session is a thread's."""
+    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
+
+
+@contextmanager
+def own_session() -> Iterator[None]:
+    """Stop a Spark that is started in this block, so that executors and ports are free at once; one that was there before stays."""
+    before = running_session()
+    try:
+        yield
+    finally:
+        running = running_session()
+        if before is None and running is not None:
+            running.stop()
+
+
+def is_submitted() -> bool:
+    """Whether a cluster runs this process, under spark-submit or on Databricks: it brings its own Java and JARs."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
-def _local_session(*, ui: bool) -> SparkSession:
+@contextmanager
+def _stdout_is_stderr() -> Iterator[None]:
+    """Give a JVM that starts meanwhile stderr for its stdout: what Spark prints there is no part of a command's output."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _local_session(*, ui: bool, small: bool) -> SparkSession:
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(Path(java).resolve().parent.parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -71,6 +137,10 @@ def _local_session(*, ui: bool) -> SparkSession:
         builder = builder.config(name, value)
     # Nothing goes there; Spark makes the folder all the same, in the current directory if none is named.
     builder = builder.config("spark.sql.warehouse.dir", str(home() / "spark-warehouse"))
-    spark = builder.config("spark.ui.enabled", str(ui).lower()).getOrCreate()
+    builder = builder.config("spark.ui.enabled", str(ui).lower())
+    for name, value in _SMALL_CONF.items() if small else ():
+        builder = builder.config(name, value)
+    with _stdout_is_stderr():
+        spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
     return spark

@@ -1,26 +1,58 @@
 """The Delta tables: made at the first start, owned by one query, appended to exactly once (design §1.5, §1.6)."""
 
+from collections.abc import Mapping
+
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
+from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
 
 OWNER_PROPERTY = "halfway.query_id"
+_PROPERTIES = {
+    # Append only, and readable by any Delta reader.
+    "delta.enableDeletionVectors": "false",
+    "delta.appendOnly": "true",
+    # 30 days and 7 by default: with a commit a second the log would hold 2.6 million files, and each of its checkpoints 600,000 names
+    # of files that a compaction took away (docs/tables.md).
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
 
 
 def table_path(storage: StorageSettings, table: Table) -> str:
-    """Return where a table is."""
+    """Return the folder that a table is.
+
+    Raises:
+        SetupError: if it is a catalog's table, whose folder is the catalog's business.
+    """
+    if storage.catalog_schema:
+        raise SetupError(
+            f"the tables are in the catalog, in {storage.catalog_schema}, and this reads them as folders: read them with Spark, or set "
+            "storage.warehouse instead of storage.catalog_schema"
+        )
     return f"{storage.warehouse.rstrip('/')}/{table}"
+
+
+def table_name(storage: StorageSettings, table: Table) -> str:
+    """Return how SQL calls a table, whether it is a folder or a catalog's."""
+    if storage.catalog_schema:
+        return ".".join(f"`{part}`" for part in (*storage.catalog_schema.split("."), table))
+    return f"delta.`{table_path(storage, table)}`"
 
 
 def table_exists(spark: SparkSession, storage: StorageSettings, table: Table) -> bool:
     """Whether the table has been made."""
+    if storage.catalog_schema:
+        return spark.catalog.tableExists(table_name(storage, table))
     return DeltaTable.isDeltaTable(spark, table_path(storage, table))
 
 
 def read_table(spark: SparkSession, storage: StorageSettings, table: Table) -> DataFrame:
     """Return a table as it is now."""
+    if storage.catalog_schema:
+        return spark.table(table_name(storage, table))
     return spark.read.format("delta").load(table_path(storage, table))
 
 
@@ -28,32 +60,33 @@ def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> str
     """Return the id of the query that the table belongs to, None if it is not there or nobody's."""
     if not table_exists(spark, storage, table):
         return None
-    properties: dict[str, str] = DeltaTable.forPath(spark, table_path(storage, table)).detail().select("properties").collect()[0][0]
+    detail = spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}")
+    properties: dict[str, str] = detail.select("properties").collect()[0][0]
     return properties.get(OWNER_PROPERTY)
 
 
 def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str) -> None:
     """Make the tables that are missing, and write down in all of them that they are this query's."""
     for table, schema in TABLE_SCHEMAS.items():
-        path = table_path(storage, table)
+        name = table_name(storage, table)
         if table_exists(spark, storage, table):
             if owner_of(spark, storage, table) != query_id:
-                spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{OWNER_PROPERTY}' = '{query_id}')")
+                spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map({OWNER_PROPERTY: query_id})})")
             continue
-        (
-            DeltaTable.createIfNotExists(spark)
-            .location(path)
-            .addColumns(schema)
-            .property(OWNER_PROPERTY, query_id)
-            # Append only, and readable by any Delta reader.
-            .property("delta.enableDeletionVectors", "false")
-            .property("delta.appendOnly", "true")
-            .property("delta.dataSkippingStatsColumns", ",".join(SEARCHED_COLUMNS[table]))
-            .execute()
-        )
+        # SQL, because the builder of DeltaTable knows no names of three parts.
+        columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
+        properties = {**_PROPERTIES, OWNER_PROPERTY: query_id, "delta.dataSkippingStatsColumns": ",".join(SEARCHED_COLUMNS[table])}
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({_sql_map(properties)})")
 
 
-def append_once(rows: DataFrame, path: str, app_id: str, batch_id: int) -> None:
+def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id: str, batch_id: int) -> None:
     """Append rows; a second append of the same application and batch is passed over by Delta."""
-    options = {"txnAppId": app_id, "txnVersion": str(batch_id)}
-    rows.write.format("delta").mode("append").options(**options).save(path)
+    writer = rows.write.format("delta").mode("append").options(txnAppId=app_id, txnVersion=str(batch_id))
+    if storage.catalog_schema:
+        writer.saveAsTable(table_name(storage, table))
+    else:
+        writer.save(table_path(storage, table))
+
+
+def _sql_map(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())

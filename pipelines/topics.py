@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TopicReport:
-    """What one topic is like; `notes` are differences that break no rule."""
+    """What one topic is like; `notes` are differences that break no rule, `problems` those that do."""
 
     topic: str
     partitions: int
@@ -32,7 +32,9 @@ class TopicReport:
     timestamp_type: str
     retention_ms: int
     max_message_bytes: int
+    min_insync_replicas: int
     notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def create_topics(
@@ -67,6 +69,17 @@ def verify_topics(settings: Settings) -> list[TopicReport]:
     return _verify(admin(settings), settings, [], None)
 
 
+def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
+    """Return what those of the three topics that exist are like, whatever that is.
+
+    Raises:
+        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+    """
+    counts = partition_counts(client, _names(settings))
+    configs = _configs(client, list(counts)) if counts else {}
+    return [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
+
+
 def check_half_retention(settings: Settings) -> None:
     """Refuse a half topic that deletes halves before they can expire: R17, asked at each start of the job.
 
@@ -76,7 +89,7 @@ def check_half_retention(settings: Settings) -> None:
     """
     client, topic = admin(settings), settings.kafka.half_topic
     if topic not in partition_counts(client, [topic]):
-        raise TopicError(_missing([topic]))
+        raise TopicError(missing_topics([topic]))
     problem = _retention_problem(settings, topic, _configs(client, [topic])[topic])
     if problem:
         raise TopicError(problem)
@@ -136,33 +149,34 @@ def _wait_until_known(client: Admin, topics: list[str]) -> None:
 
 
 def _verify(client: Admin, settings: Settings, created: list[str], partitions: int | None) -> list[TopicReport]:
-    names = _names(settings)
-    counts = partition_counts(client, names)
-    missing = [topic for topic in names if topic not in counts]
+    reports = inspect_topics(client, settings)
+    missing = [topic for topic in _names(settings) if topic not in {report.topic for report in reports}]
     if missing:
-        raise TopicError(_missing(missing))
-    configs = _configs(client, names)
-    problems = [problem for topic in names for problem in _problems(settings, topic, configs[topic])]
+        raise TopicError(missing_topics(missing))
+    problems = [problem for report in reports for problem in report.problems]
     if problems:
         raise TopicError("; ".join(problems))
-    reports = []
-    for topic in names:
-        notes = _notes(settings, topic, configs[topic])
-        if partitions is not None and counts[topic] != partitions:
-            notes.append(f"has {counts[topic]} partitions, not {partitions}: existing topics are left as they are")
-        reports.append(_report(topic, counts[topic], topic in created, configs[topic], notes))
-    return reports
+    return [_created(report, report.topic in created, partitions) for report in reports]
 
 
-def _report(topic: str, partitions: int, created: bool, config: Mapping[str, str], notes: list[str]) -> TopicReport:
+def _created(report: TopicReport, created: bool, partitions: int | None) -> TopicReport:
+    notes = list(report.notes)
+    if partitions is not None and report.partitions != partitions:
+        notes.append(f"has {report.partitions} partitions, not {partitions}: existing topics are left as they are")
+    return replace(report, created=created, notes=tuple(notes))
+
+
+def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str, str]) -> TopicReport:
     return TopicReport(
         topic=topic,
         partitions=partitions,
-        created=created,
+        created=False,
         timestamp_type=config["message.timestamp.type"],
         retention_ms=int(config["retention.ms"]),
         max_message_bytes=int(config["max.message.bytes"]),
-        notes=tuple(notes),
+        min_insync_replicas=int(config["min.insync.replicas"]),
+        notes=tuple(_notes(settings, topic, config)),
+        problems=tuple(_problems(settings, topic, config)),
     )
 
 
@@ -211,5 +225,6 @@ def _alter(topic: str, name: str, value: object) -> str:
     return f"set it by `kafka-configs.sh --bootstrap-server … --alter --topic {topic} --add-config {name}={value}`"
 
 
-def _missing(topics: list[str]) -> str:
+def missing_topics(topics: list[str]) -> str:
+    """Return the words for topics that are not there."""
     return f"no topic {', '.join(topics)}: `halfway topics create` makes it"

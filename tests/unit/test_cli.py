@@ -10,12 +10,21 @@ import typer
 from typer.testing import CliRunner
 
 from pipelines.cli import app
-from pipelines.cli_common import HalfwayGroup, settings_of
+from pipelines.cli_common import HalfwayGroup, duration_text, settings_of
 from schemas.errors import SetupError
 
 PROJECT = Path(__file__).parents[2]
 UNREACHABLE = "127.0.0.1:1"
-COMMANDS = [[], ["broker"], ["broker", "start"], ["broker", "stop"], ["broker", "status"], ["topics"], ["topics", "create"]]
+COMMANDS = [
+    [],
+    ["broker"],
+    ["broker", "start"],
+    ["broker", "stop"],
+    ["broker", "status"],
+    ["topics"],
+    ["topics", "create"],
+    *([name] for name in ("resolve", "demo", "status", "pending", "commit", "rollback", "replay", "doctor", "optimize")),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -124,3 +133,8 @@ def test_local_yaml_is_the_default_where_it_is_found(tmp_path: Path) -> None:
 
 def test_set_keeps_what_comes_after_the_first_equals_sign() -> None:
     assert settings_of(None, ["storage.warehouse=s3://a/b?c=d"]).storage.warehouse == "s3://a/b?c=d"
+
+
+def test_lengths_of_time_are_told_in_two_units() -> None:
+    told = [duration_text(ms) for ms in (None, -5, 0, 1_500, 59_949, 60_000, 3_599_999, 3_600_000, 90_061_000)]
+    assert told == ["unknown", "0.0 s", "0.0 s", "1.5 s", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h"]

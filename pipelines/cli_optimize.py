@@ -1,0 +1,19 @@
+"""`halfway optimize`: make few large files of the tables' many small ones."""
+
+from dataclasses import asdict
+
+from pipelines.cli_common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from pipelines.compaction import compact_tables
+from pipelines.session import own_session, spark_session
+
+
+def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Make few large files of the tables' many small ones. The job may go on running; do it each hour or so."""
+    settings = settings_of(config, overrides)
+    with own_session():
+        done = compact_tables(spark_session(settings), settings.storage)
+    if as_json:
+        show_json([asdict(compaction) for compaction in done])
+        return
+    rows = [(each.table, each.files_removed, each.files_added, each.files, f"{each.bytes / 1024**2:.1f}") for each in done]
+    show_table(["table", "files replaced", "by", "files now", "MiB now"], rows)

@@ -1,0 +1,101 @@
+"""`halfway optimize` beside the running job: appends never fail for it, and each commit stays exactly one row."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.compaction import Compaction, compact_tables
+from pipelines.job import ResolveJob
+from pipelines.sinks import BatchReport
+from pipelines.tables import create_tables, table_name
+from schemas.errors import SetupError
+from schemas.settings import load_settings
+from schemas.tables import Table
+from tests.kafka.conftest import MakeWorld
+
+LIMIT_S = 120
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come within {LIMIT_S} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(400)
+def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark: SparkSession) -> None:
+    w = world(**{"trigger.available_now": False, "trigger.interval": 0})
+    reports: list[BatchReport] = []
+    failures: list[BaseException] = []
+    job = ResolveJob(w.settings, on_batch=reports.append)
+
+    def run() -> None:
+        try:
+            job.run(lambda: spark)
+        except BaseException as error:
+            failures.append(error)
+
+    def send(number: int) -> None:
+        w.half(f"t{number}", number)
+        w.op(f"t{number}", b"COMMIT", number)
+        w.tick(number)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        send(0)
+        until(lambda: bool(failures or reports), "the first batch")
+        stop = threading.Event()
+        compactions: list[list[Compaction]] = []
+
+        def compact() -> None:
+            try:
+                while not stop.is_set():
+                    compactions.append(compact_tables(spark, w.settings.storage))
+            except BaseException as error:
+                failures.append(error)
+
+        compactor = threading.Thread(target=compact)
+        compactor.start()
+        number = 0
+        while not failures and (number < 10 or len(compactions) < 2):
+            number += 1
+            before = len(reports)
+            send(number)
+            until(lambda before=before: bool(failures) or len(reports) > before, "a batch")  # type: ignore[misc]
+        stop.set()
+        compactor.join()
+    finally:
+        job.stop()
+        thread.join()
+    assert not failures, failures[0]
+    w.resolve(w.settings.model_copy(update={"trigger": w.settings.trigger.model_copy(update={"available_now": True})}))
+    assert sorted(w.by_id(Table.MESSAGES)) == sorted(f"t{n}" for n in range(number + 1))
+    history = spark.sql(f"DESCRIBE HISTORY {table_name(w.settings.storage, Table.MESSAGES)}").orderBy("version").collect()
+    done = [row["operation"] for row in history if row["operation"] in ("WRITE", "OPTIMIZE")]
+    assert "OPTIMIZE" in done[: len(done) - done[::-1].index("WRITE")], "no compaction came between two appends"
+
+
+@pytest.mark.timeout(200)
+def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
+    warehouse = str(tmp_path / "warehouse")
+    create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
+    command = [sys.executable, "-m", "pipelines", "optimize", "--set", f"storage.warehouse={warehouse}", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=150)
+    assert done.returncode == 0, done.stderr[-2000:]
+    nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0}
+    assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]
+
+
+def test_without_tables_it_says_where_it_looked(spark: SparkSession, tmp_path: Path) -> None:
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    with pytest.raises(SetupError, match=f"no tables in {tmp_path}: `halfway resolve` makes them"):
+        compact_tables(spark, storage)

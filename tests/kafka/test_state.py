@@ -1,0 +1,77 @@
+"""The state read from the checkpoint: before the first batch, between batches, and while the job goes on."""
+
+import threading
+
+from pyspark.sql import SparkSession
+
+from pipelines.job import ResolveJob
+from pipelines.state import read_state
+from schemas.settings import Settings
+from tests.kafka.conftest import MakeWorld
+from tests.kafka.test_resolve_command import until
+from tests.kafka.world import START_MS
+from transforms.pending import view_pending
+
+
+def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:
+    ids: list[str] = view_pending(read_state(spark, settings.storage).rows).transactions["transaction_id"].to_pylist()
+    return ids
+
+
+def test_before_the_first_batch_there_is_nothing(world: MakeWorld) -> None:
+    w = world()
+    stored = read_state(w.spark, w.settings.storage)
+    assert (stored.batch_id, stored.rows, stored.read_to) == (None, [], {})
+
+
+def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
+    w = world()
+    partition, offset = w.half("b", 100, INCARNATION=b"2")
+    w.half("a", 50)
+    w.half("c", 60)
+    w.op("c", b"COMMIT", 61)
+    w.tick(6_101)
+    w.resolve()
+    stored = read_state(w.spark, w.settings.storage)
+    view = view_pending(stored.rows)
+    assert stored.batch_id == 0
+    assert len(stored.rows) == 4, "one row a bucket"
+    assert {topic: sum(places.values()) for topic, places in stored.read_to.items()} == {
+        w.settings.kafka.half_topic: 5,
+        w.settings.kafka.op_topic: 3,
+    }
+    assert view.horizon_ms == START_MS + 6_101
+    assert view.totals["committed"] == 1
+    assert view.transactions.to_pylist()[1] == {
+        "transaction_id": "b",
+        "incarnation": 2,
+        "producer_group": "g",
+        "topic": "orders",
+        "start_ms": START_MS + 100,
+        "age_ms": 6_001,
+        "check_times": 1,
+        "next_due_ms": START_MS + 36_101,
+        "half_partition": partition,
+        "half_offset": offset,
+    }
+
+
+def test_it_can_be_read_while_the_job_runs_and_writes(world: MakeWorld) -> None:
+    """Batch after batch, with old ones cleaned up at once: each read gives one whole batch."""
+    w = world(**{"trigger.available_now": False, "trigger.interval": 0, "resolution.tick_interval": "20ms"}, timestamps="LogAppendTime")
+    w.spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
+    for n in range(20):
+        w.half(f"t{n}")
+    job = ResolveJob(w.settings)
+    thread = threading.Thread(target=job.run, args=(lambda: w.spark,))
+    thread.start()
+    try:
+        until(lambda: len(pending_ids(w.spark, w.settings)) == 20, "the halves")
+        seen = set()
+        until(lambda: seen.add(read_state(w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")
+        assert len(pending_ids(w.spark, w.settings)) == 20
+    finally:
+        job.stop()
+        thread.join(60)
+        w.spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
+    assert job.failure is None
