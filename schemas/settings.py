@@ -90,7 +90,9 @@ class Security(_Group):
             module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
             login = f"username={_jaas_quote(self.user)} password={_jaas_quote(self.password.get_secret_value())}"
             options["kafka.sasl.mechanism"] = self.sasl_mechanism
-            options["kafka.sasl.jaas.config"] = f"org.apache.kafka.common.security.{module} required {login};"
+            # Databricks has Kafka's classes under a name of its own.
+            prefix = "kafkashaded." if "DATABRICKS_RUNTIME_VERSION" in os.environ else ""
+            options["kafka.sasl.jaas.config"] = f"{prefix}org.apache.kafka.common.security.{module} required {login};"
         if self.ca:
             options["kafka.ssl.truststore.type"] = "PEM"
             options["kafka.ssl.truststore.location"] = str(self.ca)
@@ -174,12 +176,22 @@ Place = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
 class StorageSettings(_Group):
-    """Where tables and checkpoint are: URIs that the cluster can write, or paths, relative ones from the current directory."""
+    """Where tables and checkpoint are: URIs that the cluster can write, or paths, relative ones from the current directory.
+
+    The tables are folders below `warehouse`, or, if `catalog_schema` is set, tables of that schema of Spark's catalog.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     warehouse: Place = ".halfway/warehouse"
+    catalog_schema: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)?$")] | None = None
     checkpoint: Place = ".halfway/checkpoint"
+
+    @model_validator(mode="after")
+    def _one_place_for_tables(self) -> Self:
+        if self.catalog_schema and "warehouse" in self.model_fields_set:
+            raise ValueError("the tables are either folders below storage.warehouse or in storage.catalog_schema: set one, not both")
+        return self
 
 
 class TriggerSettings(_Group):
@@ -190,9 +202,10 @@ class TriggerSettings(_Group):
 
 
 class MetricsSettings(_Group):
-    """Prometheus metrics: the port to listen on, 0 for none."""
+    """Prometheus metrics: where to listen, port 0 for nowhere."""
 
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
 class Settings(BaseSettings):
@@ -296,7 +309,7 @@ def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> Non
         if value is None:
             return
         raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")
-    merged[field] = None if value == "" and field == "max_offsets_per_trigger" else value
+    merged[field] = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
 
 
 def _is_group(field: FieldInfo) -> bool:

@@ -284,5 +284,24 @@ def test_databricks_yaml_takes_its_secrets_from_the_environment() -> None:
     refused("needs sasl_mechanism, user and password", path=CONF / "databricks.yaml")
     environ = {"HALFWAY__KAFKA__SECURITY__USER": "u", "HALFWAY__KAFKA__SECURITY__PASSWORD": "p"}
     settings = load(CONF / "databricks.yaml", environ=environ)
-    assert settings.storage.warehouse.startswith("/Volumes/main/halfway/")
+    assert settings.storage.catalog_schema == "main.halfway"
     assert settings.storage.checkpoint.startswith("/Volumes/main/halfway/")
+
+
+def test_tables_are_folders_or_in_a_catalog_not_both() -> None:
+    assert load(overrides={"storage.catalog_schema": "main.payments"}).storage.catalog_schema == "main.payments"
+    assert load(overrides={"storage.catalog_schema": "", "storage.warehouse": "tables"}).storage.catalog_schema is None
+    refused("set one, not both", overrides={"storage.catalog_schema": "main.payments", "storage.warehouse": "tables"})
+
+
+@pytest.mark.parametrize("name", ["main.payments.messages", "main.", "a b", "main.`x`", "x'; DROP"])
+def test_what_is_no_schema_of_a_catalog(name: str) -> None:
+    refused("storage.catalog_schema", overrides={"storage.catalog_schema": name})
+
+
+def test_databricks_has_kafkas_classes_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    security = load(overrides=SASL).kafka.security
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.scram.ScramLoginModule ")
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "19.0")
+    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.scram.")

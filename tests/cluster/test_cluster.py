@@ -1,0 +1,150 @@
+"""The job by spark-submit on a standalone cluster of two workers, as docs/cluster.md tells it; one worker is killed on the way."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from pipelines.broker import LocalBroker
+from pipelines.demo import Progress, run_demo
+from pipelines.jars import ensure_jars
+from pipelines.tables import table_path
+from pipelines.topics import create_topics
+from schemas.settings import ENV_PREFIX, load_settings
+from schemas.tables import Table
+from tests.cluster.standalone import HOST, StandaloneCluster, children, until
+from tests.conftest import unique_topics
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
+BUILD, SUBMIT, STOP = BLOCKS[:3]
+MESSAGES = 400
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source tree with what a user has in it, the fetched JARs too."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("pipelines", "transforms", "schemas", "clients", "conf"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, copy / name)
+    jars = copy / ".halfway" / "jars" / "spark"
+    jars.mkdir(parents=True)
+    for jar in ensure_jars("spark"):
+        (jars / jar.name).symlink_to(jar)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python as the cluster's machines have it: all that Halfway depends on, and not Halfway.
+
+    A line of a .pth file is a folder to look in, whose own .pth files do not count: what was installed editable is not found there.
+    """
+    folder = tmp_path_factory.mktemp("python")
+    venv.create(folder, with_pip=False)
+    scheme = {"base": str(folder), "platbase": str(folder)}
+    (Path(sysconfig.get_path("purelib", vars=scheme)) / "packages.pth").write_text(
+        "\n".join(path for path in sys.path if path.endswith("site-packages"))
+    )
+    python = folder / "bin" / "python"
+    found = subprocess.run(
+        [str(python), "-c", "import pandas, confluent_kafka, pydantic, pyspark; import pipelines"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={},
+    )
+    assert "No module named 'pipelines'" in found.stderr
+    return python
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[StandaloneCluster]:
+    with StandaloneCluster(tmp_path) as running:
+        yield running
+
+
+def run(command: str, source: Path, environ: dict[str, str]) -> None:
+    done = subprocess.run(["bash", "-euc", command], cwd=source, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ids_of(table: str) -> list[str]:
+    rows = QueryBuilder().register("rows", DeltaTable(table)).execute("SELECT transaction_id FROM rows").read_all()
+    found: list[str] = pyarrow.table(rows)["transaction_id"].to_pylist()
+    return found
+
+
+@pytest.mark.timeout(420)
+def test_a_worker_dies_and_every_transaction_ends_as_decided(
+    broker: LocalBroker, cluster: StandaloneCluster, source: Path, python: Path, tmp_path: Path
+) -> None:
+    overrides = {
+        **unique_topics(broker),
+        "storage.warehouse": f"file://{tmp_path}/shared/warehouse",
+        "storage.checkpoint": f"file://{tmp_path}/shared/checkpoint",
+        "state.buckets": 8,
+        "state.shuffle_partitions": 2,
+        "resolution.transactionTimeOut": "4s",
+        "resolution.transactionCheckInterval": "4s",
+        "resolution.transactionCheckMax": 2,
+    }
+    settings = load_settings(environ={}, overrides=overrides)
+    create_topics(settings, 2)
+    environ = {
+        **{name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME", "HALFWAY_HOME")},
+        **{ENV_PREFIX + name.replace(".", "__").upper(): str(value) for name, value in overrides.items()},
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "SPARK_LOCAL_IP": HOST,
+        "MASTER": cluster.master,
+        "CLUSTER_PYTHON": str(python),
+    }
+    run(BUILD, source, environ)
+    assert {"pipelines/__main__.py", "pipelines/conf/default.yaml"} <= set(zipfile.ZipFile(source / "halfway.zip").namelist())
+    log = tmp_path / "submit.log"
+    with log.open("wb") as output:
+        submit = subprocess.Popen(
+            ["bash", "-euc", f"exec {SUBMIT}"], cwd=source, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        status = tmp_path / "shared" / "checkpoint" / "status.json"
+        until(lambda: submit.poll() is not None or status.exists(), "the first batch", 120)
+        assert submit.poll() is None, log.read_text()[-3000:]
+        dead: list[int] = []
+
+        def kill_one(progress: Progress) -> None:
+            if not dead and progress.sent >= MESSAGES / 3:
+                assert any("CoarseGrainedExecutorBackend" in command_line(pid) for pid in children(cluster.workers[0].pid))
+                dead.extend(cluster.kill(0))
+                assert progress.sent < progress.total
+
+        result = run_demo(settings, MESSAGES, None, say=print, show=kill_one)
+        assert len(dead) >= 2
+        assert result.ok, (result.expected, result.found, result.problems, log.read_text()[-3000:])
+        messages = ids_of(table_path(settings.storage, Table.MESSAGES))
+        assert len(messages) == len(set(messages)) == result.expected.committed
+        assert "Lost executor" in log.read_text()
+        run(STOP.replace("$!", str(submit.pid)), source, environ)
+        assert submit.wait(60) == 0, log.read_text()[-3000:]
+    finally:
+        for pid in (*children(submit.pid), submit.pid) if submit.poll() is None else ():
+            os.kill(pid, signal.SIGKILL)
+        submit.wait(30)
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

@@ -1,0 +1,81 @@
+"""Tables as folders and as a catalog's, with a Spark and a Delta that are real: what holds for one holds for the other."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from pipelines.files import read_json, write_json
+from pipelines.tables import append_once, create_tables, owner_of, read_table, table_exists, table_path
+from schemas.errors import SetupError
+from schemas.settings import StorageSettings, load_settings
+from schemas.tables import QUARANTINE_SCHEMA, Table
+
+AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+@pytest.fixture(params=["folders", "catalog"])
+def storage(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StorageSettings]:
+    if request.param == "folders":
+        yield load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+        return
+    spark.sql(f"CREATE DATABASE payments LOCATION '{tmp_path}'")
+    yield load_settings(environ={}, overrides={"storage.catalog_schema": "spark_catalog.payments"}).storage
+    spark.sql("DROP DATABASE payments CASCADE")
+
+
+def broken(spark: SparkSession, *offsets: int) -> DataFrame:
+    rows = [("t", 0, offset, AT, "id", b"k", b"v", [("h", b"1"), ("n", None)], "bad_header", "", 7) for offset in offsets]
+    return spark.createDataFrame(rows, QUARANTINE_SCHEMA)
+
+
+def test_made_once_owned_and_taken_over(spark: SparkSession, storage: StorageSettings) -> None:
+    assert not table_exists(spark, storage, Table.MESSAGES)
+    assert owner_of(spark, storage, Table.MESSAGES) is None
+    create_tables(spark, storage, "first")
+    create_tables(spark, storage, "second")
+    assert {owner_of(spark, storage, table) for table in Table} == {"second"}
+    assert all(table_exists(spark, storage, table) for table in Table)
+    assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
+
+
+def test_a_second_append_of_a_batch_is_passed_over(spark: SparkSession, storage: StorageSettings) -> None:
+    create_tables(spark, storage, "query")
+    for offsets, app_id, batch_id in [((1, 2), "a", 0), ((1, 2), "a", 0), ((3,), "a", 1), ((1, 2), "a", 0), ((4,), "b", 0)]:
+        append_once(broken(spark, *offsets), storage, Table.QUARANTINE, app_id, batch_id)
+    rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
+    assert [row["source_offset"] for row in rows] == [1, 2, 3, 4]
+    assert [tuple(header) for header in rows[0]["headers"]] == [("h", b"1"), ("n", None)]
+
+
+def test_a_compaction_forgets_no_batch(spark: SparkSession, storage: StorageSettings) -> None:
+    create_tables(spark, storage, "query")
+    for batch_id in range(12):  # past a checkpoint of the log
+        append_once(broken(spark, batch_id), storage, Table.QUARANTINE, "a", batch_id)
+    table = table_path(storage, Table.QUARANTINE) if not storage.catalog_schema else None
+    spark.sql(f"OPTIMIZE delta.`{table}`" if table else f"OPTIMIZE {storage.catalog_schema}.quarantine").collect()
+    append_once(broken(spark, 11), storage, Table.QUARANTINE, "a", 11)
+    assert read_table(spark, storage, Table.QUARANTINE).count() == 12
+
+
+def test_a_reader_of_folders_says_why_it_cannot_read_a_catalog() -> None:
+    storage = load_settings(environ={}, overrides={"storage.catalog_schema": "main.payments"}).storage
+    with pytest.raises(SetupError, match="read them with Spark, or set "):
+        table_path(storage, Table.MESSAGES)
+
+
+@pytest.mark.parametrize("has_atomic_rename", [True, False])
+def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, has_atomic_rename: bool) -> None:
+    conf, name = spark.sparkContext._jsc.hadoopConfiguration(), "fs.AbstractFileSystem.file.impl"
+    known = conf.get(name)
+    if not has_atomic_rename:
+        conf.unset(name)  # as with an object store that Hadoop's FileContext does not know
+    try:
+        for number in range(2):
+            write_json(spark, str(tmp_path / "status.json"), {"number": number})
+    finally:
+        conf.set(name, known)
+    assert read_json(spark, str(tmp_path / "status.json")) == {"number": 1}
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".crc")] == ["status.json"]
