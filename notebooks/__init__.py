@@ -1,0 +1,1 @@
+"""Notebooks in Databricks' source format, which also run here: `make notebooks`."""

@@ -1,0 +1,76 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # What became of the messages
+# MAGIC Rates, latencies from half to commit, and reasons of discards and quarantine over time, from the three tables alone.
+# MAGIC
+# MAGIC Parameters (widgets here, options of `python -m notebooks.audit_resolutions` elsewhere): `config`, a settings file;
+# MAGIC `set`, settings as `group.name=value`, with spaces between; `hours`, how far to look back from the newest outcome: all, if empty.
+
+# COMMAND ----------
+
+from notebooks import charts
+from notebooks.page import Page, utc
+from pipelines.exploration import stored_tables
+from schemas.errors import HalfwayError
+from transforms import audit
+from transforms.exploration import duration_text
+
+page = Page.open("audit_resolutions", "What became of the messages", globals(), hours="")
+settings, spark = page.settings, page.spark
+messages, discarded, quarantine = stored_tables(spark, settings.storage).values()
+
+# COMMAND ----------
+
+[(first_ms, last_ms)] = audit.span(audit.outcomes(messages, discarded, quarantine)).collect()
+if last_ms is None:
+    raise HalfwayError(f"the tables in {settings.storage.warehouse} are empty: nothing was committed, discarded or quarantined yet")
+if page.parameters["hours"]:
+    first_ms = max(first_ms, last_ms - int(float(page.parameters["hours"]) * 3_600_000))
+    messages = audit.since(messages, "committed_at", first_ms)
+    discarded = audit.since(discarded, "discarded_at", first_ms)
+    quarantine = audit.since(quarantine, "source_timestamp", first_ms)
+step_ms = audit.step_ms(last_ms - first_ms)
+page.say(f"From {utc(first_ms)} to {utc(last_ms)}, in steps of {duration_text(step_ms)}.")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Rates
+# MAGIC Each in a panel of its own, since discards and quarantine are few where all is well. A rollback leaves nothing in the tables; the
+# MAGIC state counts them: see `explore_pending`.
+
+# COMMAND ----------
+
+rates = audit.rates(audit.outcomes(messages, discarded, quarantine), step_ms).toPandas()
+page.picture("rates", charts.rates(rates, step_ms))
+page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count"].sum().reset_index().fillna(""))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## From half to commit
+# MAGIC By the broker's time of both records. What was committed only after a check took longer than `transactionTimeOut`: the column
+# MAGIC *asked* counts those.
+
+# COMMAND ----------
+
+latencies = audit.latencies(messages, step_ms).toPandas()
+if len(latencies):
+    page.picture("latencies", charts.latencies(latencies, step_ms))
+by_group = audit.by_group(messages, discarded).toPandas()
+page.table("By producer group, times in ms", by_group)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Discarded and quarantined, by reason
+# MAGIC `docs/contract.md` says what each reason means.
+
+# COMMAND ----------
+
+for outcome in ("discarded", "quarantined"):
+    if (rates["outcome"] == outcome).any():
+        page.picture(outcome, charts.reasons(rates, outcome, step_ms))
+    else:
+        page.say(f"Nothing was {outcome}.")
+page.finish()

@@ -1,0 +1,194 @@
+"""Pictures of aggregates: titles, units, labels that can be read, times in UTC, colours that all can tell apart."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import matplotlib.dates as mdates
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+from transforms.exploration import AGE_EDGES_MS, duration_text
+
+# Okabe and Ito's colours, told apart with any colour vision.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+_AGE_GROUPS_MS = (0, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
+_SIZE = (10.0, 4.8)
+
+
+def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
+    """Draw how many are pending by producer group, stacked by age (producer_group, from_ms, transactions)."""
+    labels = _age_labels()
+    named = rows.assign(age=pd.cut(rows["from_ms"].fillna(0), [*_AGE_GROUPS_MS, float("inf")], right=False, labels=labels))
+    table = named.pivot_table(index="producer_group", columns="age", values="transactions", aggfunc="sum", observed=False, fill_value=0)
+    table = table.loc[table.sum(axis=1).sort_values().index]
+    figure, axes = plt.subplots(figsize=(_SIZE[0], max(3.2, 1.6 + 0.4 * len(table))), layout="constrained")
+    left = pd.Series(0, index=table.index)
+    for label, colour in zip(labels, plt.get_cmap("cividis_r")([0.05, 0.25, 0.45, 0.65, 0.85, 1.0]), strict=True):
+        if table[label].sum():
+            axes.barh(table.index, table[label], left=left, color=colour, label=label, edgecolor="white", linewidth=0.5)
+        left = left + table[label]
+    for place, total in enumerate(left):
+        axes.annotate(f" {total:,}", (total, place), va="center")
+    axes.set_xlim(0, 1.08 * max(left))
+    axes.legend(title="age of the half", loc="lower right")
+    _label(axes, f"Pending transactions by producer group, at {horizon}", "transactions", "producer group")
+    _count_axis(axes.xaxis)
+    axes.grid(visible=False, axis="y")
+    return figure
+
+
+def ages(rows: pd.DataFrame, horizon: str) -> Figure:
+    """Draw how old what is pending is (from_ms, transactions): classes of about twice the one before."""
+    counts = rows.dropna().set_index("from_ms")["transactions"]
+    shown = [edge for edge in AGE_EDGES_MS if edge <= max([*counts.index, 10_000])]
+    return _bars(
+        [_from(edge) for edge in shown],
+        [int(counts.get(edge, 0)) for edge in shown],
+        f"Ages of pending transactions, at {horizon}",
+        "age of the half: from the label to the next one",
+    )
+
+
+def checks(rows: pd.DataFrame, horizon: str) -> Figure:
+    """Draw how often what is pending was asked about (check_times, transactions)."""
+    counts = rows.set_index("check_times")["transactions"]
+    shown = range(max([*counts.index, 3]) + 1)
+    return _bars(
+        [str(times) for times in shown],
+        [int(counts.get(times, 0)) for times in shown],
+        f"Checks sent for pending transactions, at {horizon}",
+        "check requests sent so far",
+    )
+
+
+def rates(rows: pd.DataFrame, step_ms: int) -> Figure:
+    """Draw outcomes over time, each kind in a panel of its own scale (at, outcome, count)."""
+    kinds = ("committed", "discarded", "quarantined")
+    figure, panels = plt.subplots(len(kinds), sharex=True, figsize=(_SIZE[0], 6.4), layout="constrained")
+    for kind, axes, colour in zip(kinds, panels, COLOURS, strict=False):
+        found = rows[rows["outcome"] == kind].groupby("at")["count"].sum()
+        axes.bar(found.index, found, width=_width(step_ms), align="edge", color=colour)
+        _label(axes, f"{kind}, {found.sum():,} in all", "", f"count per {duration_text(step_ms)}")
+        _count_axis(axes.yaxis, steps=4)
+        axes.set_ylim(bottom=0, top=None if len(found) else 1)
+    _time_axis(panels[-1])
+    figure.suptitle("Outcomes over time", fontweight="bold")
+    return figure
+
+
+def latencies(rows: pd.DataFrame, step_ms: int) -> Figure:
+    """Draw percentiles of half → commit over time (at, p50, p95, p99 in ms), on a logarithmic scale."""
+    figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
+    # Each thinner than the one below it: where they are the same, all can be seen.
+    for name, colour, marker, width in (("p99", COLOURS[5], "^", 5), ("p95", COLOURS[1], "s", 3), ("p50", COLOURS[0], "o", 1.2)):
+        middle = rows["at"] + pd.Timedelta(milliseconds=step_ms / 2)
+        # Below 1 ms the broker's clock tells nothing apart, and a logarithm has no place for 0.
+        axes.plot(middle, rows[name].clip(lower=1), color=colour, marker=marker, markersize=3 + width, linewidth=width, label=name)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(_durations())
+    axes.legend(title="percentile", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _label(axes, f"From half to commit, per {duration_text(step_ms)}", "", "half to commit, logarithmic scale")
+    _time_axis(axes)
+    return figure
+
+
+def reasons(rows: pd.DataFrame, outcome: str, step_ms: int) -> Figure:
+    """Draw one outcome over time, of which there is at least one, stacked by reason (at, outcome, reason, count).
+
+    The seven most frequent reasons are named, the rest is one.
+    """
+    found = rows[rows["outcome"] == outcome]
+    totals = found.groupby("reason")["count"].sum().sort_values(ascending=False)
+    kept = found.assign(reason=found["reason"].where(found["reason"].isin(totals.index[: len(COLOURS) - 1]), "others"))
+    table = kept.pivot_table(index="at", columns="reason", values="count", aggfunc="sum", fill_value=0)
+    figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
+    bottom = pd.Series(0, index=table.index)
+    order = [reason for reason in [*totals.index, "others"] if reason in table.columns]
+    for reason, colour in zip(order, COLOURS, strict=False):
+        label = f"{reason} ({table[reason].sum():,})"
+        axes.bar(
+            table.index,
+            table[reason],
+            bottom=bottom,
+            width=_width(step_ms),
+            align="edge",
+            color=colour,
+            label=label,
+            edgecolor="white",
+            linewidth=0.4,
+        )
+        bottom = bottom + table[reason]
+    axes.legend(title="reason", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _label(axes, f"{outcome.capitalize()} by reason", "", f"count per {duration_text(step_ms)}")
+    _count_axis(axes.yaxis)
+    _time_axis(axes)
+    return figure
+
+
+def _bars(labels: Sequence[str], counts: Sequence[int], title: str, x: str) -> Figure:
+    figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
+    bars = axes.bar(labels, counts, color=COLOURS[0], width=0.9)
+    axes.bar_label(bars, [f"{count:,}" if count else "" for count in counts], fontsize=9)
+    axes.margins(y=0.1)
+    _label(axes, title, x, "transactions")
+    _count_axis(axes.yaxis)
+    if len(labels) > 12 and max(map(len, labels)) > 3:
+        axes.tick_params(axis="x", labelrotation=45)
+    return figure
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(visible=True, alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _count_axis(axis: Axis, steps: int = 8) -> None:
+    axis.set_major_locator(MaxNLocator(nbins=steps, integer=True))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _time_axis(axes: Axes) -> None:
+    """Label times as a clock shows them, as finely as the span needs; the date stands below."""
+    start, end = (mdates.num2date(bound) for bound in axes.get_xlim())
+    span = end - start
+    text = "%H:%M:%S" if span < timedelta(minutes=20) else "%H:%M" if span < timedelta(days=2) else "%d %b"
+    axes.xaxis.set_major_locator(mdates.AutoDateLocator(maxticks=9))
+    axes.xaxis.set_major_formatter(mdates.DateFormatter(text))
+    days = f"{start:%Y-%m-%d}" if start.date() == end.date() else f"{start:%Y-%m-%d} to {end:%Y-%m-%d}"
+    axes.set_xlabel(f"time, UTC ({days})")
+
+
+def _width(step_ms: int) -> float:
+    """Return the width of a bar in days, the unit of a time axis."""
+    return 0.95 * step_ms / 86_400_000
+
+
+def _durations() -> FuncFormatter:
+    return FuncFormatter(lambda ms, _: duration_text(ms))
+
+
+def age_text(from_ms: float) -> str:
+    """Return the name of an age class, given its lower bound; NaN where there is no horizon yet."""
+    return "not known" if pd.isna(from_ms) else f"from {_from(int(from_ms))}"
+
+
+def _from(edge_ms: int) -> str:
+    return "0" if edge_ms == 0 else duration_text(edge_ms)
+
+
+def _age_labels() -> list[str]:
+    ends = [*_AGE_GROUPS_MS[1:], None]
+    return [
+        f"{_from(start)} to {duration_text(end)}" if end else f"over {duration_text(start)}"
+        for start, end in zip(_AGE_GROUPS_MS, ends, strict=True)
+    ]

@@ -1,0 +1,118 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Pending transactions
+# MAGIC What is pending now, by group and age; why it is stuck; and one transaction's story. A running job is not disturbed.
+# MAGIC
+# MAGIC Parameters (widgets here, options of `python -m notebooks.explore_pending` elsewhere): `config`, a settings file;
+# MAGIC `set`, settings as `group.name=value`, with spaces between; `transaction_id`, whose story to tell: if empty, the oldest pending one.
+
+# COMMAND ----------
+
+from datetime import UTC, datetime
+
+import pandas as pd
+
+from notebooks import charts
+from notebooks.page import Page, utc
+from pipelines.exploration import records_since, stored_tables
+from pipelines.state import stored_states
+from transforms import exploration, story
+from transforms.exploration import duration_text
+
+page = Page.open("explore_pending", "Pending transactions", globals(), transaction_id="")
+settings, spark = page.settings, page.spark
+kafka = settings.kafka
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## The state
+# MAGIC The job's state after its last committed batch. The *horizon* is the job's time: if it lags far behind the clock, the job is not
+# MAGIC running, or a partition gets no ticks, and nothing falls due.
+
+# COMMAND ----------
+
+# Read once: a running job goes on, and all that follows is to tell of one batch.
+states = stored_states(spark, settings.storage).persist()
+pending = exploration.pending_transactions(states).persist()
+facts = exploration.facts_of_state(states)
+horizon = utc(facts.horizon_ms)
+if facts.horizon_ms is None:
+    page.say("The horizon is not defined: no tick was read from some partition yet, and nothing falls due.")
+else:
+    lag_ms = datetime.now(UTC).timestamp() * 1000 - facts.horizon_ms
+    page.say(f"Horizon: {horizon}, {duration_text(max(0.0, lag_ms))} behind the clock.")
+page.say(f"Pending: {pending.count():,}.")
+page.say(f"Verdicts that wait for their half: {facts.waiting:,}. Settled and remembered: {facts.remembered:,}.")
+page.say(f"Groups that are away: {', '.join(sorted(facts.absent_groups)) or 'none'}.")
+totals = sorted((str(name), count) for name, count in facts.totals.items() if count)
+page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["what", "count"]))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Pending now
+
+# COMMAND ----------
+
+by_group = exploration.pending_by_group(pending).toPandas()
+ages = exploration.age_histogram(pending).toPandas()
+checks = exploration.check_histogram(pending).toPandas()
+if len(by_group):
+    page.picture("by_group", charts.pending_by_group(by_group, horizon))
+    page.picture("ages", charts.ages(ages, horizon))
+    page.picture("checks", charts.checks(checks, horizon))
+ages["age"] = [charts.age_text(from_ms) for from_ms in ages["from_ms"]]
+page.table("Ages", ages[["age", "transactions"]])
+page.table("Checks", checks)
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## What is stuck, and why
+# MAGIC The answers are those in the op topic since the oldest half that was asked about.
+
+# COMMAND ----------
+
+[(asked_since_ms,)] = pending.where("check_times > 0").selectExpr("min(start_ms)").collect()
+answers = spark.createDataFrame([], "transaction_id STRING, action STRING, remark STRING")
+if kafka.bootstrap_servers and asked_since_ms is not None:
+    answers = exploration.last_answers(records_since(spark, kafka, [kafka.op_topic], asked_since_ms))
+elif asked_since_ms is not None:
+    page.say("No Kafka is configured: what was answered is not known, and counts as no answer.")
+stuck = exploration.stuck(pending, answers, facts.absent_groups).toPandas()
+stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_ms"]]
+columns = ["producer_group", "why", "transactions", "oldest", "most_checks", "remark", "example"]
+page.table("Why it is pending", stuck[columns].fillna(""))
+page.table("What to do", pd.DataFrame([(str(why), way_out) for why, way_out in exploration.WAY_OUT.items()], columns=["why", "way out"]))
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## One transaction's story
+# MAGIC From the half topic on to the tables, in order of the broker's time.
+
+# COMMAND ----------
+
+oldest = pending.orderBy("start_ms", "transaction_id").select("transaction_id").first()
+transaction_id = page.parameters["transaction_id"] or (oldest[0] if oldest else "")
+if transaction_id:
+    begins, events = [], []
+    for row in pending.where(pending["transaction_id"] == transaction_id).collect():
+        begins.append(row["start_ms"])
+        page.say(f"{transaction_id} is pending; checks so far: {row['check_times']}; due when the horizon is {utc(row['next_due_ms'])}.")
+    for table, frame in stored_tables(spark, settings.storage).items():
+        rows = [row.asDict() for row in story.rows_of(frame, table, transaction_id).collect()]
+        begins += [row["half_ms"] for row in rows if row.get("half_ms") is not None]
+        events += [story.of_row(row, table) for row in rows]
+    if kafka.bootstrap_servers:
+        # An op may come before its half, by `transactionTimeOut` at most (R10).
+        since_ms = min(begins) - settings.resolution.transactionTimeOut if begins else 0
+        records = records_since(spark, kafka, [kafka.half_topic, kafka.op_topic, kafka.check_topic], since_ms)
+        found = story.records_of(records, transaction_id).collect()
+        events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
+    told = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
+    page.table(f"The story of {transaction_id}", pd.DataFrame(told, columns=["at", "what", "detail", "place"]))
+states.unpersist()
+pending.unpersist()
+page.finish()
