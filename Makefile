@@ -10,7 +10,7 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-unit bench lint format types lock clean
+.PHONY: help setup tools jars run test test-slow test-unit bench notebooks lint format types lock clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,14 +43,22 @@ run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome
 	fi; \
 	$(HALFWAY) broker start && $(HALFWAY) topics create && $(HALFWAY) demo
 
-test: setup jars ## all tests, with a real Kafka and a real Spark
-	@$(PY) -m pytest
+# Two files at a time: most tests wait, for Kafka or for a batch, most of the time.
+test: setup jars ## the tests that fit into 15 minutes, with a real Kafka and a real Spark
+	@$(PY) -m pytest -m "not slow" --numprocesses 2 --dist loadfile --durations 20
+
+test-slow: setup jars ## the other ones: a cluster, kill -9 in the middle of long work, the README's long examples
+	@$(PY) -m pytest -m slow --durations 20
 
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
 
 bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending,latency)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)"
+
+notebooks: jars ## run both notebooks on your tables: tables printed, pictures and HTML in build/notebooks
+	@$(PY) -m notebooks.explore_pending
+	@$(PY) -m notebooks.audit_resolutions
 
 lint: setup ## ruff: rules and format
 	@$(PY) -m ruff check .
@@ -71,4 +79,4 @@ lock: setup ## write requirements.lock anew from setup.cfg
 clean: ## stop the local Kafka, and remove .venv, .halfway (its data too) and caches
 	@if [ -x $(HALFWAY) ] && ! $(HALFWAY) broker stop; then exit 1; fi
 	@rm -rf $(VENV) .halfway build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
-	@find $(CODE) tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find $(CODE) tests benchmarks examples notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -29,8 +29,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         tier = item.path.relative_to(_HERE).parts[0]
         item.add_marker(tier)
+        if tier == "cluster":
+            item.add_marker("slow")
         if tier in _TIME_LIMITS_S and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIME_LIMITS_S[tier]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _spark_starts_quickly() -> Iterator[None]:
+    """Have every Spark that a test starts compile its code the quick way: most of them live for seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

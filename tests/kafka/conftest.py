@@ -1,12 +1,14 @@
-"""Worlds to run the job in."""
+"""Worlds to run the job in, topics for the client, and a broker of a file's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.broker import LocalBroker
+from schemas.settings import KafkaSettings
 from tests.conftest import MakeTopics
 from tests.kafka.world import World
 
@@ -30,3 +32,17 @@ def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
         return World(spark, settings)
 
     return make
+
+
+@pytest.fixture
+def kafka(topics: MakeTopics) -> KafkaSettings:
+    return topics(partitions=2).kafka
+
+
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
+    """A broker that these tests may stop and freeze."""
+    local = LocalBroker(tmp_path_factory.mktemp("own"))
+    local.start()
+    yield local
+    local.stop()

@@ -1,16 +1,30 @@
 """Every command of the README is run as it stands there."""
 
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
+from textwrap import indent
 
+import pyarrow
 import pytest
+from confluent_kafka import Producer
+from deltalake import DeltaTable, QueryBuilder
+
+from pipelines.broker import free_port
+from pipelines.home import home
+from tests.kafka.test_resolve_command import until
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-MAKE, JOB = BLOCKS
+README = (ROOT / "README.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE))
+BLOCKS = {name: blocks for name, text in SECTIONS.items() if (blocks := re.findall(r"```sh\n(.*?)```", text, re.DOTALL))}
+TITLES = ["Two commands", "Publish from your service", "Run the job", "Operate it", "See what it does", "Explore"]
+[MAKE], [SERVICE], [JOB], [OPERATE], [OBSERVE], [NOTEBOOKS] = (BLOCKS[title] for title in TITLES)
 
 
 @pytest.fixture
@@ -25,13 +39,22 @@ def environ(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def send_halves(ids: list[str], environ: dict[str, str]) -> None:
+    """Be a service that never says what became of its transactions."""
+    producer = Producer({"bootstrap.servers": json.loads(shell("halfway broker status --json", environ).stdout)["bootstrap_servers"]})
+    for transaction_id in ids:
+        producer.produce("transactions.half", b"{}", transaction_id, headers=[("REAL_TOPIC", b"orders"), ("PGROUP", b"shop")])
+    assert producer.flush(30) == 0
+
+
 def shell(command: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
     )
 
 
-def test_there_are_two_blocks_of_commands() -> None:
+def test_every_block_of_commands_is_known_here() -> None:
+    assert list(BLOCKS) == TITLES
     assert [line.split("#")[0].strip() for line in MAKE.splitlines()] == ["make run", "make test"]  # `make test` is what runs this
 
 
@@ -42,11 +65,107 @@ def test_make_run(environ: dict[str, str]) -> None:
     assert "the broker is stopped" in done.stdout + done.stderr
 
 
-@pytest.mark.timeout(300)
-def test_the_job_step_by_step(environ: dict[str, str]) -> None:
+def run_lines(block: str, environ: dict[str, str]) -> str:
+    """Run a block line by line, each in a shell of its own; return what all of them said."""
+    said = ""
     try:
-        for line in JOB.splitlines():
+        for line in block.splitlines():
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            said += done.stdout
+    finally:
+        shell("halfway broker stop", environ)
+    return said
+
+
+@pytest.mark.timeout(300)
+def test_the_job_step_by_step(environ: dict[str, str]) -> None:
+    run_lines(JOB, environ)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_service_step_by_step_and_the_notebooks_on_it(environ: dict[str, str]) -> None:
+    # One shell for all of it: the job runs beside the rest.
+    done = shell(f"set -e; trap 'set +e; kill $(jobs -p) 2>/dev/null; halfway broker stop' EXIT\n{SERVICE}", environ)
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    assert said.count("died") == 2
+    messages = DeltaTable(environ["HALFWAY__STORAGE__WAREHOUSE"] + "/messages")
+    rows = QueryBuilder().register("messages", messages).execute("SELECT CAST(body AS STRING) AS body FROM messages ORDER BY half_at")
+    assert pyarrow.table(rows)["body"].to_pylist() == ['{"item": "apples", "quantity": 3}', '{"item": "pears", "quantity": 1}']
+    assert [line.split(" ", 1)[1] for line in said.splitlines() if line.endswith(("apples", "pears", "plums"))] == ["3 apples", "1 pears"]
+    told = run_lines(NOTEBOOKS, environ)
+    assert "Pending: 0." in told
+    assert re.search(r"committed +2$", told, re.MULTILINE)
+    assert re.search(r"order-service +2 +1 ", told)
+
+
+def test_the_service_is_shown_as_it_is() -> None:
+    core, _ = re.findall(r"```python\n(.*?)```", SECTIONS["Publish from your service"], re.DOTALL)
+    example = (ROOT / "examples" / "orders.py").read_text()
+    methods = core.strip().split("\n\n")
+    assert len(methods) == 2
+    for method in methods:
+        assert indent(method.strip(), "    ") in example
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_the_operators_commands(environ: dict[str, str]) -> None:
+    """After a demo, whose silent group leaves discards, and with two orders that wait for an answer."""
+    told = {}
+    try:
+        for line in ("halfway broker start", "halfway topics create", "halfway demo --messages 3"):
+            done = shell(line, environ)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        send_halves(["order-17", "order-18"], environ)
+        for line in ("halfway resolve --available-now", *OPERATE.splitlines()):
+            done = shell(line, environ)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+            told[line.split()[1]] = done.stdout
+        assert shell("halfway resolve --available-now", environ).returncode == 0
+        left = json.loads(shell("halfway pending --json", environ).stdout)
+    finally:
+        shell("halfway broker stop", environ)
+    assert "order-17" in told["pending"]
+    assert "order-18" in told["pending"]
+    assert told["replay"].startswith("2 sent anew, 0 had been before")
+    assert {(row["producer_group"], row["incarnation"]) for row in left} == {("demo-silent", 1)}
+
+
+@pytest.mark.timeout(300)
+def test_what_to_see(environ: dict[str, str], tmp_path: Path) -> None:
+    """The job as it goes on: on a port of this test's own instead of the README's, until it has told of a batch."""
+    doctor, resolve = OBSERVE.splitlines()
+    port = free_port()
+    metrics = f"http://127.0.0.1:{port}/metrics"
+    # What the other tests have fetched is fetched.
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "jars").symlink_to(home() / "jars")
+
+    def shows_a_batch() -> bool:
+        try:
+            with urllib.request.urlopen(metrics, timeout=5) as answer:
+                return b"\nhalfway_half_messages 0.0\n" in answer.read()
+        except OSError:
+            return False
+
+    try:
+        for line in ("halfway broker start", "halfway topics create", doctor):
+            done = shell(line, environ)
+            assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        assert "✓ access" in done.stdout
+        log = tmp_path / "job.log"
+        with log.open("wb") as output:
+            command = ["bash", "-c", f"exec {resolve.replace('9464', str(port))}"]
+            job = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        try:
+            until(shows_a_batch, "the metrics of a batch")
+        finally:
+            job.send_signal(signal.SIGTERM)
+            code = job.wait(60)
+        assert code == 0, log.read_text()
+        assert "event=batch" in log.read_text()
     finally:
         shell("halfway broker stop", environ)

@@ -62,9 +62,21 @@ class World:
             placed.append((message.partition(), message.offset()))
 
         topic = self.settings.kafka.half_topic if source is Source.HALF else self.settings.kafka.op_topic
+        self._producer.flush(30)
         self._producer.produce(topic, value, key, partition=partition, timestamp=START_MS + at_ms, headers=headers, on_delivery=delivered)
         self._producer.flush(30)
         return placed[0]
+
+    def produce_later(self, source: Source, key: str, value: bytes, headers: Headers, at_ms: int = 0) -> None:
+        """Queue one record; the next one that is not queued comes after it."""
+        topic = self.settings.kafka.half_topic if source is Source.HALF else self.settings.kafka.op_topic
+        while True:
+            try:
+                self._producer.produce(topic, value, key, timestamp=START_MS + at_ms, headers=headers)
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
 
     def half(self, key: str, at_ms: int = 0, body: bytes | None = b"body", **headers: bytes | None) -> tuple[int, int]:
         return self.produce(Source.HALF, key, body, half_headers(**headers), at_ms)
@@ -94,9 +106,10 @@ class World:
 
     def by_id(self, table: Table) -> dict[str, Row]:
         """Return a table's rows by transaction id; fails where an id is there twice."""
-        rows = {row["transaction_id"]: row for row in self.rows(table)}
-        assert len(rows) == len(self.rows(table))
-        return rows
+        rows = self.rows(table)
+        by_id = {row["transaction_id"]: row for row in rows}
+        assert len(by_id) == len(rows)
+        return by_id
 
     def checks(self) -> list[tuple[str, bytes, dict[str, bytes | None]]]:
         """Return all check requests (key, value, headers), in order of their ids."""
