@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import Result
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, Message, TopicPartition
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from pipelines.cli import app
+from pipelines.groups import producer_groups
 from schemas.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +85,10 @@ def records(settings: Settings, topic: str) -> list[Message]:
     finally:
         consumer.close()
     return found
+
+
+def groups_away(servers: str) -> list[str]:
+    """Return the producer groups whose consumer group Kafka knows and finds empty: those that earlier tests left behind."""
+    kafka = AdminClient({"bootstrap.servers": servers})
+    listed = kafka.list_consumer_groups(states={ConsumerGroupState.EMPTY}).result(30).valid or []
+    return sorted(producer_groups(group.group_id for group in listed))
