@@ -1,11 +1,13 @@
 """The protocol as Spark's operator: one group is one bucket, its state one row (design §1.2)."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from schemas.events import OUTCOME_SCHEMA, EventKind
@@ -16,6 +18,7 @@ from transforms.bucket import Bucket
 from transforms.collector import collector_paused
 from transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules, Tick
 
+_OUTCOME_COLUMNS = to_arrow_schema(OUTCOME_SCHEMA, timezone="UTC")
 _ACTIONS = {str(action): action for action in LocalTransactionState}
 _SOURCES = {int(source): source for source in Source}
 
@@ -45,9 +48,15 @@ def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], Grou
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json()
         outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", report))
-        yield pd.DataFrame(dict(zip(Outcome._fields, zip(*outcomes, strict=True), strict=True)))
+        yield to_frame(outcomes)
 
     return resolve_bucket
+
+
+def to_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Turn outcomes into rows of OUTCOME_SCHEMA, in Arrow's columns: pandas would look at every value to find out what it is."""
+    columns = zip(_OUTCOME_COLUMNS, zip(*outcomes, strict=True), strict=True)
+    return pd.DataFrame({column.name: pd.arrays.ArrowExtensionArray(pa.array(values, column.type)) for column, values in columns})
 
 
 def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
@@ -59,25 +68,25 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
     broken: list[Outcome] = []
     for frame in frames:
         kinds = frame["event"]
-        rows = _columns(frame[kinds == EventKind.HALF], *Half._fields)
-        halves.extend(map(Half._make, rows))
-        for transaction_id, group, incarnation, action, at_ms, partition, offset in _columns(frame[kinds == EventKind.OP], *Op._fields):
+        halves.extend(map(Half._make, _rows(frame, kinds == EventKind.HALF, *Half._fields)))
+        for transaction_id, group, incarnation, action, at_ms, partition, offset in _rows(frame, kinds == EventKind.OP, *Op._fields):
             ops.append(Op(transaction_id, group, incarnation, _ACTIONS[action], at_ms, partition, offset))
-        for transaction_id, pointer, at_ms in _columns(frame[kinds == EventKind.LOST], "transaction_id", "half_pointer", "at_ms"):
+        for transaction_id, pointer, at_ms in _rows(frame, kinds == EventKind.LOST, "transaction_id", "half_pointer", "at_ms"):
             half_partition, half_offset = pointer.split(":")
             lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
-        for source, partition, partitions, at_ms, detail in _columns(
-            frame[kinds == EventKind.TICK], "source", "partition", "tick_partitions", "at_ms", "detail"
+        for source, partition, partitions, at_ms, detail in _rows(
+            frame, kinds == EventKind.TICK, "source", "partition", "tick_partitions", "at_ms", "detail"
         ):
             absent = json.loads(detail).get("absent_groups") if detail else None
             ticks.append(Tick(_SOURCES[source], partition, partitions, at_ms, tuple(group for group in absent or () if group)))
-        for transaction_id, source, partition, offset, at_ms, reason, detail in _columns(
-            frame[kinds == EventKind.BROKEN], "transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail"
+        for transaction_id, source, partition, offset, at_ms, reason, detail in _rows(
+            frame, kinds == EventKind.BROKEN, "transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail"
         ):
             pointer = (_SOURCES[source], partition, offset, at_ms)
             broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, reason, detail))
     return Batch(halves, ops, lost, ticks, broken)
 
 
-def _columns(frame: pd.DataFrame, *names: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(frame[name].tolist() for name in names), strict=True)
+def _rows(frame: pd.DataFrame, chosen: "pd.Series[bool]", *names: str) -> Iterator[tuple[Any, ...]]:
+    """Return the chosen rows' values, column by column: most rows of a frame are of one kind, and most of their columns are not needed."""
+    return zip(*(frame[name][chosen].tolist() for name in names), strict=True)

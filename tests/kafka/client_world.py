@@ -1,9 +1,12 @@
 """What the client's tests share: listeners, gates, topics on a broker that may be stopped, and what lies in the topics."""
 
+import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -199,3 +202,25 @@ def is_closed(producer: TransactionProducer) -> bool:
     except ProducerClosedError:
         return True
     return False
+
+
+@contextmanager
+def frozen(broker: LocalBroker) -> Iterator[None]:
+    """Let the broker answer nothing, its connections open: what a client can tell least from a slow network."""
+    pid = broker.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        kafka = AdminClient(KafkaSettings(bootstrap_servers=str(broker.status()["bootstrap_servers"])).as_librdkafka_dict())
+
+        def is_silent() -> bool:
+            try:
+                kafka.list_topics(timeout=0.5)
+            except KafkaException:
+                return True
+            return False
+
+        wait_until(is_silent, "the broker stands still")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

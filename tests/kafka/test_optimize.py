@@ -31,6 +31,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark: SparkSession) -> None:
     w = world(**{"trigger.available_now": False, "trigger.interval": 0})
     reports: list[BatchReport] = []

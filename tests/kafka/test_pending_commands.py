@@ -31,6 +31,7 @@ def job(settings: Settings, tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settings, job: Job, spark_free_world: World) -> None:
     """Commands as processes of their own, each with a Spark of its own, which takes its time beside the job."""
     w = spark_free_world

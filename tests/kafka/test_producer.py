@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from tests.kafka.client_world import (
     Listener,
     check_of,
     fail,
+    frozen,
     headers_of,
     make_topics,
     murmur2,
@@ -228,7 +228,7 @@ def test_full_queue_is_waited_for_and_then_refused() -> None:
     # The one place is free again for one of the others at most before their time is up.
     refused = [str(error) for error in errors if isinstance(error, QueueFullError)]
     assert len(refused) >= 6
-    assert all(error.startswith("1 records wait to be sent and none got through in 1 s") for error in refused)
+    assert all("wait to be sent and none got through in 1 s" in error for error in refused)
     assert listener.executed == []
 
 
@@ -238,14 +238,8 @@ def test_half_that_times_out_is_rolled_back(own_broker: LocalBroker) -> None:
     with TransactionProducer(kafka, GROUP, listener, send_timeout_ms=3000) as producer:
         producer.send_in_transaction("orders", b"", transaction_id="t1")
         read(kafka, kafka.op_topic, at_least=1)
-        pid = own_broker.pid()
-        assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(SendError, match="may be stored, so a ROLLBACK was sent"):
-                producer.send_in_transaction("orders", b"", transaction_id="t2", incarnation=4)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        with frozen(own_broker), pytest.raises(SendError, match="may be stored, so a ROLLBACK was sent"):
+            producer.send_in_transaction("orders", b"", transaction_id="t2", incarnation=4)
         read(kafka, kafka.op_topic, at_least=2)
         producer.send_in_transaction("orders", b"", transaction_id="t3")
     assert [message.transaction_id for message in listener.executed] == ["t1", "t3"]

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 
@@ -26,12 +24,16 @@ from tests.kafka.client_world import (
     Listener,
     check_of,
     committed,
+    frozen,
     is_closed,
     ops,
     own_topics,
     send_checks,
     wait_until,
 )
+
+BUSY_S = 3.0
+"""What a busy machine may add to a time limit."""
 
 
 def test_close_sends_what_waits_and_refuses_the_rest(kafka: KafkaSettings) -> None:
@@ -120,19 +122,7 @@ def test_close_without_a_broker_ends(own_broker: LocalBroker) -> None:
     assert committed(kafka) == {}
 
 
-@contextmanager
-def frozen(broker: LocalBroker) -> Iterator[None]:
-    """Let the broker answer nothing, its connections open: what a client can tell least from a slow network."""
-    pid = broker.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.5), (0.0, 0.5), (None, 2.0 + CLOSE_GRACE_S + 0.5)])
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.0), (0.0, 0.0), (None, 2.0 + CLOSE_GRACE_S)])
 def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, timeout_s: float | None, limit_s: float) -> None:
     kafka = own_topics(own_broker)
     gate = Gate()
@@ -155,7 +145,7 @@ def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, tim
             assert sending.result(LIMIT_S).state is COMMIT
             start_s = time.monotonic()
             assert producer.close(timeout_s) is False
-            assert time.monotonic() - start_s < limit_s
+            assert time.monotonic() - start_s < limit_s + BUSY_S
 
 
 class _Hang(logging.Handler):
@@ -170,7 +160,7 @@ class _Hang(logging.Handler):
             self._gate.pass_through(self._line)
 
 
-@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.5), (None, 1.0 + CLOSE_GRACE_S + 0.5)])
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.0), (None, 5.0 + CLOSE_GRACE_S)])
 def test_librdkafka_that_hangs_in_its_close_does_not_hang_ours(
     kafka: KafkaSettings, timeout_s: float | None, limit_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,13 +169,13 @@ def test_librdkafka_that_hangs_in_its_close_does_not_hang_ours(
     caplog.set_level(logging.INFO, "clients.checks")
     logging.getLogger("clients.checks").addHandler(handler)
     try:
-        producer = TransactionProducer(kafka, GROUP, Listener(), send_timeout_ms=1000)
+        producer = TransactionProducer(kafka, GROUP, Listener(), send_timeout_ms=5000)
         producer.send_in_transaction("orders", b"", transaction_id="t1")
         send_checks(kafka, check_of("t2"))
         ops(kafka, at_least=2)
         start_s = time.monotonic()
         assert producer.close(timeout_s) is False
-        assert time.monotonic() - start_s < limit_s
+        assert time.monotonic() - start_s < limit_s + BUSY_S
         assert gate.entered.get(timeout=LIMIT_S)  # it did hang, in the callback that librdkafka's close waits for
         assert "event=close_incomplete sends=True checks=False delivered=True" in caplog.text
     finally:

@@ -59,6 +59,7 @@ def test_every_block_of_commands_is_known_here() -> None:
 
 
 @pytest.mark.timeout(500)
+@pytest.mark.slow
 def test_make_run(environ: dict[str, str]) -> None:
     done = shell("make run", environ)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -75,6 +75,7 @@ def test_it_comes_out_as_it_was_sent_first(world: MakeWorld) -> None:
     assert w.rows(Table.QUARANTINE) == []
 
 
+@pytest.mark.slow
 def test_repeating_does_nothing_twice_whatever_became_of_it(world: MakeWorld) -> None:
     """Not read yet, pending, committed, rolled back, and both forgotten (R11): the half topic still knows."""
     w = world(**QUICK_DISCARD)

@@ -116,6 +116,7 @@ def test_a_signal_ends_it_between_two_batches(job: Job, stop: signal.Signals) ->
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_killed_and_started_again_delivers_exactly_once(job: Job) -> None:
     slow = {"kafka.max_offsets_per_trigger": 100}
     ids = [f"t{n}" for n in range(300)]
