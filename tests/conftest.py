@@ -85,7 +85,7 @@ def topics(broker: LocalBroker) -> MakeTopics:
     ) -> Settings:
         settings = load_settings(environ={}, overrides={**unique_topics(broker), **(overrides or {})})
         if timestamps == "CreateTime":
-            _make_create_time_topics(settings, partitions)
+            make_create_time_topics(settings, partitions)
         create_topics(settings, partitions)
         return settings
 
@@ -103,7 +103,8 @@ def unique_topics(broker: LocalBroker) -> dict[str, object]:
     }
 
 
-def _make_create_time_topics(settings: Settings, partitions: int) -> None:
+def make_create_time_topics(settings: Settings, partitions: int) -> None:
+    """Make the three topics so that a test sets the time of its records itself; they are kept however old they say they are."""
     own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
     names = (settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic)
     new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]
