@@ -125,7 +125,9 @@ class ResolveJob:
         settings = self._settings
         kafka, resolution = settings.kafka, settings.resolution
         contract = Contract(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, settings.state.buckets)
-        outcomes = resolve_events(decode(read_records(spark, kafka), contract), Rules.of(resolution))
+        # A reading task takes 0.1 s of CPU before its first record, to write the code that decodes: no more of them than work.
+        records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
+        outcomes = resolve_events(decode(records, contract), Rules.of(resolution))
         writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)
         writer = writer.outputMode("append").foreachBatch(self._write_batch)
         if settings.trigger.available_now:

@@ -20,7 +20,9 @@ REQUIRED_CONF = {
     # The horizon needs no batch without data: time is an event.
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # 50 by default: an append would cost 3 s for a log of a few files.
-    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    # It plans again after each stage: of use for long queries, and a tenth of a second for each of ours.
+    "spark.sql.adaptive.enabled": "false",
     # The outcomes are kept for the seconds that a batch takes: to compress them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Values that never repeat: Parquet would build a dictionary of them, and then throw it away.

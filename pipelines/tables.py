@@ -18,6 +18,8 @@ _PROPERTIES = {
     # of files that a compaction took away (docs/tables.md).
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
+    # 10 by default: a checkpoint of the log takes a few tenths of a second, and what is read instead is small files of one line each.
+    "delta.checkpointInterval": "100",
 }
 
 

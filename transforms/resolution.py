@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
-import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import DataType, IntegerType, LongType
 
 from schemas.events import OUTCOME_SCHEMA, EventKind
 from schemas.headers import LocalTransactionState, Source
@@ -18,7 +18,8 @@ from transforms.bucket import Bucket
 from transforms.collector import collector_paused
 from transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules, Tick
 
-_OUTCOME_COLUMNS = to_arrow_schema(OUTCOME_SCHEMA, timezone="UTC")
+_NUMPY_TYPES: dict[type[DataType], str] = {IntegerType: "int32", LongType: "int64"}
+_OUTCOME_TYPES = {field.name: _NUMPY_TYPES.get(type(field.dataType), "object") for field in OUTCOME_SCHEMA}
 _ACTIONS = {str(action): action for action in LocalTransactionState}
 _SOURCES = {int(source): source for source in Source}
 
@@ -54,9 +55,9 @@ def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], Grou
 
 
 def to_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Turn outcomes into rows of OUTCOME_SCHEMA, in Arrow's columns: pandas would look at every value to find out what it is."""
-    columns = zip(_OUTCOME_COLUMNS, zip(*outcomes, strict=True), strict=True)
-    return pd.DataFrame({column.name: pd.arrays.ArrowExtensionArray(pa.array(values, column.type)) for column, values in columns})
+    """Turn outcomes into rows of OUTCOME_SCHEMA, typed: pandas would look at every value to find out what it is."""
+    columns = zip(_OUTCOME_TYPES.items(), zip(*outcomes, strict=True), strict=True)
+    return pd.DataFrame({name: np.array(values, np.dtype(dtype)) for (name, dtype), values in columns})
 
 
 def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
