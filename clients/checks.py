@@ -21,6 +21,7 @@ from clients.message import CheckRequest
 from schemas.errors import HalfwayError
 from schemas.headers import PGROUP, check_group
 from schemas.messages import Headers, RecordError
+from schemas.refusals import may_not
 from schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class CheckAnswerer:
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
         self._listeners, self._asking = threading.Condition(), 0
         self._is_paused = False
+        self._told: int | None = None
         self._next_commit_s = 0.0
         self._consumer: Consumer | None = None
         self._poller = threading.Thread(target=self._run, name=f"halfway-checks-{group}", daemon=True)
@@ -206,11 +208,25 @@ class CheckAnswerer:
     def _receive(self, message: Message) -> None:
         error = message.error()
         if error is not None:
-            log_error(error)
+            self._tell(error)
             return
+        self._told = None
         task = self._ledger.read(cast(int, message.partition()), cast(int, message.offset()), self._read(message))
         if task is not None:
             self._tasks.put(task)
+
+    def _tell(self, error: KafkaError) -> None:
+        """Log why no checks come, once: librdkafka repeats it each second."""
+        rights = {
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: ("topic", self._settings.check_topic),
+            KafkaError.GROUP_AUTHORIZATION_FAILED: ("group", check_group(self._group)),
+        }
+        right = rights.get(error.code())
+        if right is None:
+            log_error(error)
+        elif self._told != error.code():
+            log.error("event=checks_refused error=%s", may_not(self._settings.security.user, "Read", *right))
+        self._told = error.code()
 
     def _read(self, message: Message) -> CheckRequest | None:
         """Return the check if it is one for this group."""

@@ -8,9 +8,10 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from clients.kafka import librdkafka_config
-from schemas.errors import QueueFullError, SendError
+from clients.kafka import librdkafka_config, log_error
+from schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from schemas.messages import Record
+from schemas.refusals import WRONG_LOGIN, may_not, tls_problem
 from schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ SURELY_NOT_STORED = frozenset(
         KafkaError.CLUSTER_AUTHORIZATION_FAILED,
         KafkaError._UNKNOWN_TOPIC,
         KafkaError._UNKNOWN_PARTITION,
+        KafkaError._PURGE_QUEUE,
     )
 )
 """Refusals before anything is appended. After every other failure the half may lie in the topic, and a ROLLBACK is sent."""
@@ -51,21 +53,31 @@ class Outbox:
     """
 
     def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, message_bytes: int) -> None:
-        """Connect, in the background."""
-        self._producer = Producer(
-            {
-                **librdkafka_config(settings),
-                "acks": "all",
-                "enable.idempotence": True,
-                # Java's default; all that is sent for one id, by whichever client, lies in one partition (design §2).
-                "partitioner": "murmur2_random",
-                "linger.ms": linger_ms,
-                "message.timeout.ms": send_timeout_ms,
-                "message.max.bytes": message_bytes,
-                "queue.buffering.max.messages": max_in_flight,
-                "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * message_bytes // 1024),
-            }
-        )
+        """Connect, in the background.
+
+        Raises:
+            KafkaUnavailableError: librdkafka refuses the settings, for instance a CA file that is not there.
+        """
+        self._settings = settings
+        self._refusal: str | None = None
+        self._has_delivered = False
+        config = {
+            **librdkafka_config(settings),
+            "error_cb": self._on_error,
+            "acks": "all",
+            "enable.idempotence": True,
+            # Java's default; all that is sent for one id, by whichever client, lies in one partition (design §2).
+            "partitioner": "murmur2_random",
+            "linger.ms": linger_ms,
+            "message.timeout.ms": send_timeout_ms,
+            "message.max.bytes": message_bytes,
+            "queue.buffering.max.messages": max_in_flight,
+            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * message_bytes // 1024),
+        }
+        try:
+            self._producer = Producer(config)
+        except KafkaException as error:
+            raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
         self._send_timeout_s = send_timeout_ms / 1000
         self._stopping = threading.Event()
         self._room, self._waiting = threading.Condition(), 0
@@ -77,9 +89,16 @@ class Outbox:
 
         Raises:
             QueueFullError: there was no room in time. It is certainly not sent.
-            SendError: librdkafka refuses the record. It is certainly not sent.
+            SendError: librdkafka refuses the record, or Kafka us. It is certainly not sent.
         """
         deadline_s = time.monotonic() + self._send_timeout_s
+        if not self._has_delivered:
+            on_delivery = self._noting(on_delivery)
+            if self._refusal not in (None, WRONG_LOGIN):
+                # librdkafka may say it once only. Has it been put right since?
+                self._refusal = tls_problem(self._settings.as_librdkafka_dict())
+                if self._refusal:
+                    raise SendError(f"not sent: {self._refusal}")
         while True:
             try:
                 self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
@@ -96,6 +115,34 @@ class Outbox:
                     self._waiting -= 1
             except KafkaException as error:
                 raise SendError(f"not sent: {error.args[0]}") from error
+
+    def cause(self, topic: str, error: KafkaError) -> str:
+        """Say why a record for `topic` was not delivered, and what to do where that is known."""
+        if error.code() == KafkaError._PURGE_QUEUE and self._refusal:
+            return self._refusal
+        if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return may_not(self._settings.security.user, "Write", "topic", topic)
+        return str(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Log an error of the connections; what time will not mend fails what is queued, as long as nothing ever got through."""
+        log_error(error)
+        # A single connection that fails is repeated soon, and tells nothing that "all brokers are down" does not.
+        if self._has_delivered or error.code() == KafkaError._TRANSPORT:
+            return
+        is_login = error.code() == KafkaError._AUTHENTICATION
+        refusal = WRONG_LOGIN if is_login else tls_problem(self._settings.as_librdkafka_dict())
+        if refusal:
+            self._refusal = refusal
+            self._producer.purge(in_flight=False, blocking=False)
+
+    def _noting(self, on_delivery: Callable[[KafkaError | None, Message], None]) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                self._has_delivered = True
+            on_delivery(error, message)
+
+        return report
 
     def close(self, deadline_s: float) -> bool:
         """Deliver what is queued; return whether all of it was, or failed, in time. The thread goes on with what is left.
@@ -116,6 +163,9 @@ class Outbox:
                 if served and self._waiting:
                     with self._room:
                         self._room.notify(served)
+            except KafkaException as error:
+                # Fatal to librdkafka's producer: all that is sent from now on fails, and says why.
+                log.error("event=producer_failed error=%s", error.args[0])
             except Exception:
                 log.exception("event=delivery_report_failed")
 

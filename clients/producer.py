@@ -269,7 +269,7 @@ class TransactionProducer:
             raise
         if arrived and report.error is None:
             return report
-        cause = str(report.error) if arrived else "no delivery report"
+        cause = outbox.cause(self._settings.half_topic, report.error) if arrived and report.error is not None else "no delivery report"
         text = f"the half of transaction {message.transaction_id!r} failed ({cause}); its local transaction was not run"
         if report.error is not None and report.error.code() in SURELY_NOT_STORED:
             raise SendError(text) from KafkaException(report.error)
@@ -293,10 +293,11 @@ class TransactionProducer:
             action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark
         ).to_headers()
 
-        def log_failure(error: object, _: Message | None = None) -> None:
+        def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
             if error is not None:
                 self._lost_an_op = True
-                log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, error)
+                cause = outbox.cause(self._settings.op_topic, error) if isinstance(error, KafkaError) else error
+                log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, cause)
 
         try:
             outbox.put(self._settings.op_topic, Record(encode_key(message.transaction_id), None, headers), log_failure)

@@ -156,8 +156,15 @@ class LocalBroker:
 
     def _configure(self, port: int) -> None:
         """Write the properties that Kafka starts with: those of `conf/broker.properties`, and what is this machine's."""
-        controller_port = free_port(but=port)
-        own = {
+        own = {**self._own_properties(port, free_port(but=port)), "log.dirs": str(self.directory / "data")}
+        lines = "".join(f"{name}={value}\n" for name, value in own.items())
+        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# This machine's\n{lines}")
+
+    # A broker with other listeners, such as the one with TLS and passwords that the tests have, overrides these three.
+
+    def _own_properties(self, port: int, controller_port: int) -> dict[str, str]:
+        """Return node, listeners and quorum; the listener for clients comes first."""
+        return {
             "process.roles": "broker,controller",
             "node.id": "1",
             "listeners": f"BROKER://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
@@ -166,10 +173,15 @@ class LocalBroker:
             "inter.broker.listener.name": "BROKER",
             "controller.listener.names": "CONTROLLER",
             "controller.quorum.voters": f"1@{HOST}:{controller_port}",
-            "log.dirs": str(self.directory / "data"),
         }
-        lines = "".join(f"{name}={value}\n" for name, value in own.items())
-        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# This machine's\n{lines}")
+
+    def _format_options(self) -> list[str]:
+        """Return further options of Kafka's command that formats the data folder."""
+        return []
+
+    def _client_options(self) -> dict[str, str]:
+        """Return librdkafka's options, but the address, for the client that asks whether the broker answers."""
+        return {}
 
     def _format(self, command: list[str]) -> None:
         """Format the data folder if it is new. Kafka writes `meta.properties` last and in one step: what has it is whole."""
@@ -180,7 +192,7 @@ class LocalBroker:
         tool = [java, "-XX:TieredStopAtLevel=1", *options, "kafka.tools.StorageTool"]
         try:
             done = subprocess.run(
-                [*tool, "format", "--cluster-id", cluster_id, "--config", str(self._properties)],
+                [*tool, "format", "--cluster-id", cluster_id, "--config", str(self._properties), *self._format_options()],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -216,7 +228,8 @@ class LocalBroker:
     def _answers_before(self, ended: Callable[[], bool], limit_s: float) -> bool:
         """Wait until the broker answers; False if it ended before it did."""
         address = f"{HOST}:{self._port()}"
-        client = Admin({"bootstrap.servers": address, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200})
+        quick = {"reconnect.backoff.ms": "50", "reconnect.backoff.max.ms": "200"}
+        client = Admin({"bootstrap.servers": address, **quick, **self._client_options()})
         if not _until(lambda: ended() or _answers(client), limit_s):
             raise BrokerError(f"the broker at {address} does not answer after {limit_s:g} s; see {self.log_file}")
         return not ended()

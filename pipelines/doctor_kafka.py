@@ -10,13 +10,23 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Message,
-    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AclOperation, TopicDescription
+from confluent_kafka.admin import TopicDescription
 
 from pipelines.doctor import Finding, State, looked_at
-from pipelines.kafka import REQUEST_LIMIT_S, Admin, admin, librdkafka_log, partition_counts, requested
+from pipelines.kafka import (
+    JOB_GROUPS,
+    OPERATOR_GROUP,
+    REQUEST_LIMIT_S,
+    Admin,
+    admin,
+    describe_topics,
+    job_rights,
+    librdkafka_log,
+    missing_rights,
+    requested,
+)
 from pipelines.topics import UNLIMITED, TopicReport, inspect_topics, missing_topics
 from schemas.headers import PARTITIONS, TICK
 from schemas.settings import KafkaSettings, Settings
@@ -65,37 +75,12 @@ def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> It
             yield Finding("topics", State.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, {kept}")
 
 
-def needed_operations(settings: KafkaSettings) -> Mapping[str, tuple[AclOperation, ...]]:
-    """Return what the job does with each topic: it writes its ticks to both that it reads."""
-    both = (AclOperation.READ, AclOperation.WRITE)
-    return {
-        settings.half_topic: (*both, AclOperation.DESCRIBE_CONFIGS),
-        settings.op_topic: both,
-        settings.check_topic: (AclOperation.WRITE,),
-    }
-
-
 def _access(client: Admin, settings: KafkaSettings, descriptions: dict[str, TopicDescription]) -> Iterator[Finding]:
-    """Ask Kafka what this user may do: it answers whether or not it has an authorizer."""
-    needed = needed_operations(settings)
-    names = list(partition_counts(client, needed))
-    if not names:
-        return
-    futures = client.describe_topics(TopicCollection(names), include_authorized_operations=True, request_timeout=REQUEST_LIMIT_S)
-    principal = settings.security.user or "…"
-    refused = False
-    for topic in names:
-        description: TopicDescription = requested(client, futures[topic].result)
-        descriptions[topic] = description
-        allowed = set(description.authorized_operations or ())
-        for operation in needed[topic]:
-            if operation not in allowed:
-                refused = True
-                name = operation.name.title().replace("_", "")
-                command = f"--add --allow-principal User:{principal} --operation {name} --topic {topic}"
-                what = f"this user may not {name} topic {topic}"
-                yield Finding("access", State.PROBLEM, f"{what}: `kafka-acls.sh --bootstrap-server … {command}`")
-    if not refused:
+    """Ask Kafka what this user may do."""
+    descriptions.update(describe_topics(client, job_rights(settings)))
+    missing = missing_rights(client, job_rights(settings), **JOB_GROUPS)
+    yield from (Finding("access", State.PROBLEM, text) for text in missing)
+    if descriptions and not missing:
         yield Finding("access", State.OK, "this user may read and write what the job reads and writes")
 
 
@@ -155,7 +140,7 @@ def _last_tick(settings: KafkaSettings) -> Message | None:
     """Return the last tick in partition 0 of the half topic, if there is one near the end."""
     options = {
         **settings.as_librdkafka_dict(),
-        "group.id": "halfway-doctor",
+        "group.id": OPERATOR_GROUP,
         "enable.auto.commit": "false",
         "enable.partition.eof": "true",
     }

@@ -16,12 +16,13 @@ from pyspark.sql.streaming import StreamingQuery
 from pipelines.checkpoint import STATUS_FILE, check_ownership, checkpoint_file, facts_of, sole_user, write_facts
 from pipelines.files import write_json
 from pipelines.groups import GroupWatch
+from pipelines.kafka import JOB_GROUPS, admin, check_rights, job_rights
 from pipelines.sinks import BatchReport, BatchWriter
 from pipelines.sources import read_records, unread_records
 from pipelines.tables import create_tables
 from pipelines.ticks import TickPublisher
 from pipelines.topics import check_half_retention
-from schemas.errors import HalfwayError
+from schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
 from schemas.settings import Settings
 from transforms.decoding import Contract, decode
 from transforms.protocol import Rules
@@ -67,6 +68,7 @@ class ResolveJob:
 
         Raises:
             TopicError: a topic is missing, or its retention is too short (R17).
+            AccessError: Kafka does not let this user do what the job does, at the start or any more.
             OwnershipError: checkpoint, tables and settings do not belong together.
             CheckpointInUseError: another job has this checkpoint.
             KafkaUnavailableError: Kafka cannot be reached at the start.
@@ -74,6 +76,7 @@ class ResolveJob:
         """
         settings = self._settings
         with sole_user(settings.storage):
+            self._check_rights()
             check_half_retention(settings)
             spark = session()
             check_ownership(spark, settings, adopt=self._adopt)
@@ -90,6 +93,18 @@ class ResolveJob:
                 ticks.stop()
                 groups.close()
 
+    def _check_rights(self) -> None:
+        check_rights(admin(self._settings), job_rights(self._settings.kafka), **JOB_GROUPS)
+
+    def _tell_lost_right(self) -> None:
+        """Name a right that was taken away meanwhile: what Spark says of it is a page long."""
+        try:
+            self._check_rights()
+        except AccessError:
+            raise
+        except KafkaUnavailableError as error:
+            log.warning("event=rights_not_known cause=%r", str(error))
+
     def _run_query(self, spark: SparkSession) -> None:
         query = self._start(spark)
         try:
@@ -105,6 +120,7 @@ class ResolveJob:
         try:
             query.awaitTermination()
         except StreamingQueryException:
+            self._tell_lost_right()
             if self.failure is not None:
                 raise self.failure from None
             raise

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka.admin import AclOperation
 
-from pipelines.kafka import admin, librdkafka_log, partition_counts
+from pipelines.kafka import admin, check_rights, librdkafka_log, partition_counts
 from schemas.errors import KafkaUnavailableError, TopicError
 from schemas.headers import RECORD_OVERHEAD_BYTES
 from schemas.settings import Settings
@@ -29,9 +30,13 @@ class Outbox:
             SettingsError: no Kafka is configured.
             KafkaUnavailableError: Kafka cannot be reached.
             TopicError: the topic is missing.
+            AccessError: this user may not write to it.
         """
-        if topic not in partition_counts(admin(settings), [topic]):
+        client = admin(settings)
+        if topic not in partition_counts(client, [topic]):
             raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
+        # Without any right to write librdkafka's producer would not even start.
+        check_rights(client, {topic: (AclOperation.WRITE,)})
         self._topic = topic
         largest = settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
         options: dict[str, Any] = {

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from pipelines.kafka import FETCH_GROUP
 from schemas.errors import KafkaUnavailableError
 from schemas.headers import Source
 from schemas.records import StoredRecord
@@ -133,7 +134,7 @@ def _consumer(connection: dict[str, str], dense: bool) -> Consumer:
     fetch_bytes = "4194304" if dense else "65536"
     options = {
         **connection,
-        "group.id": "halfway-fetch",
+        "group.id": FETCH_GROUP,
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",

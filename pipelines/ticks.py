@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from pipelines.kafka import admin, partition_counts
 from schemas.errors import KafkaUnavailableError
@@ -35,9 +35,16 @@ class TickPublisher:
         self._interval_s = settings.resolution.tick_interval / 1000
         self._absent_groups = absent_groups
         self._admin = admin(settings)
-        self._producer = Producer(
+        self._settings = settings
+        self._producer = self._new_producer()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
+        self._was_failing = False
+
+    def _new_producer(self) -> Producer:
+        return Producer(
             {
-                **settings.kafka.as_librdkafka_dict(),
+                **self._settings.kafka.as_librdkafka_dict(),
                 "client.id": "halfway-ticks",
                 "acks": "all",
                 "enable.idempotence": "true",
@@ -46,9 +53,6 @@ class TickPublisher:
             },
             logger=logging.getLogger("halfway.librdkafka"),
         )
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
-        self._was_failing = False
 
     def publish(self) -> bool:
         """Write one tick to each partition and wait for Kafka to have them; return whether it has all."""
@@ -69,6 +73,10 @@ class TickPublisher:
             left = self._producer.flush(_DELIVERY_LIMIT_MS / 1000 + 5)
         except (KafkaUnavailableError, BufferError) as error:
             return self._failed(str(error))
+        except KafkaException as error:
+            # Fatal to librdkafka's producer, for instance because all rights to write were taken away: it never recovers, a new one may.
+            self._producer = self._new_producer()
+            return self._failed(error.args[0].str())
         if failures or left or len(partitions) < len(self._topics):
             return self._failed(failures[0].str() if failures else "a topic is missing or Kafka is slow")
         if self._was_failing:

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Self
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AclOperation
 
-from pipelines.kafka import REQUEST_LIMIT_S, admin, librdkafka_log, partition_counts
+from pipelines.kafka import OPERATOR_GROUP, REQUEST_LIMIT_S, admin, check_rights, librdkafka_log, partition_counts
 from schemas.errors import KafkaUnavailableError, TopicError
 from schemas.settings import Settings
 
@@ -24,7 +25,7 @@ Range = tuple[int, int]
 @contextmanager
 def _reader(settings: Settings) -> Iterator[Consumer]:
     options = {
-        "group.id": "halfway-operator",  # required, and never joined: partitions are assigned, offsets not committed
+        "group.id": OPERATOR_GROUP,  # required, and never joined: partitions are assigned, offsets not committed
         "enable.auto.commit": "false",
         "enable.partition.eof": "true",
         "auto.offset.reset": "earliest",
@@ -75,8 +76,10 @@ class TopicScan:
 
         Raises:
             TopicError: it is missing.
+            AccessError: this user may not read it.
             KafkaUnavailableError: Kafka cannot be reached.
         """
+        check_rights(admin(settings), {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
         with _reader(settings) as consumer:
             yield cls(consumer, topic, _ranges(settings, consumer, topic))
 

@@ -3,14 +3,16 @@
 import logging
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from pipelines.kafka import REQUEST_LIMIT_S, Admin, admin, partition_counts, requested, unavailable
-from schemas.errors import KafkaUnavailableError, TopicError
+from pipelines.kafka import REQUEST_LIMIT_S, Admin, admin, partition_counts, unavailable
+from schemas.errors import AccessError, KafkaUnavailableError, TopicError
 from schemas.headers import RECORD_OVERHEAD_BYTES
+from schemas.refusals import may_not
 from schemas.settings import Settings
 
 DEFAULT_PARTITIONS = 4
@@ -49,6 +51,7 @@ def create_topics(
 
     Raises:
         TopicError: if Kafka refuses a topic, or an existing one breaks a rule (R17).
+        AccessError: a right is missing.
         KafkaUnavailableError: if Kafka cannot be reached or refuses us.
     """
     client = admin(settings)
@@ -132,6 +135,8 @@ def _create(client: Admin, settings: Settings, topic: str, partitions: int, repl
         failure: KafkaError = error.args[0]
         if failure.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
+        if failure.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            raise AccessError(may_not(client.user, "Create", "topic", topic)) from None
         if failure.code() < 0:  # librdkafka's own: no broker has answered
             raise unavailable(client, failure) from None
         raise TopicError(f"Kafka does not create topic {topic}: {failure.str()}") from None
@@ -183,8 +188,17 @@ def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str
 def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures = client.describe_configs(resources, request_timeout=REQUEST_LIMIT_S)
-    answers = {resource.name: requested(client, future.result) for resource, future in futures.items()}
+    answers = {resource.name: _config(client, resource.name, future) for resource, future in futures.items()}
     return {topic: {name: str(entry.value) for name, entry in answer.items()} for topic, answer in answers.items()}
+
+
+def _config(client: Admin, topic: str, future: "Future[dict[str, ConfigEntry]]") -> dict[str, ConfigEntry]:
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise AccessError(may_not(client.user, "DescribeConfigs", "topic", topic)) from None
+        raise unavailable(client, error.args[0]) from None
 
 
 def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:

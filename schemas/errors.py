@@ -21,6 +21,10 @@ class KafkaUnavailableError(HalfwayError):
     """Kafka cannot be reached, or refuses us."""
 
 
+class AccessError(KafkaUnavailableError):
+    """Kafka lets us in, and refuses what we ask for: a right (ACL) is missing."""
+
+
 class TopicError(HalfwayError):
     """A topic is missing, or is set up in a way that breaks a guarantee (R17)."""
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
 from pipelines.broker import LocalBroker
-from schemas.settings import KafkaSettings
+from pipelines.topics import create_topics
+from schemas.settings import KafkaSettings, load_settings
 from tests.conftest import MakeTopics
+from tests.kafka.secure import Right, SecureBroker
+from tests.kafka.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of, way_in
 from tests.kafka.world import World
 
 MakeWorld = Callable[..., World]
@@ -46,3 +50,52 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker
     local.start()
     yield local
     local.stop()
+
+
+@pytest.fixture(scope="module")
+def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    """A broker in which every part of the page has its user and its rights."""
+    running = SecureBroker(tmp_path_factory.mktemp("secure"))
+    running.start()
+    for part, user in USERS.items():
+        running.add_user(user, PASSWORD)
+        running.allow(user, rights_of(part))
+    create_topics(load_settings(environ={}, overrides=way_in(running, "setup")), 2)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def configure(secure_broker: SecureBroker, tmp_path: Path) -> Configure:
+    """`configure("job", **{"kafka.security.user": "nobody"})` writes a part's configuration file."""
+
+    def write(part: str, **changed: object) -> Path:
+        places = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
+        rules = {"resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1, "resolution.transactionCheckMax": 1}
+        own = {**QUICK, **places, **rules, "resolution.tick_interval": 100, **way_in(secure_broker, part), **changed}
+        content: dict[str, Any] = {}
+        for name, value in own.items():
+            *groups, last = name.split(".")
+            inner = content
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[last] = value
+        path = tmp_path / f"{part}.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def without(secure_broker: SecureBroker) -> Iterator[TakeAway]:
+    """Take a right away from a part until the test is over."""
+    taken: list[tuple[str, Right]] = []
+
+    def take(part: str, right: Right) -> None:
+        secure_broker.forbid(USERS[part], right)
+        taken.append((USERS[part], right))
+
+    yield take
+    for user, right in taken:
+        secure_broker.allow(user, [right])
