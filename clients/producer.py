@@ -48,7 +48,7 @@ class TransactionProducer:
 
     Raises:
         ValueError: the group is empty, or a number is below 1.
-        SettingsError: `settings` names no Kafka.
+        SettingsError: `settings` names no Kafka, or asks for signed ops and has no key for the group.
 
     Example:
         with TransactionProducer(settings.kafka, "order-service", Orders()) as producer:
@@ -74,6 +74,7 @@ class TransactionProducer:
             raise ValueError("sizes, threads and time-outs are at least 1, linger_ms at least 0")
         HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group).headers()
         settings.servers()
+        self._keyring = settings.signing.keyring_of(group)
         self._settings, self._group, self._listener = settings, group, listener
         self._max_in_flight, self._send_timeout_ms, self._linger_ms = max_in_flight, send_timeout_ms, linger_ms
         self._max_body_bytes, self._message_bytes = max_body_bytes, max_body_bytes + RECORD_OVERHEAD_BYTES
@@ -289,9 +290,8 @@ class TransactionProducer:
     def _end(self, outbox: Outbox, message: HalfMessage, answer: Answer) -> None:
         """Queue the op. Its loss is no error for the caller: a check asks again."""
         log_unknown(message, 0, answer)
-        headers = OpHeaders(
-            action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark
-        ).to_headers()
+        op = OpHeaders(action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark)
+        headers = op.signed(message.transaction_id, self._keyring).to_headers()
 
         def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
             if error is not None:
@@ -318,5 +318,5 @@ class TransactionProducer:
             check_times=request.check_times,
             remark=answer.remark,
         )
-        record = Record(encode_key(request.transaction_id), None, op.to_headers())
+        record = Record(encode_key(request.transaction_id), None, op.signed(request.transaction_id, self._keyring).to_headers())
         cast(Outbox, self._outbox).put(self._settings.op_topic, record, lambda error, _: on_delivered(error))

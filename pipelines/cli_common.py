@@ -13,8 +13,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from pipelines.broker import local_broker
-from schemas.errors import HalfwayError
-from schemas.settings import Settings, load_settings
+from schemas.errors import HalfwayError, SettingsError
+from schemas.settings import ENV_PREFIX, Settings, load_settings, secret_settings
 
 DEFAULT_CONFIG = Path("conf/local.yaml")
 
@@ -52,7 +52,10 @@ def settings_of(config: Path | None, overrides: Sequence[str] | None) -> Setting
     """
     if config is None and DEFAULT_CONFIG.is_file():
         config = DEFAULT_CONFIG
-    settings = load_settings(config, overrides=dict(_pair(text) for text in overrides or ()))
+    pairs = dict(_pair(text) for text in overrides or ())
+    for name in pairs:
+        _refuse_secret(name)
+    settings = load_settings(config, overrides=pairs)
     if settings.kafka.bootstrap_servers:
         return settings
     broker = local_broker().status()
@@ -95,6 +98,16 @@ def duration_text(ms: int | None) -> str:
             whole, rest = divmod(int(seconds), unit_s)
             return f"{whole} {name} {rest // below_s} {below}"
     raise AssertionError("seconds below 60 were told above")
+
+
+def _refuse_secret(name: str) -> None:
+    """Refuse a secret on the command line, which everybody on the machine can read."""
+    if name.lower() in secret_settings():
+        variable = ENV_PREFIX + name.upper().replace(".", "__")
+        raise SettingsError(
+            f"--set {name}: every user of this machine sees a command line: set {variable} in the environment, or {name} in the "
+            "configuration file"
+        )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -140,10 +140,11 @@ class ResolveJob:
     def _start(self, spark: SparkSession) -> StreamingQuery:
         settings = self._settings
         kafka, resolution = settings.kafka, settings.resolution
-        contract = Contract(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, settings.state.buckets)
+        keyring = kafka.signing.keyring()
+        contract = Contract(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, settings.state.buckets, keyring is not None)
         # A reading task takes 0.1 s of CPU before its first record, to write the code that decodes: no more of them than work.
         records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
-        outcomes = resolve_events(decode(records, contract), Rules.of(resolution))
+        outcomes = resolve_events(decode(records, contract), Rules.of(resolution), keyring)
         writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)
         writer = writer.outputMode("append").foreachBatch(self._write_batch)
         if settings.trigger.available_now:

@@ -69,6 +69,7 @@ def settle(settings: Settings, target: Target, action: LocalTransactionState, re
 
     Raises:
         RecordError: the id or the group is not what design §2 allows.
+        SettingsError: it must be signed, and there is no key for the group.
         KafkaUnavailableError: Kafka does not take it.
     """
     by_whom = f"by hand, by {_user()}@{socket.gethostname()}"
@@ -77,7 +78,8 @@ def settle(settings: Settings, target: Target, action: LocalTransactionState, re
         op = OpHeaders(action=action, producer_group=target.producer_group, incarnation=target.incarnation, remark=text)
     except ValidationError as error:
         raise RecordError.from_validation(error) from None
-    headers: HeaderList = list(op.to_headers())
+    keyring = settings.kafka.signing.keyring_of(target.producer_group)
+    headers: HeaderList = list(op.signed(target.transaction_id, keyring).to_headers())
     placed: list[tuple[int, int]] = []
 
     def note(message: Message) -> None:

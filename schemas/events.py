@@ -29,6 +29,7 @@ EVENT_SCHEMA = StructType(
         StructField("incarnation", IntegerType()),
         StructField("immunity_ms", LongType()),
         StructField("action", StringType()),
+        StructField("signature", StringType()),
         StructField("half_pointer", StringType()),
         StructField("tick_partitions", IntegerType()),
         StructField("reason", StringType()),

@@ -15,6 +15,8 @@ ACTION = "ACTION"
 FROM_CHECK = "FROM_CHECK"
 CHECK_TIMES = "CHECK_TIMES"
 REMARK = "REMARK"
+SIGNATURE = "SIGNATURE"
+"""Of an op, where its group has a key; passed over where nobody asks for one."""
 
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_ID = "CHECK_ID"

@@ -14,11 +14,14 @@ from schemas import headers as h
 from schemas.errors import HalfwayError
 from schemas.headers import LocalTransactionState
 from schemas.outcomes import Reason
+from schemas.signing import Keyring
 
 Headers = Sequence[tuple[str, bytes | None]]
 """Kafka headers as they lie in a record: in order, names may repeat."""
 
-RESERVED_NAMES = frozenset((*h.HALF_HEADERS, *h.OP_HEADERS, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST))
+RESERVED_NAMES = frozenset(
+    (*h.HALF_HEADERS, *h.OP_HEADERS, h.SIGNATURE, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
+)
 """Names that a producer must not use for its own properties."""
 
 _NOT_IN_A_HALF = frozenset((*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK))
@@ -195,6 +198,7 @@ class OpHeaders(_Headers):
     from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
     check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None
     remark: Annotated[str | None, Field(alias=h.REMARK)] = None
+    signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
@@ -203,7 +207,12 @@ class OpHeaders(_Headers):
         Raises:
             RecordError: a required header is missing, one is bad or given twice, or the action is unknown.
         """
-        return cls._read(_sort_out(headers, h.OP_HEADERS)[0])
+        return cls._read(_sort_out(headers, (*h.OP_HEADERS, h.SIGNATURE))[0])
+
+    def signed(self, transaction_id: str, keyring: Keyring | None) -> Self:
+        """Return the op on a transaction, signed if its group has a key."""
+        signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
+        return self.model_copy(update={"signature": signature})
 
     def to_headers(self) -> list[tuple[str, bytes]]:
         """Return the headers of the record."""

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schemas.errors import SettingsError
+from schemas.security import Security, SettingsGroup, SigningSettings
 
 ENV_PREFIX = "HALFWAY__"
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -38,78 +39,7 @@ DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
 PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Security(_Group):
-    """How to get into Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
-
-    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    user: str | None = None
-    password: SecretStr | None = None
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
-    key_password: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        if self.protocol.startswith("SASL") and not (self.sasl_mechanism and self.user and self.password):
-            raise ValueError(f"{self.protocol} needs sasl_mechanism, user and password")
-        if (self.certificate is None) != (self.key is None):
-            raise ValueError("certificate and key go together")
-        for name in ("user", "password", "key_password"):
-            value = getattr(self, name)
-            text = value.get_secret_value() if isinstance(value, SecretStr) else value
-            if text and re.search(r"[\x00-\x1f\x7f]", text):
-                raise ValueError(f"{name} has a line break or another control character")
-        return self
-
-    def as_librdkafka_dict(self) -> dict[str, str]:
-        """Return the security part of a librdkafka configuration, secrets in clear: hand it on, never print it."""
-        options: dict[str, str] = {"security.protocol": self.protocol}
-        if self.sasl_mechanism and self.user and self.password:
-            options["sasl.mechanism"] = self.sasl_mechanism
-            options["sasl.username"] = self.user
-            options["sasl.password"] = self.password.get_secret_value()
-        if self.ca:
-            options["ssl.ca.location"] = str(self.ca)
-        if self.certificate and self.key:
-            options["ssl.certificate.location"] = str(self.certificate)
-            options["ssl.key.location"] = str(self.key)
-        if self.key_password:
-            options["ssl.key.password"] = self.key_password.get_secret_value()
-        return options
-
-    def as_spark_options(self) -> dict[str, str]:
-        """Return the security part of Spark's Kafka options (`kafka.…`), secrets in clear: hand it on, never print it."""
-        options: dict[str, str] = {"kafka.security.protocol": self.protocol}
-        if self.sasl_mechanism and self.user and self.password:
-            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
-            login = f"username={_jaas_quote(self.user)} password={_jaas_quote(self.password.get_secret_value())}"
-            options["kafka.sasl.mechanism"] = self.sasl_mechanism
-            # Databricks has Kafka's classes under a name of its own.
-            prefix = "kafkashaded." if "DATABRICKS_RUNTIME_VERSION" in os.environ else ""
-            options["kafka.sasl.jaas.config"] = f"{prefix}org.apache.kafka.common.security.{module} required {login};"
-        if self.ca:
-            options["kafka.ssl.truststore.type"] = "PEM"
-            options["kafka.ssl.truststore.location"] = str(self.ca)
-        if self.certificate and self.key:
-            options["kafka.ssl.keystore.type"] = "PEM"
-            options["kafka.ssl.keystore.certificate.chain"] = self.certificate.read_text()
-            options["kafka.ssl.keystore.key"] = self.key.read_text()
-        if self.key_password:
-            options["kafka.ssl.key.password"] = self.key_password.get_secret_value()
-        return options
-
-
-def _jaas_quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-class KafkaSettings(_Group):
+class KafkaSettings(SettingsGroup):
     """Where Kafka is and how its topics are called. Without `bootstrap_servers` the local development broker is meant."""
 
     bootstrap_servers: str | None = None
@@ -119,6 +49,7 @@ class KafkaSettings(_Group):
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     max_offsets_per_trigger: Annotated[int, Field(gt=0)] | None = 400_000
     security: Security = Security()
+    signing: SigningSettings = SigningSettings()
 
     @model_validator(mode="after")
     def _topics_differ(self) -> Self:
@@ -148,7 +79,7 @@ class KafkaSettings(_Group):
         return {"kafka.bootstrap.servers": self.servers(), **self.security.as_spark_options()}
 
 
-class ResolutionSettings(_Group):
+class ResolutionSettings(SettingsGroup):
     """The rules' numbers (design §3). All times in ms."""
 
     transactionTimeOut: PositiveDurationMs = 6_000
@@ -160,7 +91,7 @@ class ResolutionSettings(_Group):
     max_body_bytes: Annotated[int, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
 
 
-class StateSettings(_Group):
+class StateSettings(SettingsGroup):
     """How the state is cut. Both are frozen in a checkpoint once it is made."""
 
     buckets: Annotated[int, Field(ge=1, le=65_536)] = 64
@@ -175,7 +106,7 @@ def _absolute(place: str) -> str:
 Place = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
-class StorageSettings(_Group):
+class StorageSettings(SettingsGroup):
     """Where tables and checkpoint are: URIs that the cluster can write, or paths, relative ones from the current directory.
 
     The tables are folders below `warehouse`, or, if `catalog_schema` is set, tables of that schema of Spark's catalog.
@@ -194,14 +125,14 @@ class StorageSettings(_Group):
         return self
 
 
-class TriggerSettings(_Group):
+class TriggerSettings(SettingsGroup):
     """How often a batch starts, or one run over all that is waiting."""
 
     interval: DurationMs = 1_000
     available_now: bool = False
 
 
-class MetricsSettings(_Group):
+class MetricsSettings(SettingsGroup):
     """Prometheus metrics: where to listen, port 0 for nowhere."""
 
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
@@ -282,10 +213,33 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
 def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: str) -> Iterator[tuple[str, object, str]]:
     for name, value in content.items():
         dotted = (*prefix, str(name))
-        if isinstance(value, dict):
+        if isinstance(value, dict) and not _is_mapping(dotted):
             yield from _flatten(value, dotted, origin)
         else:
             yield ".".join(dotted), value, origin
+
+
+def _is_mapping(dotted: tuple[str, ...]) -> bool:
+    """Whether a setting's value is itself a mapping, whose names are the user's."""
+    return ".".join(dotted).lower() in {name for name, field in _all_settings() if get_origin(field.annotation) is Mapping}
+
+
+def secret_settings() -> frozenset[str]:
+    """Return the dotted names, in small letters, of the settings that hold a secret."""
+    return frozenset(name for name, field in _all_settings() if _holds_secret(field.annotation))
+
+
+def _all_settings(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in (model or Settings).model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _all_settings(inner, f"{prefix}{name.lower()}.")
+        else:
+            yield prefix + name.lower(), field
+
+
+def _holds_secret(annotation: Any) -> bool:
+    return annotation is SecretStr or any(_holds_secret(part) for part in get_args(annotation))
 
 
 def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:

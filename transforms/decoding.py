@@ -28,6 +28,8 @@ class Contract:
     op_topic: str
     max_body_bytes: int
     buckets: int
+    is_signed: bool = False
+    """Whether ops are handed on with their signatures, which the operator verifies: a key must not be part of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,10 @@ def decode(records: DataFrame, contract: Contract) -> DataFrame:
         F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes"),
         F.coalesce("headers", F.expr("CAST(array() AS array<struct<key:string,value:binary>>)")).alias("headers"),
     )
-    places = {_place_name(name): F.array_position(F.col("headers.key"), name).cast("int") for name in _NAMES}
+    names = (*_NAMES, h.SIGNATURE) if contract.is_signed else _NAMES
+    places = {_place_name(name): F.array_position(F.col("headers.key"), name).cast("int") for name in names}
     placed = flat.withColumns(places).withColumn("reversed_names", F.reverse("headers.key"))
-    texts = {_text_name(name): F.get("headers", _place(name) - 1)["value"].cast("string") for name in _NAMES}
+    texts = {_text_name(name): F.get("headers", _place(name) - 1)["value"].cast("string") for name in names}
     looked_up = placed.withColumns(texts)
     kind = (
         F.when(_has(h.TICK), EventKind.TICK)
@@ -92,7 +95,7 @@ def decode(records: DataFrame, contract: Contract) -> DataFrame:
     buckets = F.when(
         (F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), F.expr(f"sequence(0, {contract.buckets - 1})")
     ).otherwise(F.array(_bucket(contract.buckets)))
-    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns()).to(EVENT_SCHEMA)
+    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns(contract)).to(EVENT_SCHEMA)
 
 
 def _bucket(buckets: int) -> Column:
@@ -102,7 +105,7 @@ def _bucket(buckets: int) -> Column:
     return F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(buckets)).cast("int")
 
 
-def _event_columns() -> list[Column]:
+def _event_columns(contract: Contract) -> list[Column]:
     kind = F.col("record_kind")
     is_half, is_tick = kind == EventKind.HALF, kind == EventKind.TICK
     good = F.col("problem").isNull()
@@ -120,6 +123,7 @@ def _event_columns() -> list[Column]:
         F.when(good, F.coalesce(_INCARNATION.value(), zero)).otherwise(zero).cast("int").alias("incarnation"),
         F.when(good & is_half, F.coalesce(_IMMUNITY.value(), zero) * 1000).otherwise(zero).cast("long").alias("immunity_ms"),
         F.when(good & (kind == EventKind.OP), _action()).alias("action"),
+        _signature(contract).alias("signature"),
         F.when(good & (kind == EventKind.LOST), _text(h.HALF_LOST)).alias("half_pointer"),
         F.when(good & is_tick, _PARTITIONS.value()).otherwise(zero).cast("int").alias("tick_partitions"),
         F.col("problem.reason").alias("reason"),
@@ -148,7 +152,7 @@ def _problem(contract: Contract) -> Column:
         + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.ACTION, h.FROM_CHECK, h.REMARK)]
         + [(~F.is_valid_utf8(_text(name)), Reason.BAD_HEADER, F.lit(f"{name} is not UTF-8")) for name in h.OP_HEADERS]
         + [_number_problem(number) for number in (_INCARNATION, _CHECK_TIMES)]
-        + [_duplicate_problem(h.OP_HEADERS)]
+        + [_duplicate_problem((*h.OP_HEADERS, h.SIGNATURE) if contract.is_signed else h.OP_HEADERS)]
         + [(_action().isNull(), Reason.UNKNOWN_ACTION, F.concat(F.lit("ACTION is "), F.substring(_text(h.ACTION), 1, 100)))]
     )
     tick = _first([(condition, Reason.BAD_TICK, F.lit(detail)) for condition, detail in _tick_problems()])
@@ -215,6 +219,14 @@ def _action() -> Column:
     for name, meaning in _ACTIONS.items():
         action = action.when(_text(h.ACTION) == name, F.lit(meaning))
     return action
+
+
+def _signature(contract: Contract) -> Column:
+    """An op's signature as text; null where there is none, or what is there is no text."""
+    if not contract.is_signed:
+        return F.lit(None).cast("string")
+    is_op = (F.col("record_kind") == EventKind.OP) & F.col("problem").isNull()
+    return F.when(is_op & F.is_valid_utf8(_text(h.SIGNATURE)), _text(h.SIGNATURE))
 
 
 def _place(name: str) -> Column:

@@ -12,7 +12,8 @@ from pyspark.sql.types import DataType, IntegerType, LongType
 
 from schemas.events import OUTCOME_SCHEMA, EventKind
 from schemas.headers import LocalTransactionState, Source
-from schemas.outcomes import Kind
+from schemas.outcomes import Kind, Reason
+from schemas.signing import Keyring
 from schemas.state import STATE_SCHEMA
 from transforms.bucket import Bucket
 from transforms.collector import collector_paused
@@ -24,28 +25,31 @@ _ACTIONS = {str(action): action for action in LocalTransactionState}
 _SOURCES = {int(source): source for source in Source}
 
 
-def resolve_events(events: DataFrame, rules: Rules) -> DataFrame:
+def resolve_events(events: DataFrame, rules: Rules, keyring: Keyring | None = None) -> DataFrame:
     """Join halves and ops per transaction: the one stateful step of the job.
 
     Args:
         events: a streaming frame of EVENT_SCHEMA.
         rules: the numbers of R4 to R11.
+        keyring: what ops must be signed with (R14); it goes to the Python workers with the function, and is no part of the plan.
 
     Returns:
         OUTCOME_SCHEMA: one row an outcome, and one REPORT a bucket that had input.
     """
     return events.groupBy("bucket").applyInPandasWithState(
-        bucket_function(rules), OUTCOME_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
+        bucket_function(rules, keyring), OUTCOME_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout
     )
 
 
-def bucket_function(rules: Rules) -> Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
+def bucket_function(
+    rules: Rules, keyring: Keyring | None = None
+) -> Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]:
     """Return the function that Spark calls for each bucket which has input in a batch."""
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
         bucket = Bucket.decode(*group_state.get) if group_state.exists else Bucket()
         with collector_paused():
-            bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
+            bucket, outcomes, counts = bucket.after(to_batch(frames, keyring), rules)
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json()
         outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", report))
@@ -60,8 +64,8 @@ def to_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     return pd.DataFrame({name: np.array(values, np.dtype(dtype)) for (name, dtype), values in columns})
 
 
-def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
-    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records."""
+def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> Batch:
+    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records; an op that is not signed as it must be is broken (R14)."""
     halves: list[Half] = []
     ops: list[Op] = []
     lost: list[Lost] = []
@@ -70,7 +74,10 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
     for frame in frames:
         kinds = frame["event"]
         halves.extend(map(Half._make, _rows(frame, kinds == EventKind.HALF, *Half._fields)))
-        for transaction_id, group, incarnation, action, at_ms, partition, offset in _rows(frame, kinds == EventKind.OP, *Op._fields):
+        of_ops = kinds == EventKind.OP
+        if keyring is not None:
+            of_ops &= ~_unsigned(frame, of_ops, keyring, broken)
+        for transaction_id, group, incarnation, action, at_ms, partition, offset in _rows(frame, of_ops, *Op._fields):
             ops.append(Op(transaction_id, group, incarnation, _ACTIONS[action], at_ms, partition, offset))
         for transaction_id, pointer, at_ms in _rows(frame, kinds == EventKind.LOST, "transaction_id", "half_pointer", "at_ms"):
             half_partition, half_offset = pointer.split(":")
@@ -86,6 +93,20 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
             pointer = (_SOURCES[source], partition, offset, at_ms)
             broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, reason, detail))
     return Batch(halves, ops, lost, ticks, broken)
+
+
+def _unsigned(frame: pd.DataFrame, ops: "pd.Series[bool]", keyring: Keyring, broken: list[Outcome]) -> "pd.Series[bool]":
+    """Return which of the ops are not signed as they must be, and make broken records of them."""
+    refused = pd.Series(False, index=frame.index)
+    signed = _rows(frame, ops, "transaction_id", "action", "producer_group", "incarnation", "signature")
+    places = _rows(frame, ops, "transaction_id", "partition", "offset", "at_ms")
+    for row, fields, (transaction_id, partition, offset, at_ms) in zip(frame.index[ops], signed, places, strict=True):
+        problem = keyring.problem(*fields)
+        if problem is not None:
+            refused[row] = True
+            pointer = (Source.OP, partition, offset, at_ms)
+            broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, Reason.BAD_SIGNATURE, problem))
+    return refused
 
 
 def _rows(frame: pd.DataFrame, chosen: "pd.Series[bool]", *names: str) -> Iterator[tuple[Any, ...]]:

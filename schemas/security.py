@@ -1,0 +1,133 @@
+"""The settings of `kafka.security` and `kafka.signing`: how to get into Kafka, and with which keys ops are signed."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from schemas.errors import SettingsError
+from schemas.signing import MIN_KEY_BYTES, Keyring
+
+
+class SettingsGroup(BaseModel):
+    """Names that are known, values that stay."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Security(SettingsGroup):
+    """How to get into Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
+
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    user: str | None = None
+    password: SecretStr | None = None
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if self.protocol.startswith("SASL") and not (self.sasl_mechanism and self.user and self.password):
+            raise ValueError(f"{self.protocol} needs sasl_mechanism, user and password")
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key go together")
+        for name in ("user", "password", "key_password"):
+            value = getattr(self, name)
+            text = value.get_secret_value() if isinstance(value, SecretStr) else value
+            if text and re.search(r"[\x00-\x1f\x7f]", text):
+                raise ValueError(f"{name} has a line break or another control character")
+        return self
+
+    def as_librdkafka_dict(self) -> dict[str, str]:
+        """Return the security part of a librdkafka configuration, secrets in clear: hand it on, never print it."""
+        options: dict[str, str] = {"security.protocol": self.protocol}
+        if self.sasl_mechanism and self.user and self.password:
+            options["sasl.mechanism"] = self.sasl_mechanism
+            options["sasl.username"] = self.user
+            options["sasl.password"] = self.password.get_secret_value()
+        if self.ca:
+            options["ssl.ca.location"] = str(self.ca)
+        if self.certificate and self.key:
+            options["ssl.certificate.location"] = str(self.certificate)
+            options["ssl.key.location"] = str(self.key)
+        if self.key_password:
+            options["ssl.key.password"] = self.key_password.get_secret_value()
+        return options
+
+    def as_spark_options(self) -> dict[str, str]:
+        """Return the security part of Spark's Kafka options (`kafka.…`), secrets in clear: hand it on, never print it."""
+        options: dict[str, str] = {"kafka.security.protocol": self.protocol}
+        if self.sasl_mechanism and self.user and self.password:
+            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+            login = f"username={_jaas_quote(self.user)} password={_jaas_quote(self.password.get_secret_value())}"
+            options["kafka.sasl.mechanism"] = self.sasl_mechanism
+            # Databricks has Kafka's classes under a name of its own.
+            prefix = "kafkashaded." if "DATABRICKS_RUNTIME_VERSION" in os.environ else ""
+            options["kafka.sasl.jaas.config"] = f"{prefix}org.apache.kafka.common.security.{module} required {login};"
+        if self.ca:
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.location"] = str(self.ca)
+        if self.certificate and self.key:
+            options["kafka.ssl.keystore.type"] = "PEM"
+            options["kafka.ssl.keystore.certificate.chain"] = self.certificate.read_text()
+            options["kafka.ssl.keystore.key"] = self.key.read_text()
+        if self.key_password:
+            options["kafka.ssl.key.password"] = self.key_password.get_secret_value()
+        return options
+
+
+def _jaas_quote(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _read_keys(value: object) -> object:
+    """Read keys: `{group: key}` or `{group: [key, …]}`, in the environment as JSON."""
+    if isinstance(value, str):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError('this is not {"group": "key"}') from None
+    if not isinstance(value, Mapping):
+        return value if value is not None else {}
+    return {str(group): keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
+
+
+Keys = Annotated[Mapping[str, Annotated[tuple[SecretStr, ...], Field(min_length=1)]], BeforeValidator(_read_keys)]
+
+
+class SigningSettings(SettingsGroup):
+    """Keys of producer groups. A group that has one has its ops signed by it; several are for the time of a change, the first signs."""
+
+    keys: Keys = {}
+    required: bool = False
+
+    @model_validator(mode="after")
+    def _are_long(self) -> Self:
+        for group, keys in self.keys.items():
+            if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
+                raise ValueError(f"a key of {group} is shorter than {MIN_KEY_BYTES} bytes: `openssl rand -hex 32` makes a good one")
+        return self
+
+    def keyring(self) -> Keyring | None:
+        """Return the keys to sign and to verify with; None where nothing is signed."""
+        if not self.keys and not self.required:
+            return None
+        keys = {group: [key.get_secret_value().encode() for key in of_group] for group, of_group in self.keys.items()}
+        return Keyring(keys, required=self.required)
+
+    def keyring_of(self, producer_group: str) -> Keyring | None:
+        """Return what signs a group's ops.
+
+        Raises:
+            SettingsError: they must be signed, and there is no key for them.
+        """
+        keyring = self.keyring()
+        if keyring is not None and keyring.required and not keyring.has(producer_group):
+            raise SettingsError(f"ops must be signed, and kafka.signing.keys has no key for group {producer_group}")
+        return keyring
