@@ -60,9 +60,11 @@ notebooks: jars ## run both notebooks on your tables: tables printed, pictures a
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
-lint: setup ## ruff: rules and format
+lint: setup ## ruff: rules and format; the lock: a hash for every package, and packages that fit together
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) -m pytest -q tests/unit/test_lock.py
+	@$(PY) -m pip check
 
 format: setup ## ruff: put format and imports right
 	@$(PY) -m ruff check --fix-only --quiet .

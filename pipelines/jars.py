@@ -27,7 +27,7 @@ def ensure_jars(conf: JarSet) -> list[Path]:
     fetch is not taken for a complete one, and another `ivy.xml` is fetched anew. Calls at the same time wait for each other.
 
     Raises:
-        SetupError: if Java or Ivy is missing, or the fetch fails; the message names its log.
+        SetupError: if Java or Ivy is missing, the fetch fails (the message names its log), or a JAR is not the one that is pinned.
     """
     ivy_xml = conf_file("ivy.xml")
     stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
@@ -77,11 +77,26 @@ def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
         _run_ivy(conf, ivy_xml, partial, folder.parent / f"{conf}.log")
         fetched = partial / conf
         names = sorted(jar.name for jar in fetched.glob("*.jar"))
+        _verify(conf, [fetched / name for name in names])
         (fetched / _MARKER).write_text("\n".join([stamp, *names]) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         fetched.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _verify(conf: JarSet, jars: list[Path]) -> None:
+    """Refuse JARs that are not those of `conf/jars.sha256`: Ivy only compares them with what the same server says of them."""
+    pinned = conf_file("jars.sha256")
+    known = {name: digest for digest, name in (line.split() for line in pinned.read_text().splitlines())}
+    for jar in jars:
+        digest, name = hashlib.sha256(jar.read_bytes()).hexdigest(), f"{conf}/{jar.name}"
+        if known.get(name) != digest:
+            what = "is not the one that is pinned" if name in known else "is not pinned"
+            raise SetupError(
+                f"{jar.name} was fetched and {what} in {pinned}: if ivy.xml was changed on purpose, put `{digest}  {name}` there; "
+                "if not, somebody has changed the file on its way"
+            )
 
 
 def _run_ivy(conf: JarSet, ivy_xml: Path, target: Path, log: Path) -> None:

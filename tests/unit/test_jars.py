@@ -1,15 +1,17 @@
 """Java and the JARs: found, fetched once by the real Ivy, and never taken for complete when they are not."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pipelines.home import conf_file, home
-from pipelines.jars import ensure_jars
+from pipelines.jars import JarSet, ensure_jars, jars_present
 from pipelines.java import find_java
 from schemas.errors import SetupError
 
@@ -105,6 +107,25 @@ def test_a_failed_fetch_names_its_log_and_leaves_nothing(project: Path) -> None:
     assert str(log) in str(caught.value)
     assert NOWHERE in log.read_text()
     assert sorted(path.name for path in log.parent.iterdir()) == [".lock", "kafka.log"]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"), [("0" * 64 + "  kafka/slf4j-api-1.7.36.jar\n", "is not the one that is pinned"), ("", "is not pinned")]
+)
+def test_a_jar_that_is_not_the_pinned_one_is_refused(project: Path, line: str, what: str) -> None:
+    (project / "conf" / "jars.sha256").write_text(line)
+    with pytest.raises(SetupError, match=f"slf4j-api-{IN_REACH}.jar was fetched and {what}") as caught:
+        ensure_jars("kafka")
+    [right] = re.findall(r"put `([^`]+)` there", str(caught.value))
+    assert not (project / ".halfway" / "jars" / "kafka").exists()
+    (project / "conf" / "jars.sha256").write_text(right)
+    assert ensure_jars("kafka")
+
+
+@pytest.mark.skipif(not all(jars_present(conf) for conf in get_args(JarSet)), reason="`make jars` was not run yet")
+def test_nothing_is_pinned_but_what_is_fetched() -> None:
+    pinned = {line.split()[1] for line in conf_file("jars.sha256").read_text().splitlines()}
+    assert pinned == {f"{conf}/{jar.name}" for conf in get_args(JarSet) for jar in jars_present(conf)}
 
 
 def test_calls_at_the_same_time_fetch_once(project: Path) -> None:

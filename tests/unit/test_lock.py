@@ -1,0 +1,26 @@
+"""What is installed is what was chosen: every requirement of the lock is one version, with its hashes, and that one is installed."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+LOCK = Path(__file__).parents[2] / "requirements.lock"
+REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; [^\\]+)?((?: --hash=sha256:[0-9a-f]{64})*)")
+
+
+def requirements() -> list[tuple[str, str, str]]:
+    """Return name, version and hashes of each requirement; fails at a line that is none."""
+    lines = [line for line in LOCK.read_text().replace("\\\n", " ").splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    found = [(line, REQUIREMENT.fullmatch(" ".join(line.split()))) for line in lines]
+    assert [line for line, match in found if match is None] == []
+    return [(match[1], match[2], match[3]) for _, match in found if match is not None]
+
+
+def test_every_requirement_is_one_version_with_its_hashes() -> None:
+    assert len(requirements()) > 50
+    assert [name for name, _, hashes in requirements() if not hashes] == []
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    locked = {name: version for name, version, _ in requirements()}
+    assert {name: metadata.version(name) for name in locked} == locked
