@@ -42,6 +42,8 @@ _LOCAL_CONF = {
     # A job for throughput: G1, the default, takes a tenth more of the CPU for shorter pauses, which no batch notices.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
+    # Spark's own rule, and what it does not know: a private key in PEM, and the login of which only the value has a telling word.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
     # A streaming job makes a dozen Spark jobs a batch: what the UI remembers must not grow for hours.
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "200",

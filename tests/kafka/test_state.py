@@ -2,11 +2,13 @@
 
 import threading
 
+import pyarrow
 from pyspark.sql import SparkSession
 
 from pipelines.job import ResolveJob
 from pipelines.state import read_state
 from schemas.settings import Settings
+from schemas.state import ENTRY_SCHEMA
 from tests.kafka.conftest import MakeWorld
 from tests.kafka.test_resolve_command import until
 from tests.kafka.world import START_MS
@@ -40,6 +42,10 @@ def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
         w.settings.kafka.half_topic: 5,
         w.settings.kafka.op_topic: 3,
     }
+    for _, payload in stored.rows:
+        with pyarrow.ipc.open_stream(payload) as reader:
+            assert reader.schema.equals(ENTRY_SCHEMA), "what the checkpoint holds is Arrow, and nothing that runs code when it is read"
+            reader.read_all()
     assert view.horizon_ms == START_MS + 6_101
     assert view.totals["committed"] == 1
     assert view.transactions.to_pylist()[1] == {

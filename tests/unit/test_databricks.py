@@ -92,6 +92,11 @@ def test_clusters_have_a_jvm_to_call(job: str, wheel_task: dict[str, Any]) -> No
         refuse_connect(object())  # type: ignore[arg-type]
 
 
+def test_the_cluster_of_the_job_redacts_what_others_do() -> None:
+    line = f"spark.redaction.regex {CLUSTERS['halfway_resolve']['resolve']['spark_conf']['spark.redaction.regex']}"
+    assert line in [" ".join(each.split()) for each in (ROOT / "conf" / "spark-defaults.conf").read_text().splitlines()]
+
+
 def test_the_defaults_are_those_of_the_configuration_file() -> None:
     secrets = {"HALFWAY__KAFKA__SECURITY__USER": "u", "HALFWAY__KAFKA__SECURITY__PASSWORD": "p"}
     storage = load_settings(ROOT / "conf" / "databricks.yaml", environ=secrets).storage

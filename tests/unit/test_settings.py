@@ -248,6 +248,52 @@ def test_certificates_for_spark_are_pem(tmp_path: Path) -> None:
     }
 
 
+LIBRDKAFKA = {
+    "bootstrap.servers",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+}
+SPARK = {
+    "kafka.bootstrap.servers",
+    "kafka.security.protocol",
+    "kafka.sasl.mechanism",
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.truststore.type",
+    "kafka.ssl.truststore.location",
+    "kafka.ssl.keystore.type",
+    "kafka.ssl.keystore.certificate.chain",
+    "kafka.ssl.keystore.key",
+    "kafka.ssl.key.password",
+}
+
+
+def test_kafkas_clients_get_the_options_of_a_list_and_no_other(tmp_path: Path) -> None:
+    """A free pass-through would let a configuration load classes (`sasl.login.callback.handler.class`) or switch checks off."""
+    (tmp_path / "pem").write_text("-----BEGIN …")
+    own = {name: str(tmp_path / "pem") for name in ("ca", "certificate", "key")}
+    every = {**SASL, "kafka.bootstrap_servers": "h:1", **{f"kafka.security.{name}": value for name, value in own.items()}}
+    kafka = load(overrides={**every, "kafka.security.key_password": "hush"}).kafka
+    assert set(kafka.as_librdkafka_dict()) == LIBRDKAFKA
+    assert set(kafka.as_spark_options()) == SPARK
+    others = {"ssl.endpoint.identification.algorithm", "sasl.login.callback.handler.class", "options"}
+    for name in (LIBRDKAFKA | SPARK | others) - {"security.protocol"}:
+        refused("unknown setting", overrides={f"kafka.{name}": "x"})
+        refused("unknown setting", overrides={f"kafka.security.{name}": "x"})
+
+
+@pytest.mark.parametrize("name", ["user", "password", "key_password"])
+@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x7f"], ids=["line feed", "carriage return", "nul", "delete"])
+def test_control_characters_are_refused_and_not_shown(name: str, character: str) -> None:
+    told = refused(f"{name} has a line break", overrides={**SASL, f"kafka.security.{name}": f"hush{character}hush"})
+    assert "hush" not in told
+
+
 def test_default_yaml_is_the_defaults() -> None:
     assert load(CONF / "default.yaml") == load()
 
