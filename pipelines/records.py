@@ -6,7 +6,7 @@ Where pointers are dense the partition is read through and the rest dropped; whe
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
-from time import monotonic
+from time import monotonic, sleep
 from typing import Self, cast
 
 import pyarrow as pa
@@ -31,6 +31,7 @@ DENSE_GAP = 1_000
 """Up to this many records it is quicker to read on than to seek: 78,000 records/s against 5 to 25 ms a seek."""
 FLUSH_BYTES = 16 * 1024 * 1024
 READ_TIMEOUT_S = 60.0
+_END_POLL_S = 0.1
 
 Pointer = tuple[int, int, int, int, str | None]
 """source, partition, offset, at_ms, transaction id."""
@@ -162,13 +163,7 @@ class _PartitionReader:
 
     def __enter__(self) -> Self:
         self._position = OFFSET_INVALID
-        try:
-            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                self._low = self._high = 0
-            else:
-                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
+        self._ask()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -176,11 +171,10 @@ class _PartitionReader:
 
     def record_at(self, offset: int) -> Message | None:
         """Return the record at this offset, or None if there is none (any more)."""
-        if not self._low <= offset < self._high:
+        if not self._is_kept(offset):
             return None
         if self._position < 0 or offset - self._position > DENSE_GAP:
-            self._consumer.assign([TopicPartition(*self._place, offset)])
-            self._position, self._read, self._ahead = offset, iter(()), None
+            self._seek(offset)
         while True:
             record = self._ahead if self._ahead is not None else self._next(offset)
             found = OFFSET_INVALID if record is None else record.offset() or 0
@@ -191,6 +185,36 @@ class _PartitionReader:
             self._position = found + 1
             if found == offset:
                 return record
+
+    def _ask(self) -> None:
+        """Ask Kafka where the partition begins and ends."""
+        try:
+            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
+            self._low = self._high = 0
+
+    def _is_kept(self, offset: int) -> bool:
+        """Tell whether the partition still has this offset, which was read before; False only if its beginning is past it.
+
+        An end before it proves nothing: a broker that is back after a crash, or has just become the leader, tells an end that lies behind
+        until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). So that is waited for.
+        """
+        deadline = monotonic() + READ_TIMEOUT_S
+        while offset >= self._high:
+            if monotonic() >= deadline:
+                raise KafkaUnavailableError(
+                    f"{self._place[0]} ends at offset {self._high} of partition {self._place[1]}, and {offset} was read from there before: "
+                    "is a broker still down, or has one lost records?"
+                )
+            sleep(_END_POLL_S)
+            self._ask()
+        return offset >= self._low
+
+    def _seek(self, offset: int) -> None:
+        self._consumer.assign([TopicPartition(*self._place, offset)])
+        self._position, self._read, self._ahead = offset, iter(()), None
 
     def _next(self, offset: int) -> Message | None:
         """Return the next record; None at the partition's end, or where retention has just taken the offset away."""
@@ -203,9 +227,14 @@ class _PartitionReader:
             error = record.error()
             if error is None:
                 return record
-            if error.code() == KafkaError._PARTITION_EOF and (record.offset() or 0) < self._high:
-                continue
-            if error.code() in (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+            if error.code() == KafkaError._PARTITION_EOF:
+                if (record.offset() or 0) < self._high:
+                    continue
                 return None
-            raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.str()}")
+            if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.str()}")
+            self._ask()
+            if not self._is_kept(offset):
+                return None
+            self._seek(offset)
         raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {READ_TIMEOUT_S:.0f} s")
