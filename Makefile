@@ -5,12 +5,14 @@ VENV := .venv
 PY := $(VENV)/bin/python
 HALFWAY := $(VENV)/bin/halfway
 CODE := pipelines transforms schemas clients
+N ?= 100
+SEED ?= 1
 # Another lock, other metadata or another place make another stamp, whatever the files' times.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-slow test-unit bench notebooks lint format types lock clean
+.PHONY: help setup tools jars run test test-slow test-unit chaos bench notebooks lint format types lock clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +54,9 @@ test-slow: setup jars ## the other ones: a cluster, kill -9 in the middle of lon
 
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
+
+chaos: jars ## make N faults (100, half an hour) and count what is lost, twice or wrong; SEED replays a run (docs/reliability.md)
+	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED)
 
 bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending,latency)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)"

@@ -1,0 +1,53 @@
+"""`python -m tests.chaos`: make faults and count what they do (docs/reliability.md). Exit code 1 if anything is lost, twice or wrong."""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.chaos.runner import FAULTS, draw, run_faults, table_of, write_json
+
+_INSIDE = "HALFWAY_CHAOS_INSIDE"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Make faults, and count what is lost, twice or wrong.")
+    parser.add_argument("--faults", type=int, default=100, help="how many")
+    parser.add_argument("--seed", type=int, default=1, help="replays the same faults at the same moments")
+    parser.add_argument("--only", default="", help="these faults, in this order, names between semicolons")
+    parser.add_argument("--out", type=Path, default=Path("build/chaos.json"))
+    parser.add_argument("--keep", action="store_true", help="leave logs and tables where they are")
+    options = parser.parse_args()
+    enter_namespace()
+    by_name = {fault.name: fault for fault in FAULTS}
+    chosen = [name.strip() for name in options.only.split(";") if name.strip()]
+    unknown = [name for name in chosen if name not in by_name]
+    if unknown:
+        parser.error(f"no fault is called {', '.join(unknown)}; there are: {'; '.join(by_name)}")
+    faults = [by_name[name] for name in chosen] or draw(options.faults, random.Random(options.seed))
+    folder = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
+    run = run_faults(faults, options.seed, folder, lambda line: print(line, flush=True))  # noqa: T201  # a command's output
+    Console(width=120).print(table_of(run))
+    write_json(run, options.out)
+    if run.ok and not options.keep:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if run.ok else 1
+
+
+def enter_namespace() -> None:
+    """Run in namespaces of our own, where disks can be small and full, and where nothing outlives us; outside where that is not allowed."""
+    if os.environ.get(_INSIDE) or shutil.which("unshare") is None:
+        return
+    unshare = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode == 0:
+        os.execvpe(unshare[0], [*unshare, sys.executable, "-m", "tests.chaos", *sys.argv[1:]], {**os.environ, _INSIDE: "1"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The job as it is, started by a module that can stop it at a named step: `python -m tests.chaos.launcher FOLDER resolve OPTIONS...`.
+
+The product knows nothing of this. Its methods are wrapped here: at each step the file FOLDER/arm.json is looked at, and if this step's
+turn has come the whole process group dies by SIGKILL, or waits, so that something else can be killed in the midst of a batch. Each check
+request is noted in FOLDER/journal with the horizon that it was decided at, before it is sent: the request itself does not say.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from pipelines import sinks, tables
+from pipelines.cli import app
+from pipelines.sinks import BatchReport, BatchWriter
+from schemas.headers import check_id
+from schemas.outcomes import Kind
+from schemas.tables import Table
+
+ARM_FILE = "arm.json"
+REACHED_FILE = "reached.json"
+GO_FILE = "go"
+JOURNAL_FILE = "journal"
+WAIT_LIMIT_S = 120.0
+
+
+class Step(StrEnum):
+    """Places in a batch, in their order. Those after a sink come only in batches that have something for it."""
+
+    BEFORE_PERSIST = "before_persist"
+    AFTER_COUNT = "after_count"
+    AFTER_MESSAGES = "after_messages"
+    AFTER_DISCARDED = "after_discarded"
+    AFTER_QUARANTINE = "after_quarantine"
+    BEFORE_CHECKS = "before_checks"
+    AFTER_CHECKS = "after_checks"
+    BEFORE_COMMIT = "before_commit"
+
+
+AFTER_TABLE = {
+    Table.MESSAGES: Step.AFTER_MESSAGES,
+    Table.DISCARDED: Step.AFTER_DISCARDED,
+    Table.QUARANTINE: Step.AFTER_QUARANTINE,
+}
+
+
+class Steps:
+    """Does what FOLDER/arm.json says: {"number", "step", "batches", "action"}: when `step` comes for the `batches`th time, die or wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._order: dict[str, Any] = {}
+        self._reached = 0
+
+    def reach(self, step: Step, batch_id: int) -> None:
+        try:
+            order = json.loads((self._folder / ARM_FILE).read_text())
+        except FileNotFoundError:
+            return
+        if order != self._order:
+            self._order, self._reached = order, 0
+        if step != order["step"]:
+            return
+        self._reached += 1
+        if self._reached < order["batches"]:
+            return
+        (self._folder / ARM_FILE).unlink()
+        put(self._folder / REACHED_FILE, {"step": step, "batch_id": batch_id})
+        if order["action"] == "die":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        deadline_s = time.monotonic() + WAIT_LIMIT_S
+        while not (self._folder / GO_FILE).exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
+
+def put(path: Path, content: object) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content))
+    part.replace(path)
+
+
+def wrap(folder: Path) -> None:
+    """Put the steps into the product's batch writer."""
+    steps = Steps(folder)
+    write, count, send_checks, append_once = BatchWriter.write, BatchWriter._count, BatchWriter._send_checks, tables.append_once
+
+    def written(self: BatchWriter, outcomes: DataFrame, batch_id: int) -> BatchReport:
+        steps.reach(Step.BEFORE_PERSIST, batch_id)
+        report = write(self, outcomes, batch_id)
+        steps.reach(Step.BEFORE_COMMIT, batch_id)
+        return report
+
+    def counted(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> int:
+        adopted = count(self, outcomes, report)
+        steps.reach(Step.AFTER_COUNT, report.batch_id)
+        return adopted
+
+    def appended(rows: DataFrame, storage: Any, table: Table, app_id: str, batch_id: int) -> None:
+        append_once(rows, storage, table, app_id, batch_id)
+        steps.reach(AFTER_TABLE[table], batch_id)
+
+    def sent(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
+        if not report.rows[Kind.CHECK]:
+            return send_checks(self, outcomes, report)
+        note(folder / JOURNAL_FILE, outcomes)
+        steps.reach(Step.BEFORE_CHECKS, report.batch_id)
+        lost = send_checks(self, outcomes, report)
+        steps.reach(Step.AFTER_CHECKS, report.batch_id)
+        return lost
+
+    replaced: list[tuple[Any, str, Callable[..., Any]]] = [
+        (BatchWriter, "write", written),
+        (BatchWriter, "_count", counted),
+        (BatchWriter, "_send_checks", sent),
+        (sinks, "append_once", appended),
+    ]
+    for owner, name, wrapped in replaced:
+        setattr(owner, name, wrapped)
+
+
+def note(journal: Path, outcomes: DataFrame) -> None:
+    """Note for each check of a batch the horizon that it was decided at."""
+    checks = outcomes.where(F.col("kind") == int(Kind.CHECK))
+    rows = checks.select("transaction_id", "partition", "offset", "check_times", "decided_ms").collect()
+    with journal.open("a") as lines:
+        for transaction_id, partition, offset, times, decided_ms in rows:
+            # The line break comes first: a line that an earlier kill has cut off stays alone.
+            lines.write(f"\n{json.dumps([check_id(transaction_id, partition, offset, times), decided_ms])}")
+        lines.flush()
+        os.fsync(lines.fileno())
+
+
+if __name__ == "__main__":
+    wrap(Path(sys.argv.pop(1)))
+    app()

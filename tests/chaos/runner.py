@@ -1,0 +1,217 @@
+"""A run: faults drawn by a seed, one after the other, in one world; after each the world recovers and is audited."""
+
+import json
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from pipelines.broker import LocalBroker
+from tests.chaos.auditor import Findings
+from tests.chaos.faults import PROCESS_FAULTS, CannotBeMadeError, Fault
+from tests.chaos.faults_storage import DISK_BYTES, STORAGE_FAULTS
+from tests.chaos.faults_topics import TOPIC_FAULTS
+from tests.chaos.world import ChaosError, World
+
+FAULTS = [*PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS]
+_DISKS = ("checkpoints", "warehouse")
+END = "(end of the run)"
+
+
+@dataclass
+class Outcome:
+    """What came of one fault; `failure`: it could not be made, or nothing recovered; `skipped`: this machine does not allow it."""
+
+    fault: str
+    findings: Findings
+    seconds: float
+    recovery_s: float | None = None
+    failure: str = ""
+    skipped: str = ""
+
+
+@dataclass
+class Run:
+    """All of a run."""
+
+    seed: int
+    outcomes: list[Outcome] = field(default_factory=list)
+    transactions: int = 0
+    seconds: float = 0.0
+
+    @property
+    def made(self) -> list[Outcome]:
+        return [outcome for outcome in self.outcomes if not outcome.skipped and outcome.fault != END]
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.made) and all(outcome.findings.ok and not outcome.failure for outcome in self.outcomes)
+
+    def as_json(self) -> dict[str, Any]:
+        by_fault = {fault: self._figures(fault) for fault in dict.fromkeys(outcome.fault for outcome in self.outcomes)}
+        totals = {kind: sum(figures[kind] for figures in by_fault.values()) for kind in ("lost", "twice", "wrong")}
+        return {
+            "seed": self.seed,
+            "faults": len(self.made),
+            **totals,
+            "failed": [f"{outcome.fault}: {outcome.failure}" for outcome in self.outcomes if outcome.failure],
+            "skipped": [f"{outcome.fault}: {outcome.skipped}" for outcome in self.outcomes if outcome.skipped],
+            "transactions": self.transactions,
+            "seconds": round(self.seconds, 1),
+            "by_fault": by_fault,
+        }
+
+    def _figures(self, fault: str) -> dict[str, Any]:
+        of_fault = [outcome for outcome in self.outcomes if outcome.fault == fault]
+        recoveries = [outcome.recovery_s for outcome in of_fault if outcome.recovery_s is not None]
+        return {
+            "times": sum(not outcome.skipped for outcome in of_fault),
+            **{kind: sum(len(getattr(outcome.findings, kind)) for outcome in of_fault) for kind in ("lost", "twice", "wrong")},
+            "recovery_s": {"median": round(statistics.median(recoveries), 1), "max": round(max(recoveries), 1)} if recoveries else None,
+        }
+
+
+def draw(count: int, chance: random.Random) -> list[Fault]:
+    """Draw faults by their shares: each once if there is room, in an order of the seed's."""
+    if count < len(FAULTS):
+        pool, drawn = list(FAULTS), []
+        for _ in range(count):
+            [fault] = chance.choices(pool, [fault.share for fault in pool])
+            pool.remove(fault)
+            drawn.append(fault)
+        return drawn
+    drawn = [*FAULTS, *chance.choices(FAULTS, [fault.share for fault in FAULTS], k=count - len(FAULTS))]
+    chance.shuffle(drawn)
+    return drawn
+
+
+def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[str], None]) -> Run:
+    """Make the faults one after the other in one world; tell of each in a line."""
+    run, began_s = Run(seed), time.monotonic()
+    chance = random.Random(seed)
+    with ExitStack() as stack:
+        broker = LocalBroker(folder / "broker")
+        broker.start()
+        stack.callback(broker.stop)
+        world = World(folder / "main", broker, seed)
+        world.disks = stack.enter_context(own_disks(world.folder))
+        stack.enter_context(world)
+        say(f"seed {seed}: {len(faults)} faults; the world stands after {time.monotonic() - began_s:.0f} s, in {folder}")
+        known: set[str] = set()
+        for number, fault in enumerate(faults, 1):
+            outcome = _make(fault, world, chance, known)
+            run.outcomes.append(outcome)
+            say(f"{number:3}/{len(faults)} {_told(outcome)}")
+            if outcome.failure and not _stands(world):
+                say("the world does not stand any more: the run ends here")
+                break
+        run.outcomes.append(_judge_the_end(world, known))
+        say(f"        {_told(run.outcomes[-1])}")
+        run.transactions = world.ledger.count()
+    run.seconds = time.monotonic() - began_s
+    return run
+
+
+def _make(fault: Fault, world: World, chance: random.Random, known: set[str]) -> Outcome:
+    began_s = time.monotonic()
+    recovery_s, failure, skipped, findings = None, "", "", Findings()
+    # A fault draws from a source of its own: how often it draws does not move what comes after it.
+    own_chance = random.Random(chance.random())
+    try:
+        own = fault.make(world, own_chance)
+        recovery_s = world.recover()
+        findings = _new(world.audit(), known)
+        if own is not None:
+            recovery_s, own_findings = own
+            for kind in ("lost", "twice", "wrong"):
+                getattr(findings, kind).extend(getattr(own_findings, kind))
+    except CannotBeMadeError as error:
+        skipped = str(error)
+    except (ChaosError, AssertionError, subprocess.TimeoutExpired) as error:
+        failure = str(error) or type(error).__name__
+        findings = Findings(lost=[f"{name}: committed, and not readable in time" for name in sorted(world.missing)])
+        world.missing.clear()
+    return Outcome(fault.name, findings, time.monotonic() - began_s, recovery_s, failure, skipped)
+
+
+def _judge_the_end(world: World, known: set[str]) -> Outcome:
+    began_s = time.monotonic()
+    try:
+        findings = _new(world.settle(), known)
+    except (ChaosError, AssertionError, subprocess.TimeoutExpired) as error:
+        return Outcome(END, Findings(), time.monotonic() - began_s, failure=str(error))
+    return Outcome(END, findings, time.monotonic() - began_s)
+
+
+def _stands(world: World) -> bool:
+    """Whether the world comes up again after a fault that failed."""
+    try:
+        world.disarm()
+        world.recover()
+    except (ChaosError, AssertionError):
+        return False
+    return True
+
+
+def _new(findings: Findings, known: set[str]) -> Findings:
+    """What earlier audits have not found."""
+    new = Findings(*([line for line in getattr(findings, kind) if line not in known] for kind in ("lost", "twice", "wrong")))
+    known.update(new.lost, new.twice, new.wrong)
+    return new
+
+
+def _told(outcome: Outcome) -> str:
+    recovery = "" if outcome.recovery_s is None else f", recovered in {outcome.recovery_s:.1f} s"
+    findings = outcome.findings
+    counts = f"lost {len(findings.lost)}, twice {len(findings.twice)}, wrong {len(findings.wrong)}"
+    lines = [f"{outcome.fault}: {counts}{recovery} ({outcome.seconds:.0f} s in all)", *findings.lines()[:10]]
+    lines += [f"FAILED: {outcome.failure}"] if outcome.failure else []
+    lines += [f"skipped: {outcome.skipped}"] if outcome.skipped else []
+    return "\n        ".join(lines)
+
+
+@contextmanager
+def own_disks(folder: Path) -> Iterator[dict[str, Path]]:
+    """Mount small file systems for checkpoint and tables, where that is allowed."""
+    disks: dict[str, Path] = {}
+    try:
+        for name in _DISKS:
+            disk = folder / name
+            disk.mkdir(parents=True, exist_ok=True)
+            command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+            if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                disks[name] = disk
+        yield disks
+    finally:
+        for disk in disks.values():
+            subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def table_of(run: Run) -> Table:
+    """The run as a table for people."""
+    facts = run.as_json()
+    title = f"{facts['faults']} faults, {facts['transactions']} transactions, {facts['seconds']:.0f} s, seed {run.seed}"
+    table = Table(title=title, show_footer=True)
+    table.add_column("fault", footer="all")
+    for name in ("times", "lost", "twice", "wrong"):
+        total = facts["faults"] if name == "times" else facts[name]
+        table.add_column(name, justify="right", footer=str(total))
+    table.add_column("recovery s, median", justify="right")
+    table.add_column("longest", justify="right")
+    for fault, figures in sorted(facts["by_fault"].items()):
+        recovery = figures["recovery_s"] or {"median": "", "max": ""}
+        counts = [str(figures[name]) for name in ("times", "lost", "twice", "wrong")]
+        table.add_row(fault, *counts, str(recovery["median"]), str(recovery["max"]))
+    return table
+
+
+def write_json(run: Run, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(run.as_json(), indent=2) + "\n")

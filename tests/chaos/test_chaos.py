@@ -1,0 +1,34 @@
+"""The short form of `make chaos`: the ten most telling faults, one after the other, in one world."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FAULTS = (
+    "driver killed after messages",
+    "driver killed before checks",
+    "service killed",
+    "broker killed in mid-batch",
+    "second job on the checkpoint",
+    "driver killed after discarded",
+    "newest file of commits removed",
+    "compacted by delta-rs",
+    "topic gets more partitions",
+    "checkpoint lost",
+)
+
+
+@pytest.mark.timeout(420)
+def test_ten_faults_lose_nothing_double_nothing_and_get_nothing_wrong(tmp_path: Path) -> None:
+    out = tmp_path / "chaos.json"
+    command = [sys.executable, "-m", "tests.chaos", "--only", ";".join(FAULTS), "--seed", "7", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    facts = json.loads(out.read_text())
+    assert (facts["faults"], facts["lost"], facts["twice"], facts["wrong"]) == (len(FAULTS), 0, 0, 0)
+    assert not facts["failed"]
+    assert facts["transactions"] > 100
