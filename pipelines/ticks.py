@@ -35,24 +35,18 @@ class TickPublisher:
         self._interval_s = settings.resolution.tick_interval / 1000
         self._absent_groups = absent_groups
         self._admin = admin(settings)
-        self._settings = settings
+        self._options = {
+            **settings.kafka.as_librdkafka_dict(),
+            "client.id": "halfway-ticks",
+            "acks": "all",
+            "enable.idempotence": "true",
+            "linger.ms": "0",
+            "message.timeout.ms": str(_DELIVERY_LIMIT_MS),
+        }
         self._producer = self._new_producer()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
         self._was_failing = False
-
-    def _new_producer(self) -> Producer:
-        return Producer(
-            {
-                **self._settings.kafka.as_librdkafka_dict(),
-                "client.id": "halfway-ticks",
-                "acks": "all",
-                "enable.idempotence": "true",
-                "linger.ms": "0",
-                "message.timeout.ms": str(_DELIVERY_LIMIT_MS),
-            },
-            logger=logging.getLogger("halfway.librdkafka"),
-        )
 
     def publish(self) -> bool:
         """Write one tick to each partition and wait for Kafka to have them; return whether it has all."""
@@ -74,7 +68,7 @@ class TickPublisher:
         except (KafkaUnavailableError, BufferError) as error:
             return self._failed(str(error))
         except KafkaException as error:
-            # Fatal to librdkafka's producer, for instance because all rights to write were taken away: it never recovers, a new one may.
+            # This one does not learn of a new partition for minutes, or has failed for good: a new one begins with what is true now.
             self._producer = self._new_producer()
             return self._failed(error.args[0].str())
         if failures or left or len(partitions) < len(self._topics):
@@ -83,6 +77,9 @@ class TickPublisher:
             log.info("event=ticks_resumed")
         self._was_failing = False
         return True
+
+    def _new_producer(self) -> Producer:
+        return Producer(self._options, logger=logging.getLogger("halfway.librdkafka"))
 
     def _failed(self, cause: str) -> bool:
         if not self._was_failing:

@@ -1,0 +1,27 @@
+"""The tick publisher on real topics: every partition hears of time, also those that come later."""
+
+from confluent_kafka.admin import NewPartitions
+
+from pipelines.kafka import admin
+from pipelines.ticks import TickPublisher
+from tests.conftest import MakeTopics
+from tests.kafka.client_world import headers_of, read, wait_until
+
+
+def test_a_partition_that_is_added_hears_of_time_too(topics: MakeTopics) -> None:
+    settings = topics(partitions=1, overrides={"resolution.tick_interval": "100ms"})
+    ticks = TickPublisher(settings)
+    assert ticks.publish()
+    topic = settings.kafka.op_topic
+    ticks.start()
+    try:
+        client = admin(settings)
+        [added] = client.create_partitions([NewPartitions(topic, 3)]).values()
+        added.result(30)
+
+        def heard() -> set[tuple[int | None, bytes]]:
+            return {(message.partition(), dict(headers_of(message))["PARTITIONS"]) for message in read(settings.kafka, topic)}
+
+        wait_until(lambda: {(0, b"3"), (1, b"3"), (2, b"3")} <= heard(), "ticks in all partitions, with their number")
+    finally:
+        ticks.stop()
