@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -72,7 +73,8 @@ def worker(world: World, chance: Random) -> None:
     world.wait_for_batches(chance.randint(1, 2))
     until(lambda: bool(python_and_java(world)[0]) or not world.job_runs(), "a Python worker")
     for pid in python_and_java(world)[0]:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def job_frozen(world: World, chance: Random) -> None:

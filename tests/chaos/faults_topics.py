@@ -58,7 +58,8 @@ def retention_too_short(world: World, chance: Random) -> None:
     other.make_topics()
     config = [ConfigEntry("retention.ms", "3600000", incremental_operation=AlterConfigOpType.SET)]
     resource = ConfigResource(ResourceType.TOPIC, other.settings.kafka.half_topic, incremental_configs=config)
-    [altered] = admin(other.settings).incremental_alter_configs([resource]).values()
+    client = admin(other.settings)
+    [altered] = client.incremental_alter_configs([resource]).values()
     altered.result(_LIMIT_S)
     command = other.command("resolve", launcher=False)
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
@@ -105,11 +106,11 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
             world.kill_client(group)
         world.wait_for_batches(2)
         destroy(world, None)
-        kafka = world.settings.kafka
-        for deleted in admin(world.settings).delete_topics([kafka.half_topic, kafka.op_topic]).values():
+        kafka, client = world.settings.kafka, admin(world.settings)
+        for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
             deleted.result(_LIMIT_S)
         wait_for_refusal(world)
-        until(lambda: kafka.half_topic not in partition_counts(admin(world.settings), [kafka.half_topic]), "the topic's end")
+        until(lambda: kafka.half_topic not in partition_counts(client, [kafka.half_topic]), "the topic's end")
         create_topics(world.settings, 2)
         world.topics.forget_place()
         world.new_checkpoint()
@@ -124,7 +125,8 @@ def cut(world: World, topic: str, share: float) -> dict[int, int]:
     world.topics.read_on()
     left = {partition: int(end * share) for partition, end in ends_of(world.settings, topic).items()}
     places = [TopicPartition(topic, partition, offset) for partition, offset in left.items()]
-    for deleted in admin(world.settings).delete_records(places).values():
+    client = admin(world.settings)
+    for deleted in client.delete_records(places).values():
         deleted.result(_LIMIT_S)
     return left
 
