@@ -12,7 +12,7 @@ from urllib.parse import urlparse
 from pyspark.sql import SparkSession
 
 from pipelines.files import has_files, read_json, write_json
-from pipelines.tables import owner_of, table_exists, table_name
+from pipelines.tables import ends_of_halves, owner_of, table_exists, table_name
 from schemas.errors import CheckpointInUseError, OwnershipError
 from schemas.settings import Settings, StorageSettings
 from schemas.state import FORMAT_VERSION
@@ -50,6 +50,11 @@ def query_id_of(spark: SparkSession, storage: StorageSettings) -> str | None:
     """Return the id of the query whose checkpoint this is, None if it has not started yet."""
     metadata = read_json(spark, checkpoint_file(storage, "metadata"))
     return str(metadata["id"]) if metadata else None
+
+
+def adopted_by(spark: SparkSession, storage: StorageSettings) -> dict[int, int]:
+    """Return up to where, by partition of the half topic, the tables held halves when this checkpoint took them over, if it did."""
+    return {int(partition): end for partition, end in facts_of(spark, storage).get("adopted", {}).items()}
 
 
 def facts_of(spark: SparkSession, storage: StorageSettings) -> dict[str, Any]:
@@ -108,10 +113,14 @@ def refuse_strangers(settings: Settings, found: Belongings, *, adopt: bool) -> N
         )
 
 
-def write_facts(spark: SparkSession, settings: Settings, adopted_at_ms: int | None) -> None:
-    """Write down, once, what must not change as long as this checkpoint is used."""
+def write_facts(spark: SparkSession, settings: Settings, *, adopt: bool) -> None:
+    """Write down, once, what must not change as long as this checkpoint is used.
+
+    If it takes tables over, also how far into the half topic they go: halves before that may be in them.
+    """
     if not facts_of(spark, settings.storage):
-        facts = _facts(settings) | {"adopted_at_ms": adopted_at_ms}
+        adopted = {str(partition): end for partition, end in ends_of_halves(spark, settings.storage).items()} if adopt else {}
+        facts = _facts(settings) | {"adopted": adopted}
         write_json(spark, checkpoint_file(settings.storage, FACTS_FILE), facts)
 
 

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from pipelines.checkpoint import STATUS_FILE, check_ownership, checkpoint_file, facts_of, sole_user, write_facts
+from pipelines.checkpoint import STATUS_FILE, adopted_by, check_ownership, checkpoint_file, sole_user, write_facts
 from pipelines.files import write_json
 from pipelines.groups import GroupWatch
 from pipelines.kafka import JOB_GROUPS, admin, check_rights, job_rights
@@ -80,7 +80,7 @@ class ResolveJob:
             check_half_retention(settings)
             spark = session()
             check_ownership(spark, settings, adopt=self._adopt)
-            write_facts(spark, settings, time.time_ns() // 1_000_000 if self._adopt else None)
+            write_facts(spark, settings, adopt=self._adopt)
             groups = GroupWatch(settings)
             ticks = TickPublisher(settings, groups.absent)
             if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
@@ -109,8 +109,7 @@ class ResolveJob:
         query = self._start(spark)
         try:
             create_tables(spark, self._settings.storage, query.id)
-            facts = facts_of(spark, self._settings.storage)
-            self._writer = BatchWriter(self._settings, query.id, facts.get("adopted_at_ms"))
+            self._writer = BatchWriter(self._settings, query.id, adopted_by(spark, self._settings.storage))
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):

@@ -2,13 +2,15 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from time import monotonic
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -47,21 +49,27 @@ class BatchReport:
     lost: int = 0
 
 
+def _is_before(ends: Mapping[int, int]) -> Column:
+    """Whether an outcome points to before these offsets, given by partition."""
+    return reduce(or_, ((F.col("partition") == partition) & (F.col("offset") < end) for partition, end in ends.items()), F.lit(False))
+
+
 class BatchWriter:
     """Writes batches; called once a batch with its id, and again with the same id after a crash."""
 
-    def __init__(self, settings: Settings, query_id: str, adopted_at_ms: int | None = None) -> None:
+    def __init__(self, settings: Settings, query_id: str, adopted: Mapping[int, int] | None = None) -> None:
         """Prepare to write for the query `query_id`.
 
         Args:
             settings: where to.
             query_id: the owner of the tables; with the table's name the `txnAppId` of its appends.
-            adopted_at_ms: when the tables were taken over; until the horizon is past it, outcomes that they hold already are left out.
+            adopted: up to where, by partition of the half topic, the tables held halves when they were taken over, if they were: of those
+                halves, what the tables hold is left out.
         """
         self._settings = settings
         self._kafka = settings.kafka
         self._query_id = query_id
-        self._adopted_at_ms = adopted_at_ms
+        self._adopted = _is_before(adopted or {}) & F.col("kind").isin([int(kind) for kind in (Kind.COMMIT, Kind.DISCARD, Kind.CHECK)])
         self._may_be_replay = True
 
     def write(self, outcomes: DataFrame, batch_id: int) -> BatchReport:
@@ -70,8 +78,7 @@ class BatchWriter:
         report = BatchReport(batch_id)
         outcomes.persist()
         try:
-            self._count(outcomes, report)
-            wanted = self._without_adopted(outcomes, report)
+            wanted = self._without_adopted(outcomes, report) if self._count(outcomes, report) else outcomes
             lost = [
                 self._append(wanted, Kind.COMMIT, Table.MESSAGES, report),
                 self._append(wanted, Kind.DISCARD, Table.DISCARDED, report),
@@ -87,12 +94,14 @@ class BatchWriter:
         report.seconds = monotonic() - started
         return report
 
-    def _count(self, outcomes: DataFrame, report: BatchReport) -> None:
-        """Materialise the batch once, whole, and learn what is in it."""
+    def _count(self, outcomes: DataFrame, report: BatchReport) -> int:
+        """Materialise the batch once, whole, and learn what is in it; return how many outcomes the tables may hold since another query."""
+        adopted = 0
         details = F.collect_list(F.when(F.col("kind") == int(Kind.REPORT), F.col("detail")))
         horizons = []
-        for kind, rows, texts in outcomes.groupBy("kind").agg(F.count(F.lit(1)), details).collect():
+        for kind, rows, of_adopted, texts in outcomes.groupBy("kind").agg(F.count("*"), F.count_if(self._adopted), details).collect():
             report.rows[Kind(kind)] = rows
+            adopted += of_adopted
             for text in texts:
                 bucket = BucketReport.from_json(text)
                 report.buckets[bucket.bucket] = bucket
@@ -101,18 +110,20 @@ class BatchWriter:
                 horizons.append(bucket.horizon_ms)
         known = [horizon_ms for horizon_ms in horizons if horizon_ms is not None]
         report.horizon_ms = min(known) if known and len(known) == len(horizons) else None
+        return adopted
 
     def _without_adopted(self, outcomes: DataFrame, report: BatchReport) -> DataFrame:
-        """Leave out what the tables held when they were taken over: it was written by the checkpoint that is lost."""
-        is_past = self._adopted_at_ms is None or (report.horizon_ms or 0) > self._adopted_at_ms
-        if self._adopted_at_ms is None or (is_past and not self._may_be_replay):
-            return outcomes
+        """Leave out what the tables held when they were taken over: it was written by the checkpoint that is lost.
+
+        A pointer alone does not tell a half: a topic that was deleted and made anew begins at 0 again.
+        """
         spark, storage = outcomes.sparkSession, self._settings.storage
-        held = read_table(spark, storage, Table.MESSAGES).select(*_HALF_POINTER)
-        held = held.union(read_table(spark, storage, Table.DISCARDED).select(*_HALF_POINTER))
-        same = (outcomes["partition"] == held["half_partition"]) & (outcomes["offset"] == held["half_offset"])
-        of_half = outcomes["kind"].isin([int(Kind.COMMIT), int(Kind.DISCARD), int(Kind.CHECK)])
-        left = outcomes.join(held, same & of_half, "left_anti")
+        tables = [read_table(spark, storage, table) for table in (Table.MESSAGES, Table.DISCARDED)]
+        rows = [table.select("transaction_id", *_HALF_POINTER, F.unix_millis("half_at").alias("half_at_ms")) for table in tables]
+        held = rows[0].union(rows[1])
+        same_place = (outcomes["partition"] == held["half_partition"]) & (outcomes["offset"] == held["half_offset"])
+        same_half = (outcomes["transaction_id"] == held["transaction_id"]) & (outcomes["at_ms"] == held["half_at_ms"])
+        left = outcomes.join(held, self._adopted & same_place & same_half, "left_anti")
         report.rows = Counter({Kind(kind): rows for kind, rows in left.groupBy("kind").count().collect()})
         return left
 
@@ -170,7 +181,8 @@ class BatchWriter:
         known = read_table(spark, storage, Table.QUARANTINE).where(
             (F.col("reason") == str(Reason.HALF_LOST)) & (F.col("batch_id") != report.batch_id)
         )
-        same = (lost["partition"] == known["source_partition"]) & (lost["offset"] == known["source_offset"])
+        same_place = (lost["partition"] == known["source_partition"]) & (lost["offset"] == known["source_offset"])
+        same = same_place & (lost["transaction_id"] == known["transaction_id"])
         rows = lost.join(known, same, "left_anti").persist()
         try:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]

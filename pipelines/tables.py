@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
@@ -56,6 +57,16 @@ def read_table(spark: SparkSession, storage: StorageSettings, table: Table) -> D
     if storage.catalog_schema:
         return spark.table(table_name(storage, table))
     return spark.read.format("delta").load(table_path(storage, table))
+
+
+def ends_of_halves(spark: SparkSession, storage: StorageSettings) -> dict[int, int]:
+    """Return by partition of the half topic the offset after the last half that `messages` or `discarded` holds."""
+    ends: dict[int, int] = {}
+    for table in (Table.MESSAGES, Table.DISCARDED):
+        if table_exists(spark, storage, table):
+            for partition, last in read_table(spark, storage, table).groupBy("half_partition").agg(F.max("half_offset")).collect():
+                ends[partition] = max(ends.get(partition, 0), last + 1)
+    return ends
 
 
 def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> str | None:

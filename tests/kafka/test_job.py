@@ -1,7 +1,6 @@
 """The job from end to end: what is in Kafka, and what comes out in Delta and in the check topic."""
 
 import os
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -244,31 +243,6 @@ def test_a_second_job_on_one_checkpoint_is_refused(world: MakeWorld) -> None:
     w = world()
     with sole_user(w.settings.storage), pytest.raises(CheckpointInUseError, match="another job"):
         w.resolve()
-
-
-def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_path: Path) -> None:
-    w = world(**{"resolution.transactionCheckMax": 1})
-    w.half("done", 0)
-    w.op("done", b"COMMIT", 1)
-    w.half("dropped", 0)
-    w.half("open", 30_000)
-    w.tick(6_001)
-    w.resolve()
-    w.tick(36_001)
-    w.resolve()
-    before = {table: w.rows(table) for table in Table}
-    assert [row.transaction_id for row in before[Table.DISCARDED]] == ["dropped"]
-    shutil.rmtree(w.settings.storage.checkpoint)
-    storage = w.settings.storage.model_copy(update={"checkpoint": str(tmp_path / "new-checkpoint")})
-    w.settings = w.settings.model_copy(update={"storage": storage})
-    w.op("open", b"COMMIT", 36_002)
-    w.op("dropped", b"COMMIT", 36_003)
-    w.tick(36_100)
-    w.resolve(adopt=True)
-    assert [row.transaction_id for row in w.rows(Table.DISCARDED)] == ["dropped"]
-    assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
-    w.resolve()
-    assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
 
 
 def test_large_bodies_go_through_whole(world: MakeWorld) -> None:
