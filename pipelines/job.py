@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from pipelines.checkpoint import STATUS_FILE, adopted_by, check_ownership, checkpoint_file, sole_user, write_facts
+from pipelines.failures import explain
 from pipelines.files import write_json
 from pipelines.groups import GroupWatch
 from pipelines.kafka import JOB_GROUPS, admin, check_rights, job_rights
@@ -71,6 +72,8 @@ class ResolveJob:
             AccessError: Kafka does not let this user do what the job does, at the start or any more.
             OwnershipError: checkpoint, tables and settings do not belong together.
             CheckpointInUseError: another job has this checkpoint.
+            RecordsLostError: Kafka has deleted what had not been read.
+            StateDamagedError: the checkpoint's state cannot be read.
             KafkaUnavailableError: Kafka cannot be reached at the start.
             StreamingQueryException: a batch failed; a new run repeats it.
         """
@@ -118,11 +121,10 @@ class ResolveJob:
             _stop_between_batches(query)
         try:
             query.awaitTermination()
-        except StreamingQueryException:
+        except StreamingQueryException as error:
             self._tell_lost_right()
-            if self.failure is not None:
-                raise self.failure from None
-            raise
+            failure = self.failure or error
+            raise explain(failure, self._settings) or failure from None
         finally:
             self._tell_batches(query, ended=True)
 

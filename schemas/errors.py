@@ -41,6 +41,14 @@ class StateFormatError(HalfwayError):
     """A state row was written by a newer version than this one, or is not a state row."""
 
 
+class StateDamagedError(HalfwayError):
+    """A file of the checkpoint's state is damaged or missing."""
+
+
+class RecordsLostError(HalfwayError):
+    """Kafka has deleted records, or a whole topic, that the job had not read yet."""
+
+
 class ProducerClosedError(HalfwayError):
     """The producer was closed; it sends nothing more."""
 

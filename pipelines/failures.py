@@ -1,0 +1,51 @@
+"""What a failed batch means to whoever runs the job, where a new start would fail in the same way and Spark does not say what to do."""
+
+import re
+
+from schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, SetupError, StateDamagedError
+from schemas.settings import Settings
+
+_WAY_OUT = (
+    "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`, which reads the topics from the earliest record "
+    "that is left and writes nothing that the tables hold"
+)
+_TOLD_CHARS = 400
+_NO_PROSE = re.compile(r"\n\s*at |\n\n")
+# Conditions of Spark's own, in brackets in its messages, or what it lets through from below.
+_RECORDS_LOST = re.compile(r"\[KAFKA_DATA_LOSS\b|UnknownTopicOrPartitionException|UnknownTopicIdException")
+# Raised on an executor, it comes back as a traceback.
+_UNAVAILABLE = re.compile(r"schemas\.errors\.KafkaUnavailableError: (.+)")
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_STATE_DAMAGED = re.compile(r"\[CANNOT_LOAD_STATE_STORE\b")
+
+
+def explain(error: Exception, settings: Settings) -> HalfwayError | None:
+    """Return what to raise in place of the error that ended the query, None if it tells enough.
+
+    Args:
+        error: what Spark raised, or what a batch did; its text has Spark's conditions and the messages of the causes below.
+        settings: name the places.
+    """
+    text = str(error)
+    kafka, storage = settings.kafka, settings.storage
+    if found := _RECORDS_LOST.search(text):
+        return RecordsLostError(
+            f"records of {kafka.half_topic} or {kafka.op_topic} were deleted before this job had read them, or the topic was "
+            f"({_told(text, found)}): what they held is lost. To go on with what is left, {_WAY_OUT}; `halfway topics create` first, if a "
+            "topic is missing"
+        )
+    if found := _STATE_DAMAGED.search(text):
+        return StateDamagedError(
+            f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_told(text, found)}): {_WAY_OUT}"
+        )
+    if _DISK_FULL.search(text):
+        places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
+        return SetupError(f"there is no room left on the disk of {places}: make room and start again, the batch is repeated")
+    if found := _UNAVAILABLE.search(text):
+        return KafkaUnavailableError(found[1])
+    return None
+
+
+def _told(text: str, found: re.Match[str]) -> str:
+    """What Spark says from there on, as far as it is prose."""
+    return " ".join(_NO_PROSE.split(text[found.start() :], 1)[0].split())[:_TOLD_CHARS]

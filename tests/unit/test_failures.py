@@ -1,0 +1,42 @@
+"""What a failed batch means, told in one line with the way out."""
+
+import pytest
+
+from pipelines.failures import explain
+from schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, SetupError, StateDamagedError
+from schemas.settings import load_settings
+
+SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
+_DELETED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] Some data may
+have been lost because they are not available in Kafka any more; the data was aged out or the topic deleted.
+Reason:
+Partition transactions.half-0 offset was changed from 40 to 0. SQLSTATE: 22000
+    at org.apache.spark.sql.kafka010
+"""
+_STATE = """Job aborted due to stage failure: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error
+occurred during loading state.  SQLSTATE: 58030
+\tat org.apache.spark.sql
+"""
+_EXECUTOR = """Traceback (most recent call last):
+  File "records.py", line 1, in record_at
+schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
+\tat org.apache.spark.api.python
+"""
+SAID = {
+    "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
+    "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
+    "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
+    "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), SAID.values(), ids=SAID)
+def test_it_says_what_it_means_and_what_to_do(text: str, kind: type[HalfwayError], words: tuple[str, ...]) -> None:
+    explained = explain(RuntimeError(text), SETTINGS)
+    assert type(explained) is kind
+    assert all(word in str(explained) for word in words), explained
+    assert " at org." not in str(explained)
+
+
+def test_what_tells_enough_is_left_alone() -> None:
+    assert explain(RuntimeError("[DELTA_TABLE_NOT_FOUND] Delta table `messages` doesn't exist."), SETTINGS) is None
