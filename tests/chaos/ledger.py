@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 
 _COLUMNS = "transaction_id TEXT PRIMARY KEY, fate TEXT NOT NULL, said TEXT NOT NULL"
-_SIZES = (0, 1, 200, 1000, 1000, 1000, 2000, 100_000)
+_SIZES = (0, 1, *(200,) * 8, *(1000,) * 15, *(2000,) * 4, 50_000)
 
 
 class Fate(StrEnum):
