@@ -11,12 +11,15 @@ _WAY_OUT = (
 )
 _TOLD_CHARS = 400
 _NO_PROSE = re.compile(r"\n\s*at |\n\n")
-# Conditions of Spark's own, in brackets in its messages, or what it lets through from below.
-_RECORDS_LOST = re.compile(r"\[KAFKA_DATA_LOSS\b|UnknownTopicOrPartitionException|UnknownTopicIdException")
+# Spark gives its conditions in brackets in some messages, and in others only their words.
+_RECORDS_LOST = re.compile(
+    r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
+    re.DOTALL,
+)
 # Raised on an executor, it comes back as a traceback.
 _UNAVAILABLE = re.compile(r"schemas\.errors\.KafkaUnavailableError: (.+)")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
-_STATE_DAMAGED = re.compile(r"\[CANNOT_LOAD_STATE_STORE\b")
+_STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
 
 def explain(error: Exception, settings: Settings) -> HalfwayError | None:
@@ -31,8 +34,8 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
     if found := _RECORDS_LOST.search(text):
         return RecordsLostError(
             f"records of {kafka.half_topic} or {kafka.op_topic} were deleted before this job had read them, or the topic was "
-            f"({_told(text, found)}): what they held is lost. To go on with what is left, {_WAY_OUT}; `halfway topics create` first, if a "
-            "topic is missing"
+            f"({_told(text, found)}): what they held is lost. If Kafka has just been down, start again first. To go on with what is left, "
+            f"{_WAY_OUT}; `halfway topics create` first, if a topic is missing"
         )
     if found := _STATE_DAMAGED.search(text):
         return StateDamagedError(
@@ -48,4 +51,4 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
 
 def _told(text: str, found: re.Match[str]) -> str:
     """What Spark says from there on, as far as it is prose."""
-    return " ".join(_NO_PROSE.split(text[found.start() :], 1)[0].split())[:_TOLD_CHARS]
+    return " ".join(_NO_PROSE.split(text[found.end() :], 1)[0].split())[:_TOLD_CHARS]

@@ -7,11 +7,20 @@ from schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError
 from schemas.settings import load_settings
 
 SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
-_DELETED = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] Some data may
-have been lost because they are not available in Kafka any more; the data was aged out or the topic deleted.
+_LOST = "Some data may have been lost because they are not available in Kafka any more"
+_DELETED = f"""[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] {_LOST};
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the topic was processed.
 Reason:
 Partition transactions.half-0 offset was changed from 40 to 0. SQLSTATE: 22000
     at org.apache.spark.sql.kafka010
+"""
+_TRUNCATED = f"""Job aborted due to stage failure: org.apache.spark.sql.kafka010.KafkaIllegalStateException: {_LOST};
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the
+topic was processed.
+If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.
+Reason: Could not read records in offset [77, 251) for topic partition transactions.half-0
+with consumer group spark-kafka-source-6048.
+\tat org.apache.spark.sql.kafka010.KafkaExceptions$.couldNotReadOffsetRange(KafkaExceptions.scala:94)
 """
 _STATE = """Job aborted due to stage failure: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error
 occurred during loading state.  SQLSTATE: 58030
@@ -24,6 +33,7 @@ schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
 """
 SAID = {
     "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
+    "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
     "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
@@ -36,6 +46,7 @@ def test_it_says_what_it_means_and_what_to_do(text: str, kind: type[HalfwayError
     assert type(explained) is kind
     assert all(word in str(explained) for word in words), explained
     assert " at org." not in str(explained)
+    assert "failOnDataLoss" not in str(explained), "that is no way out: what is lost would be passed over in silence"
 
 
 def test_what_tells_enough_is_left_alone() -> None:
