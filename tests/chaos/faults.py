@@ -69,12 +69,18 @@ def driver_starting(world: World, chance: Random) -> None:
 
 
 def worker(world: World, chance: Random) -> None:
-    """Kill -9 of Spark's Python workers, while they are at work on a batch."""
-    world.wait_for_batches(chance.randint(1, 2))
-    until(lambda: bool(python_and_java(world)[0]) or not world.job_runs(), "a Python worker")
-    for pid in python_and_java(world)[0]:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    """Kill -9 of every Python worker that Spark starts in the time of a batch: one of them is at work."""
+    world.wait_for_transactions(chance.randint(1, 20))
+    killed, goal = 0, world.batches() + 1
+    deadline_s = time.monotonic() + LONGER_THAN_ALL_S
+    while world.job_runs() and (not killed or world.batches() < goal) and time.monotonic() < deadline_s:
+        for pid in python_and_java(world)[0]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
+        time.sleep(0.1)
+    if not killed:
+        raise ChaosError("there was no Python worker")
 
 
 def job_frozen(world: World, chance: Random) -> None:

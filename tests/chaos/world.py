@@ -163,7 +163,7 @@ class World:
     def last_words(self) -> str:
         lines = [line for line in self.job_log().splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("error: ")]
-        return (errors or lines or ["it said nothing"])[-1][:400]
+        return (errors or lines or ["it said nothing"])[-1][:1500]
 
     def new_checkpoint(self) -> None:
         """Let the next start take a new checkpoint, by --adopt."""
