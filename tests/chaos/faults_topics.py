@@ -139,7 +139,8 @@ def destroy(world: World, left: dict[int, int] | None) -> None:
 
 
 def wait_for_refusal(world: World) -> None:
-    until(lambda: not world.job_runs(), "the job's refusal", 120)
+    # Spark waits two minutes for records of a topic that is gone before it gives up (kafkaConsumer.pollTimeoutMs).
+    until(lambda: not world.job_runs(), "the job's refusal", 240)
     if "--adopt" not in world.last_words():
         raise ChaosError(f"lost records are refused without the way out: {world.last_words()}")
 
