@@ -45,12 +45,12 @@ run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome
 	fi; \
 	$(HALFWAY) broker start && $(HALFWAY) topics create && $(HALFWAY) demo
 
-# Two files at a time: most tests wait, for Kafka or for a batch, most of the time.
+# Two at a time: most tests wait, for Kafka or for a batch, most of the time.
 test: setup jars ## the tests that fit into 15 minutes, with a real Kafka and a real Spark
-	@$(PY) -m pytest -m "not slow" --numprocesses 2 --dist loadfile --durations 20
+	@$(PY) -m pytest -m "not slow" --numprocesses 2 --dist worksteal --durations 20
 
-test-slow: setup jars ## the other ones: a cluster, kill -9 in the middle of long work, the README's long examples
-	@$(PY) -m pytest -m slow --durations 20
+test-slow: setup jars ## the other ones: a cluster, long examples, commands beside a running job
+	@$(PY) -m pytest -m slow --numprocesses 2 --dist worksteal --durations 20
 
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit

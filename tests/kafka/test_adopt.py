@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from pipelines.kafka import admin
 from pipelines.topics import create_topics
 from schemas.settings import Settings
@@ -50,6 +52,7 @@ def limited(world: World, records: int) -> Settings:
     return world.settings.model_copy(update={"kafka": kafka})
 
 
+@pytest.mark.slow
 def test_what_was_discarded_is_neither_asked_about_nor_discarded_again_long_after(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
     w.half("dropped", 0)

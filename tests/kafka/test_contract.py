@@ -131,6 +131,7 @@ def test_the_worked_example(world: MakeWorld) -> None:
         assert re.search(rf"`{name}` = `?{re.escape(written)}`?[,. ]", said), name
 
 
+@pytest.mark.slow
 def test_a_client_of_the_page_alone(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 2})
     client, other = PlainClient(w), PlainClient(w, "another-service")

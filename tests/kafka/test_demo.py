@@ -123,6 +123,7 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
     assert "state.buckets = 3" in last
 
 
+@pytest.mark.slow
 def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None:
     command = [sys.executable, "-m", "pipelines", "demo", "--json", *options(overrides)]
     demo = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -135,6 +135,7 @@ def view(w: World) -> PendingView:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_r15_checks_of_a_group_that_left_wait_uncounted_until_it_is_back(running: Callable[..., World]) -> None:
     w = running(
         **{

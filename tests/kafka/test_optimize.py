@@ -86,6 +86,7 @@ def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.slow
 def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path / "warehouse")
     create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")

@@ -80,6 +80,7 @@ def run_lines(block: str, environ: dict[str, str]) -> str:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_the_job_step_by_step(environ: dict[str, str]) -> None:
     run_lines(JOB, environ)
 
@@ -136,6 +137,7 @@ def test_the_operators_commands(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_what_to_see(environ: dict[str, str], tmp_path: Path) -> None:
     """The job as it goes on: on a port of this test's own instead of the README's, until it has told of a batch."""
     doctor, resolve = OBSERVE.splitlines()

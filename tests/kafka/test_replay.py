@@ -50,6 +50,7 @@ def incarnations(found: Iterable[Message]) -> Counter[tuple[bytes, bytes]]:
     return Counter((key, incarnation) for key, incarnation in marked if incarnation != b"0")
 
 
+@pytest.mark.slow
 def test_it_comes_out_as_it_was_sent_first(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     body = bytes(range(256))
@@ -100,6 +101,7 @@ def test_repeating_does_nothing_twice_whatever_became_of_it(world: MakeWorld) ->
     assert set(w.by_id(Table.MESSAGES)) == {"a"}
 
 
+@pytest.mark.slow
 def test_what_is_discarded_again_is_sent_in_the_incarnation_after(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")
@@ -133,6 +135,7 @@ def test_only_what_is_asked_for(world: MakeWorld) -> None:
     assert replayed(w, "--all", "--reason", "check_max") == (1, 2, 0)
 
 
+@pytest.mark.slow
 def test_a_half_of_another_group_or_broken_or_before_the_discard_is_no_replay(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     w.half("a", 10, INCARNATION=b"7")  # refused: incarnation 0 is pending then

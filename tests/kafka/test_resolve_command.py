@@ -99,7 +99,7 @@ def send(job: Job, ids: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "Ctrl-C"])
 def test_a_signal_ends_it_between_two_batches(job: Job, stop: signal.Signals) -> None:
     process = job.start()
     first = [f"a{n}" for n in range(200)]

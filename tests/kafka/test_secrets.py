@@ -137,6 +137,7 @@ def leaks(broker: SecureBroker, places: dict[str, str]) -> list[tuple[str, str]]
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_no_secret_is_told_while_the_job_runs_nor_when_it_fails(broker: SecureBroker, job: Job) -> None:
     keys = {"kafka.signing.keys": {GROUP: SIGNING_KEY}}
     settings: Settings = load_settings(environ={}, overrides={**way_in(broker, USERS["client"]), **keys})

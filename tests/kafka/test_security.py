@@ -20,6 +20,7 @@ from tests.kafka.secure_world import CHECK, HALF, OP, USERS, Configure, TakeAway
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_every_part_works_with_just_the_rights_of_the_page(spark: SparkSession, configure: Configure) -> None:
     job, operator = settings_in(configure("job")), configure("operator")
 

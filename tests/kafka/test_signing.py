@@ -16,7 +16,9 @@ from tests.kafka.operator import facts, invoke
 from transforms.decoding import Contract, decode
 
 KEY, OLD, OTHER = (f"{name} key of thirty-two bytes or more" for name in ("the", "an old", "another's"))
-KEYS = {"g": [KEY, OLD], "h": [OTHER]}
+CLIENT = "signing-client"
+"""A group of its own: its consumer group stays with the broker, and later tests would find its instances away (R15)."""
+KEYS = {"g": [KEY, OLD], "h": [OTHER], CLIENT: [KEY, OLD]}
 
 
 def signed(transaction_id: str, action: str = "COMMIT", group: str = "g", incarnation: int = 0, key: str = KEY) -> bytes:
@@ -76,7 +78,7 @@ def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
         **{"kafka.signing.keys": KEYS, "kafka.signing.required": True, "resolution.tick_interval": 100, "resolution.transactionTimeOut": 1},
     )
     listener = Listener(lambda _, arg: arg)
-    with TransactionProducer(w.settings.kafka, "g", listener) as producer:
+    with TransactionProducer(w.settings.kafka, CLIENT, listener) as producer:
         producer.send_in_transaction("orders", b"", transaction_id="at-once", arg=COMMIT)
         producer.send_in_transaction("orders", b"", transaction_id="asked", arg=UNKNOWN)
         producer.send_in_transaction("orders", b"", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
