@@ -107,7 +107,7 @@ def _further_counts(outcomes: Iterable[Outcome]) -> Counter[str]:
 
 def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
     transactions: dict[str, Transaction] = {}
-    waiting: dict[str, tuple[Op, ...]] = {}
+    waiting: dict[str, list[Op]] = {}
     for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
         transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms = row
         if entry in _PHASES:
@@ -116,7 +116,7 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
             )
         else:
             op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset)
-            waiting[transaction_id] = (*waiting.get(transaction_id, ()), op)
+            waiting.setdefault(transaction_id, []).append(op)
     return BucketState(clock, transactions, waiting)
 
 

@@ -142,10 +142,15 @@ class Clock:
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None while one has not been heard of."""
-        expected = [(source, partition) for source in Source for partition in range(self.partitions.get(source, (0, 0))[1])]
-        if len(self.partitions) < len(Source) or any(place not in self.heard_ms for place in expected):
-            return None
-        return min(self.heard_ms[place] for place in expected)
+        times_ms: list[int] = []
+        for source in Source:
+            _, partitions = self.partitions.get(source, (-1, 0))
+            heard = [at_ms for (of, partition), at_ms in self.heard_ms.items() if of is source and partition < partitions]
+            # What was heard is counted, not what a tick says there is: that may be any number.
+            if not heard or len(heard) < partitions:
+                return None
+            times_ms.extend(heard)
+        return min(times_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +159,7 @@ class BucketState:
 
     clock: Clock = field(default_factory=Clock)
     transactions: Mapping[str, Transaction] = field(default_factory=dict)
-    waiting: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
+    waiting: Mapping[str, Sequence[Op]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +215,7 @@ class _Resolver:
     def __init__(self, state: BucketState, rules: Rules) -> None:
         self.rules = rules
         self.transactions = dict(state.transactions)
-        self.waiting = dict(state.waiting)
+        self.waiting = {transaction_id: list(ops) for transaction_id, ops in state.waiting.items()}
         self.outcomes: list[Outcome] = []
         self.counts: Counter[str] = Counter()
 
@@ -259,7 +264,7 @@ class _Resolver:
         elif op.action is LocalTransactionState.UNKNOWN:
             self.counts[Count.UNKNOWN] += 1
         elif known is None or op.incarnation > known.incarnation:
-            self.waiting[op.transaction_id] = (*self.waiting.get(op.transaction_id, ()), op)
+            self.waiting.setdefault(op.transaction_id, []).append(op)
         elif op.incarnation < known.incarnation:
             self._refuse(op, Reason.LATE_VERDICT, f"{op.action} of incarnation {op.incarnation} after {known.incarnation}")
         elif known.phase is Phase.PENDING:
@@ -289,12 +294,15 @@ class _Resolver:
             else:
                 del self.transactions[transaction_id]
         for transaction_id, ops in list(self.waiting.items()):
-            orphans = [op for op in ops if horizon_ms > op.at_ms + self.rules.timeout_ms]
-            for op in orphans:
-                self._refuse(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", decided_ms=horizon_ms)
-            if orphans:
-                self.waiting[transaction_id] = tuple(op for op in ops if op not in orphans)
-            if not self.waiting[transaction_id]:
+            left = []
+            for op in ops:
+                if horizon_ms > op.at_ms + self.rules.timeout_ms:
+                    self._refuse(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", decided_ms=horizon_ms)
+                else:
+                    left.append(op)
+            if left:
+                self.waiting[transaction_id] = left
+            else:
                 del self.waiting[transaction_id]
 
     def _on_due(self, transaction_id: str, half: Transaction, horizon_ms: int, away: bool) -> None:

@@ -369,3 +369,20 @@ def test_a_wrong_partition_count_heals_with_the_next_tick() -> None:
     clock = Clock().after(tick(100)).after([Tick(Source.OP, 0, 1000, 101)])
     assert clock.horizon_ms() is None
     assert clock.after(tick(102)).horizon_ms() == 102
+
+
+@pytest.mark.timeout(5)
+def test_a_tick_may_say_any_number_of_partitions() -> None:
+    ticks = [Tick(source, 0, 2**31 - 1, 5) for source in Source]
+    assert Clock().after(ticks).horizon_ms() is None
+    assert Clock().after([*ticks, *(Tick(source, 0, 1, 6) for source in Source)]).horizon_ms() == 6
+
+
+@pytest.mark.timeout(20)
+def test_r10_many_verdicts_of_one_id_wait_and_go_in_a_time_that_is_linear() -> None:
+    ops = [commit("a", number, offset=number) for number in range(200_000)]
+    waiting = resolve(BucketState(), to_batch(ops), RULES)
+    assert (len(waiting.state.waiting["a"]), waiting.outcomes) == (len(ops), [])
+    horizon_ms = RULES.timeout_ms + len(ops) // 2
+    orphaned = resolve(waiting.state, to_batch([tick(horizon_ms)]), RULES)
+    assert len(orphaned.outcomes) == len(orphaned.state.waiting["a"]) == len(ops) // 2
