@@ -1,6 +1,7 @@
 """A bucket's state between batches: columns at rest, and only what a batch concerns as objects.
 
-Which entries a batch concerns needs no rule: those of an id it brings, and those whose `due_ms` the horizon has reached.
+Which entries a batch concerns needs no rule: those of an id it brings (verdicts that wait: of a half it brings), and those whose
+`due_ms` the horizon has reached.
 """
 
 from collections import Counter
@@ -84,19 +85,23 @@ class Bucket:
     def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
         """Return the entries that the batch leaves alone, and those it concerns.
 
+        A verdict that waits is concerned by its half and by time alone, not by further verdicts: of those there may be very many.
         Settled entries that nothing was read for, and whose time to be forgotten has come, are in neither: dropping them here
         is what `resolve` would do, without an object for each.
         """
-        records: Iterable[Any] = (*batch.halves, *batch.ops, *batch.lost)
-        ids = pa.array({record.transaction_id for record in records}, pa.string())
-        touched = pc.is_in(self.entries["transaction_id"], value_set=ids)
+        waits = pc.greater_equal(self.entries["entry"], WAITING_COMMIT)
+        touched = pc.or_(self._is_of(batch.halves), pc.and_(pc.invert(waits), self._is_of((*batch.ops, *batch.lost))))
         if horizon_ms is None:
             return self.entries.filter(pc.invert(touched)), self.entries.filter(touched)
         due = pc.less_equal(self.entries["due_ms"], horizon_ms)
-        kind = self.entries["entry"]
-        settled = pc.and_(pc.greater(kind, int(Phase.PENDING)), pc.less(kind, WAITING_COMMIT))
+        settled = pc.and_(pc.greater(self.entries["entry"], int(Phase.PENDING)), pc.invert(waits))
         concerned = pc.or_(touched, pc.and_(due, pc.invert(settled)))
         return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(concerned)
+
+    def _is_of(self, records: Iterable[Any]) -> pa.ChunkedArray:
+        """Return for each entry whether one of the records is of its id."""
+        ids = pa.array({record.transaction_id for record in records}, pa.string())
+        return pc.is_in(self.entries["transaction_id"], value_set=ids)
 
 
 def _further_counts(outcomes: Iterable[Outcome]) -> Counter[str]:
