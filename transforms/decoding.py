@@ -16,7 +16,9 @@ from schemas.events import EVENT_SCHEMA, EventKind
 from schemas.outcomes import Reason
 
 _ACTIONS = {"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "UNKNOWN": "UNKNOWN", "UNKNOW": "UNKNOWN"}
-_NUMBER = "^-?[0-9]{1,19}$"
+# Not `$`: that one lets a line end follow.
+_NUMBER = r"^-?[0-9]{1,19}\z"
+_POINTER = r"^[0-9]{1,9}:[0-9]{1,18}\z"
 _NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)))
 
 
@@ -156,7 +158,8 @@ def _problem(contract: Contract) -> Column:
         + [(_action().isNull(), Reason.UNKNOWN_ACTION, F.concat(F.lit("ACTION is "), F.substring(_text(h.ACTION), 1, 100)))]
     )
     tick = _first([(condition, Reason.BAD_TICK, F.lit(detail)) for condition, detail in _tick_problems()])
-    lost = _first([*_key_problems(), (~_text(h.HALF_LOST).rlike(r"^[0-9]{1,9}:[0-9]{1,18}$"), Reason.BAD_HEADER, F.lit(h.HALF_LOST))])
+    is_pointer = F.coalesce(_text(h.HALF_LOST).rlike(_POINTER), F.lit(False))
+    lost = _first([*_key_problems(), (~is_pointer, Reason.BAD_HEADER, F.lit(h.HALF_LOST)), _duplicate_problem((h.HALF_LOST,))])
     return F.when(kind == EventKind.HALF, half).when(kind == EventKind.OP, op).when(kind == EventKind.TICK, tick).otherwise(lost)
 
 
@@ -193,6 +196,7 @@ def _tick_problems() -> list[tuple[Column, str]]:
         (F.col("key").isNotNull(), "a tick has no key"),
         (_TICK.is_bad(), f"{_TICK.name} is not a number"),
         (~_has(h.PARTITIONS) | _PARTITIONS.is_bad(), f"{_PARTITIONS.name} is not a positive number"),
+        (_duplicate_problem((h.TICK, h.PARTITIONS))[0], "a header is there twice"),
         (F.col("partition") >= _PARTITIONS.value(), f"{_PARTITIONS.name} is not above the tick's own partition"),
         (F.col("body_bytes") > 65_536, "the value is over 64 KiB"),
         ((F.col("body_bytes") > 0) & bad_json, 'the value is not {"absent_groups": [...]}'),
@@ -200,7 +204,7 @@ def _tick_problems() -> list[tuple[Column, str]]:
 
 
 def _tick_json() -> Column:
-    options = {"columnNameOfCorruptRecord": "corrupt"}
+    options = {"columnNameOfCorruptRecord": "corrupt", "allowSingleQuotes": "false"}
     return F.from_json(F.col("tick_value").cast("string"), "absent_groups array<string>, corrupt string", options)
 
 

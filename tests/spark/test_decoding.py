@@ -1,5 +1,6 @@
 """Kafka's columns to events, frame against frame. Every broken record goes through real Kafka in `tests/kafka/test_bad_input.py`."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +29,7 @@ AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 AT_MS = 1_767_323_045_678
 
 
-def decoded(spark: SparkSession, *records: tuple[bytes | None, bytes | None, str, list[tuple[str, bytes]] | None]) -> DataFrame:
+def decoded(spark: SparkSession, *records: tuple[bytes | None, bytes | None, str, Sequence[tuple[str, bytes | None]] | None]) -> DataFrame:
     rows = [(key, value, topic, 3, 10 + n, AT, headers) for n, (key, value, topic, headers) in enumerate(records)]
     return decode(spark.createDataFrame(rows, KAFKA_SCHEMA), CONTRACT)
 
@@ -87,3 +88,28 @@ def test_lost_notice(spark: SparkSession) -> None:
     event = decoded(spark, (b"id", None, "half", [("HALF_LOST", b"3:17")]))
     lost = {"event": "lost", "source": 0, "transaction_id": "id", "half_pointer": "3:17"}
     assert_df_equality(event.drop("bucket"), expected(spark, **lost).drop("bucket"), ignore_nullable=True)
+
+
+def test_a_lost_notice_that_says_no_place_is_broken(spark: SparkSession) -> None:
+    for said in ([("HALF_LOST", None)], [("HALF_LOST", b"3:17\n")], [("HALF_LOST", b"3:")]):
+        event = decoded(spark, (b"id", None, "half", said)).collect()
+        assert [(row.event, row.reason) for row in event] == [("broken", "bad_header")]
+    [twice] = decoded(spark, (b"id", None, "half", [("HALF_LOST", b"3:17"), ("HALF_LOST", b"3:18")])).collect()
+    assert (twice.event, twice.reason) == ("broken", "duplicate_header")
+
+
+def test_a_number_with_a_line_end_is_none(spark: SparkSession) -> None:
+    [event] = decoded(spark, (b"id", None, "op", [("ACTION", b"COMMIT"), ("PGROUP", b"g"), ("INCARNATION", b"5\n")])).collect()
+    assert (event.event, event.reason) == ("broken", "bad_header")
+
+
+def test_a_tick_that_says_a_thing_twice_or_is_no_json_is_broken(spark: SparkSession) -> None:
+    good = [("TICK", b"5"), ("PARTITIONS", b"4")]
+    bad: list[tuple[bytes, list[tuple[str, bytes]]]] = [
+        (b"", [*good, ("PARTITIONS", b"9")]),
+        (b"", [*good, ("TICK", b"5")]),
+        (b"{'absent_groups': []}", good),
+    ]
+    for value, headers in bad:
+        [event] = decoded(spark, (None, value, "op", headers)).collect()
+        assert (event.event, event.reason) == ("broken", "bad_tick"), (value, headers)
