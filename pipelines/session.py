@@ -23,6 +23,8 @@ REQUIRED_CONF = {
     "spark.databricks.delta.snapshotPartitions": "1",
     # It plans again after each stage: of use for long queries, and a tenth of a second for each of ours.
     "spark.sql.adaptive.enabled": "false",
+    # INT96 by default, which readers without Spark take for nanoseconds: a time after 2262 would silently be another one.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # The outcomes are kept for the seconds that a batch takes: to compress them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Values that never repeat: Parquet would build a dictionary of them, and then throw it away.

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow
 import pytest
 from confluent_kafka.admin import NewTopic
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import Row, SparkSession
 
 from pipelines.broker import LocalBroker
@@ -172,5 +174,8 @@ def test_at_the_limits_a_record_is_good(aftermath: Aftermath) -> None:
     [report] = w.resolve()
     row = w.by_id(Table.MESSAGES)["k" * 255]
     assert (len(row.body), row.queue_id) == (MAX_BODY, 2147483647)
+    messages = QueryBuilder().register("messages", DeltaTable(str(Path(w.settings.storage.warehouse) / Table.MESSAGES)))
+    latest = messages.execute("SELECT CAST(max(born_at) AS BIGINT) AS us FROM messages")
+    assert pyarrow.table(latest)["us"].to_pylist() == [253402300799999_000], "a reader without Spark sees the same moment"
     assert report.counts["unknown"] == 1
     assert report.horizon_ms == START_MS + 20
