@@ -65,6 +65,12 @@ notebooks: jars ## run both notebooks on your tables: tables printed, pictures a
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
+.PHONY: fuzz
+fuzz: N := 1000000
+fuzz: SEED := 7
+fuzz: jars ## N records of every shape (a million) through the job, each accounted for; SEED writes the same ones again
+	@$(PY) -m tests.chaos.fuzz --records $(N) --seed $(SEED)
+
 lint: setup ## ruff: rules and format; the lock: a hash for every package, and packages that fit together
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .

@@ -1,0 +1,211 @@
+"""What the contract (design §2, R14) says of one record, once more and independently of the job: the fuzzer's measure.
+
+The design does not say which reason is named where several hold. So a judgement has all that hold, and the job must name one of them.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+HeaderList = list[tuple[str, bytes | None]]
+_INT_32 = 2**31 - 1
+_YEAR_9999_MS = 253_402_300_799_999
+# As many digits as any number of the contract can need; more, if only zeros, are no number.
+_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_DELAYS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+_ACTIONS = ("COMMIT", "ROLLBACK", "UNKNOWN", "UNKNOW")
+
+
+class Sort(StrEnum):
+    HALF = "half"
+    OP = "op"
+    TICK = "tick"
+    NOTICE = "notice"
+    """The job's own word of a lost half (R17)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as it lies in Kafka; `of_half`: in the half topic."""
+
+    of_half: bool
+    partition: int
+    key: bytes | None
+    value: bytes | None
+    headers: HeaderList
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a record is, and every reason (R14) for which it may be refused; none: it must be accepted."""
+
+    sort: Sort
+    reasons: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What the row of a good half must say."""
+
+    transaction_id: str
+    topic: str
+    queue_id: int
+    tags: str | None
+    keys: str | None
+    body: bytes
+    properties: Mapping[str, str | None]
+    producer_group: str
+    born_ms: int
+    half_ms: int
+    incarnation: int
+
+
+def judge(record: Record, max_body_bytes: int) -> Judgement:
+    """Say what a record is and what is wrong with it."""
+    names = {name for name, _ in record.headers}
+    if "TICK" in names:
+        return Judgement(Sort.TICK, frozenset() if _is_tick(record) else frozenset({"bad_tick"}))
+    reasons = _wrong_with_key(record.key)
+    if not record.of_half:
+        return Judgement(Sort.OP, frozenset(reasons | _wrong_with_op(record)))
+    if "HALF_LOST" in names and "REAL_TOPIC" not in names:
+        return Judgement(Sort.NOTICE, frozenset(reasons | _wrong_with(record, "HALF_LOST", _is_pointer)))
+    if len(record.value or b"") > max_body_bytes:
+        reasons.add("body_too_large")
+    return Judgement(Sort.HALF, frozenset(reasons | _wrong_with_half(record)))
+
+
+def meaning_of(record: Record) -> Meaning:
+    """Read a half that must be accepted."""
+    said = {name: None if value is None else value.decode() for name, value in record.headers}
+    own = {name: said.pop(name, None) for name in _HALF}
+    return Meaning(
+        transaction_id=(record.key or b"").decode(),
+        topic=own["REAL_TOPIC"] or "",
+        queue_id=int(own["REAL_QID"] or 0),
+        tags=own["TAGS"],
+        keys=own["KEYS"],
+        body=record.value or b"",
+        properties=said,
+        producer_group=own["PGROUP"] or "",
+        born_ms=int(own["BORN_TIMESTAMP"] or record.at_ms),
+        half_ms=record.at_ms,
+        incarnation=int(own["INCARNATION"] or 0),
+    )
+
+
+def _within(low: int, high: int) -> Callable[[str], bool]:
+    return lambda text: _NUMBER.fullmatch(text) is not None and low <= int(text) <= high
+
+
+def _any_text(_: str) -> bool:
+    return True
+
+
+def _not_empty(text: str) -> bool:
+    return text != ""
+
+
+def _is_pointer(text: str) -> bool:
+    return re.fullmatch(r"[0-9]+:[0-9]+", text, re.ASCII) is not None
+
+
+_HALF: dict[str, Callable[[str], bool]] = {
+    "REAL_TOPIC": _not_empty,
+    "PGROUP": _not_empty,
+    "REAL_QID": _within(-_INT_32 - 1, _INT_32),
+    "TAGS": _any_text,
+    "KEYS": _any_text,
+    "CHECK_IMMUNITY_TIME_IN_SECONDS": _within(1, _INT_32),
+    "BORN_TIMESTAMP": _within(0, _YEAR_9999_MS),
+    "INCARNATION": _within(0, _INT_32),
+}
+_OP: dict[str, Callable[[str], bool]] = {
+    "ACTION": _any_text,
+    "PGROUP": _not_empty,
+    "INCARNATION": _within(0, _INT_32),
+    "FROM_CHECK": _any_text,
+    "CHECK_TIMES": _within(0, _INT_32),
+    "REMARK": _any_text,
+}
+
+
+def _wrong_with_key(key: bytes | None) -> set[str]:
+    if not key:
+        return {"missing_key"}
+    wrong = {"key_too_long"} if len(key) > 255 else set()
+    return wrong if _is_text(key) else wrong | {"key_not_utf8"}
+
+
+def _wrong_with_half(record: Record) -> set[str]:
+    wrong = _missing(record, "REAL_TOPIC", "PGROUP")
+    for name, is_good in _HALF.items():
+        wrong |= _wrong_with(record, name, is_good)
+    for name, value in record.headers:
+        if name in _DELAYS:
+            wrong.add("delay_not_supported")
+        if name not in _HALF and not (_is_shown(name) and (value is None or _is_text(value))):
+            wrong.add("bad_header")
+    return wrong
+
+
+def _wrong_with_op(record: Record) -> set[str]:
+    wrong = _missing(record, "ACTION", "PGROUP")
+    for name, is_good in _OP.items():
+        wrong |= _wrong_with(record, name, is_good)
+    for value in _values(record, "ACTION"):
+        if value is not None and _is_text(value) and value.decode() not in _ACTIONS:
+            wrong |= {"unknown_action"} if value else {"unknown_action", "bad_header"}
+    return wrong
+
+
+def _wrong_with(record: Record, name: str, is_good: Callable[[str], bool]) -> set[str]:
+    values = _values(record, name)
+    wrong = {"duplicate_header"} if len(values) > 1 else set()
+    are_good = all(value is not None and _is_text(value) and is_good(value.decode()) for value in values)
+    return wrong if are_good else wrong | {"bad_header"}
+
+
+def _missing(record: Record, *names: str) -> set[str]:
+    return {"missing_header"} if any(not _values(record, name) for name in names) else set()
+
+
+def _values(record: Record, name: str) -> list[bytes | None]:
+    return [value for key, value in record.headers if key == name]
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_shown(name: str) -> bool:
+    """Whether a name is what was sent: Java's client, by which Spark reads, shows this character where a name is not UTF-8."""
+    return "\N{REPLACEMENT CHARACTER}" not in name
+
+
+def _is_tick(record: Record) -> bool:
+    if record.key is not None or any(len(_values(record, name)) != 1 for name in ("TICK", "PARTITIONS")):
+        return False
+    time = _wrong_with(record, "TICK", _within(0, _YEAR_9999_MS))
+    # How many the topic has: more than the number of the partition that it lies in.
+    count = _wrong_with(record, "PARTITIONS", _within(record.partition + 1, _INT_32))
+    return not time and not count and _says_groups(record.value or b"")
+
+
+def _says_groups(value: bytes) -> bool:
+    """Whether a tick's value is empty or `{"absent_groups": [...]}`; a tick that names no group may leave them out."""
+    if not value:
+        return True
+    try:
+        said = json.loads(value.decode())
+    except ValueError:
+        return False
+    groups = said.get("absent_groups", []) if isinstance(said, dict) else None
+    return isinstance(groups, list) and all(isinstance(group, str) for group in groups)
