@@ -1,5 +1,6 @@
 """Records into Kafka by a plain producer, and the real job over them, its time moved round by round."""
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,8 @@ from pipelines.job import ResolveJob
 from pipelines.sinks import BatchReport
 from schemas.settings import Settings
 from tests.chaos.generator import Made
+
+log = logging.getLogger(__name__)
 
 
 class StuckError(Exception):
@@ -31,6 +34,15 @@ class Run:
 
     def add(self, report: BatchReport) -> None:
         self.batches += 1
+        unread = sum((report.unread or {}).values())
+        log.info(
+            "event=batch number=%d seconds=%.1f rows=%d unread=%d horizon_ms=%s",
+            self.batches,
+            report.seconds,
+            report.rows.total(),
+            unread,
+            report.horizon_ms,
+        )
         self.counts.update(report.counts)
         self.pending.update(report.pending)
         self.remembered.update({number: bucket.remembered for number, bucket in report.buckets.items()})

@@ -5,6 +5,7 @@ Exit code 1 if one is missing, doubled, refused for a reason that does not hold,
 
 import argparse
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -38,7 +39,7 @@ _ROUNDS_MS = (
     *(FAR_MS + 1_000 * 365 * _DAY_MS // 10 + n * _DAY_MS for n in range(CHECK_MAX + 2)),
 )
 SETTINGS: dict[str, object] = {
-    "kafka.max_offsets_per_trigger": 100_000,
+    "kafka.max_offsets_per_trigger": 200_000,
     "resolution.max_body_bytes": 2_000,
     "resolution.transactionCheckMax": CHECK_MAX,
     "resolution.tick_interval": 0,
@@ -133,6 +134,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3_600, help="seconds that the job may take")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz.json"))
     options = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(message)s")
+    logging.getLogger("tests.chaos").setLevel(logging.INFO)
     console = Console(width=120)
     with own_world() as (settings, broker), Footprint(without=broker.pid()) as footprint:
         if options.hot:
