@@ -6,6 +6,7 @@ Exit code 1 if one is missing, doubled, refused for a reason that does not hold,
 import argparse
 import json
 import logging
+import signal
 import sys
 import tempfile
 import time
@@ -134,6 +135,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3_600, help="seconds that the job may take")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz.json"))
     options = parser.parse_args()
+    # Told to end, it ends its broker too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.chaos").setLevel(logging.INFO)
     console = Console(width=120)
