@@ -15,6 +15,7 @@ from typing import Self
 from confluent_kafka import KafkaException
 
 from pipelines.broker import LocalBroker
+from pipelines.checkpoint import STATUS_FILE
 from pipelines.topics import create_topics
 from schemas.outcomes import Reason
 from schemas.settings import Settings, load_settings
@@ -282,10 +283,19 @@ class World:
             raise ChaosError(f"halfway pending: {done.stderr[-500:]}")
         return frozenset(row["transaction_id"] for row in json.loads(done.stdout))
 
+    def _counted_pending(self) -> int:
+        status: dict[str, int] = json.loads((self.checkpoint / STATUS_FILE).read_text())
+        return status["pending"]
+
     def settle(self) -> Findings:
-        """Let everything that is decided come to its end, stop, and judge the whole: what has no end must be pending, as the job says."""
+        """Let everything come to its end, stop, and judge the whole: what has no end must be pending, as the job says.
+
+        A new checkpoint has what the tables hold as discarded for pending, until it has counted all its checks anew; it sends none.
+        """
         self.pause_traffic()
         self.recover(asked_too=True)
+        with suppress(ChaosError):
+            until(lambda: self._counted_pending() == 0, "the end of all that nobody answers for")
         for client in self.clients.values():
             client.terminate()
             client.wait(30)
