@@ -283,9 +283,10 @@ class World:
             raise ChaosError(f"halfway pending: {done.stderr[-500:]}")
         return frozenset(row["transaction_id"] for row in json.loads(done.stdout))
 
-    def _counted_pending(self) -> int:
-        status: dict[str, int] = json.loads((self.checkpoint / STATUS_FILE).read_text())
-        return status["pending"]
+    def _has_none_pending(self) -> bool:
+        """Whether the last batch left nothing pending; a new checkpoint has had none for a while."""
+        path = self.checkpoint / STATUS_FILE
+        return path.exists() and json.loads(path.read_text())["pending"] == 0
 
     def settle(self) -> Findings:
         """Let everything come to its end, stop, and judge the whole: what has no end must be pending, as the job says.
@@ -295,7 +296,7 @@ class World:
         self.pause_traffic()
         self.recover(asked_too=True)
         with suppress(ChaosError):
-            until(lambda: self._counted_pending() == 0, "the end of all that nobody answers for")
+            until(self._has_none_pending, "the end of all that nobody answers for")
         for client in self.clients.values():
             client.terminate()
             client.wait(30)
