@@ -50,7 +50,7 @@ test: setup jars ## the tests that fit into 15 minutes, with a real Kafka and a 
 	@$(PY) -m pytest -m "not slow" --numprocesses 2 --dist worksteal --durations 20
 
 test-slow: setup jars ## the other ones: a cluster, long examples, commands beside a running job
-	@$(PY) -m pytest -m slow --numprocesses 2 --dist worksteal --durations 20
+	@$(PY) -m pytest -m slow --durations 20
 
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
