@@ -1,4 +1,4 @@
-"""Records that a command sends by hand: partitioned as producers do, and waited for until Kafka has them."""
+"""Records that the job or a command sends itself: partitioned as producers do, and waited for until Kafka has them."""
 
 import logging
 from collections.abc import Callable
@@ -41,7 +41,7 @@ class Outbox:
         largest = settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
         options: dict[str, Any] = {
             **settings.kafka.as_librdkafka_dict(),
-            "client.id": "halfway-operator",
+            "client.id": "halfway-outbox",
             "acks": "all",
             "enable.idempotence": True,
             # Java's default: what is sent for one id, by whichever client, lies in one partition (design §2).

@@ -9,14 +9,13 @@ from operator import or_
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import KafkaError, Message, Producer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from pipelines.outbox import Outbox
 from pipelines.records import fetch
 from pipelines.tables import append_once, read_table
-from schemas.errors import KafkaUnavailableError
 from schemas.events import OUTCOME_SCHEMA
 from schemas.headers import HALF_LOST, RECORD_OVERHEAD_BYTES, Source
 from schemas.outcomes import Kind, Reason
@@ -196,17 +195,7 @@ class BatchWriter:
             rows.unpersist()
 
     def _tell_lost(self, pointers: Sequence[tuple[str, int, int]]) -> None:
-        failures: list[KafkaError] = []
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failures.append(error)
-
-        options = {"enable.idempotence": "true", "partitioner": "murmur2_random", "client.id": "halfway-lost"}
-        producer = Producer({**self._kafka.as_librdkafka_dict(), **options}, logger=logging.getLogger("halfway.librdkafka"))
+        notices = Outbox(self._settings, self._kafka.half_topic)
         for transaction_id, partition, offset in pointers:
-            headers: list[tuple[str, str | bytes | None]] = [(HALF_LOST, f"{partition}:{offset}")]
-            producer.produce(self._kafka.half_topic, key=transaction_id.encode(), headers=headers, on_delivery=delivered)
-            producer.poll(0)
-        if producer.flush(60) or failures:
-            raise KafkaUnavailableError(f"cannot write to {self._kafka.half_topic}: {failures[0].str() if failures else 'no answer'}")
+            notices.put(transaction_id.encode(), None, [(HALF_LOST, f"{partition}:{offset}".encode())])
+        notices.flush()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from pipelines.kafka import admin, partition_counts
+from pipelines.kafka import admin, librdkafka_log, partition_counts
 from schemas.errors import KafkaUnavailableError
 from schemas.headers import PARTITIONS, TICK
 from schemas.settings import Settings
@@ -79,7 +79,7 @@ class TickPublisher:
         return True
 
     def _new_producer(self) -> Producer:
-        return Producer(self._options, logger=logging.getLogger("halfway.librdkafka"))
+        return Producer(self._options, logger=librdkafka_log)
 
     def _failed(self, cause: str) -> bool:
         if not self._was_failing:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pyarrow
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
 from deltalake import DeltaTable, QueryBuilder
 
 from schemas.outcomes import Count, Reason
 from schemas.settings import Settings
 from schemas.tables import Table
+from tests.chaos.evidence import records_of
 from tests.chaos.generator import Control, Fate
 from tests.chaos.judge import Record, Sort, judge, meaning_of
 
@@ -178,18 +179,9 @@ def _partitions(settings: Settings, topic: str, *, of_half: bool) -> Iterator[tu
 
 
 def _records(consumer: Consumer, topic: str, partition: int, *, of_half: bool) -> Iterator[tuple[int, Record]]:
-    position, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LIMIT_S)
-    if position < high:
-        consumer.assign([TopicPartition(topic, partition, position)])
-    while position < high:
-        messages = consumer.consume(min(10_000, high - position), timeout=_LIMIT_S)
-        assert messages, f"{topic} does not answer"
-        for message in messages:
-            assert message.error() is None, message.error()
-            headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-            offset = message.offset() or 0
-            yield offset, Record(of_half, partition, message.key(), message.value(), headers, message.timestamp()[1])
-            position = offset + 1
+    for message in records_of(consumer, topic, partition):
+        headers = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+        yield message.offset() or 0, Record(of_half, partition, message.key(), message.value(), headers, message.timestamp()[1])
 
 
 def _ends(warehouse: Path, table: Table, partition: int) -> Rows:

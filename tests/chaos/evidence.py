@@ -67,21 +67,24 @@ class TopicReader:
         with Consumer(config) as consumer:
             for topic in (self._kafka.half_topic, self._kafka.op_topic, self._kafka.check_topic):
                 for partition in consumer.list_topics(topic, timeout=_LIMIT_S).topics[topic].partitions:
-                    yield from self._rest_of(consumer, topic, partition)
+                    for message in records_of(consumer, topic, partition, self._position.get((topic, partition), 0)):
+                        self._position[topic, partition] = (message.offset() or 0) + 1
+                        yield message
 
-    def _rest_of(self, consumer: Consumer, topic: str, partition: int) -> Iterator[Message]:
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LIMIT_S)
-        position = max(low, self._position.get((topic, partition), 0))
-        if position < high:
-            consumer.assign([TopicPartition(topic, partition, position)])
-        while position < high:
-            messages = consumer.consume(min(1000, high - position), timeout=_LIMIT_S)
-            assert messages, f"{topic} does not answer"
-            for message in messages:
-                assert message.error() is None, message.error()
-                position = (message.offset() or 0) + 1
-                yield message
-        self._position[topic, partition] = position
+
+def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -> Iterator[Message]:
+    """The records that a partition holds now, from an offset on."""
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LIMIT_S)
+    position = max(low, since)
+    if position < high:
+        consumer.assign([TopicPartition(topic, partition, position)])
+    while position < high:
+        messages = consumer.consume(min(10_000, high - position), timeout=_LIMIT_S)
+        assert messages, f"{topic} does not answer"
+        for message in messages:
+            assert message.error() is None, message.error()
+            position = (message.offset() or 0) + 1
+            yield message
 
 
 def ends_of(settings: Settings, topic: str) -> dict[int, int]:

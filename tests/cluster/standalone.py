@@ -4,9 +4,8 @@ import json
 import os
 import signal
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,16 +14,10 @@ import pyspark
 
 from pipelines.broker import free_port
 from pipelines.java import find_java
+from tests.waiting import until
 
 HOST = "127.0.0.1"
 _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {limit_s:.0f} s"
-        time.sleep(0.2)
 
 
 def children(pid: int) -> list[int]:

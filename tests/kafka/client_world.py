@@ -24,6 +24,7 @@ from pipelines.broker import LocalBroker
 from schemas.headers import check_group, check_id
 from schemas.settings import KafkaSettings
 from tests.conftest import unique_topics
+from tests.waiting import until
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
 LIMIT_S = 30.0
@@ -119,12 +120,8 @@ def headers_of(message: Message) -> list[tuple[str, bytes]]:
 
 
 def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Look until `condition` holds."""
-    deadline_s = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not so after {limit_s} s: {what}"
-        pause.wait(0.05)
+    """Look until `condition` holds: no answer of a client takes longer than `LIMIT_S`."""
+    until(condition, what, limit_s)
 
 
 def check_of(name: str, times: int = 1, group: str = GROUP, incarnation: int = 0) -> CheckRequest:

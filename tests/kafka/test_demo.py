@@ -4,11 +4,9 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,6 +21,7 @@ from pipelines.tables import table_path
 from schemas.settings import Settings, StorageSettings, load_settings
 from schemas.tables import Table
 from tests.conftest import MakeTopics, unique_topics
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
@@ -30,7 +29,6 @@ QUICK = {
     "resolution.transactionCheckInterval": "2s",
     "resolution.transactionCheckMax": 3,
 }
-_START_LIMIT_S = 90
 
 
 @pytest.fixture
@@ -49,13 +47,6 @@ def run_demo(overrides: Mapping[str, object], *arguments: str) -> subprocess.Com
     return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False)
 
 
-def wait_until(condition: Any, limit_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.1)
-
-
 @contextmanager
 def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`halfway resolve`, from its first batch on."""
@@ -65,9 +56,7 @@ def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[sub
     with log_file.open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        wait_until(
-            lambda: job.poll() is not None or (status.exists() and status.read_bytes() != before), _START_LIMIT_S, "the job does nothing"
-        )
+        until(lambda: job.poll() is not None or (status.exists() and status.read_bytes() != before), "a batch of the job")
         assert job.poll() is None, log_file.read_text()
         yield job
     finally:
@@ -130,7 +119,7 @@ def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None
     checkpoint = Path(str(overrides["storage.checkpoint"]))
     storage = StorageSettings(checkpoint=str(checkpoint))
     try:
-        wait_until(lambda: demo.poll() is not None or (checkpoint / "status.json").exists(), _START_LIMIT_S, "no job was started")
+        until(lambda: demo.poll() is not None or (checkpoint / "status.json").exists(), "the start of a job")
         assert is_in_use(storage)
         demo.send_signal(signal.SIGTERM)
         out, err = demo.communicate(timeout=60)

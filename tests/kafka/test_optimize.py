@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,15 +17,7 @@ from schemas.errors import SetupError
 from schemas.settings import load_settings
 from schemas.tables import Table
 from tests.kafka.conftest import MakeWorld
-
-LIMIT_S = 120
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {LIMIT_S} s"
-        time.sleep(0.05)
+from tests.waiting import until
 
 
 @pytest.mark.timeout(400)

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,15 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from schemas.settings import Settings
 from tests.conftest import MakeTopics
-
-LIMIT_S = 120
-
-
-def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come within {limit_s:.0f} s"
-        time.sleep(0.1)
+from tests.waiting import LIMIT_S, until
 
 
 class Job:
