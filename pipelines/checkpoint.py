@@ -4,14 +4,12 @@ import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from time import sleep
 from typing import Any
-from urllib.parse import urlparse
 
 from pyspark.sql import SparkSession
 
-from pipelines.files import has_files, read_json, write_json
+from pipelines.files import has_files, local_path, read_json, write_json
 from pipelines.tables import ends_of_halves, owner_of, table_exists, table_name
 from schemas.errors import CheckpointInUseError, OwnershipError
 from schemas.settings import Settings, StorageSettings
@@ -131,12 +129,6 @@ def _facts(settings: Settings) -> dict[str, Any]:
         "half_topic": settings.kafka.half_topic,
         "op_topic": settings.kafka.op_topic,
     }
-
-
-def local_path(uri: str) -> Path | None:
-    """Return the path of a local URI, None for another file system's."""
-    parsed = urlparse(uri)
-    return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in ("", "file") else None
 
 
 @contextmanager

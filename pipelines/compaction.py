@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from pipelines.tables import table_exists, table_name
+from pipelines.tables import sole_committer, table_exists, table_name
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import Table
@@ -50,7 +50,9 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
 
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:
     name = table_name(storage, table)
-    [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
-    spark.sql(f"VACUUM {name}")
+    with sole_committer(storage, table):
+        [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
+    with sole_committer(storage, table):
+        spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
     return Compaction(str(table), metrics[0], metrics[1], now[0], now[1])

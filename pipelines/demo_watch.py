@@ -9,8 +9,9 @@ from typing import Any, cast
 import pyarrow
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pipelines.checkpoint import STATUS_FILE, checkpoint_file, local_path
+from pipelines.checkpoint import STATUS_FILE, checkpoint_file
 from pipelines.demo_traffic import Pointer
+from pipelines.files import local_path
 from pipelines.kafka import REQUEST_LIMIT_S, admin, librdkafka_log, partition_counts
 from pipelines.tables import table_path
 from schemas.errors import HalfwayError, KafkaUnavailableError, SetupError

@@ -12,7 +12,7 @@ from enum import StrEnum
 from importlib import metadata, util
 from pathlib import Path
 
-from pipelines.checkpoint import local_path
+from pipelines.files import local_path
 from pipelines.jars import jars_present
 from pipelines.java import MIN_VERSION, find_java
 from pipelines.session import is_submitted

@@ -14,11 +14,10 @@ from pipelines.checkpoint import (
     Belongings,
     check_ownership,
     is_in_use,
-    local_path,
     refuse_strangers,
 )
 from pipelines.doctor import Finding, State, existing, looked_at
-from pipelines.files import check_writable
+from pipelines.files import check_writable, local_path
 from pipelines.session import spark_session
 from pipelines.tables import OWNER_PROPERTY
 from schemas.errors import SetupError

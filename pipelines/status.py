@@ -5,8 +5,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipelines.checkpoint import STATUS_FILE, checkpoint_file, is_in_use, local_path
-from pipelines.files import read_json
+from pipelines.checkpoint import STATUS_FILE, checkpoint_file, is_in_use
+from pipelines.files import local_path, read_json
 from pipelines.state import StoredState, read_state
 from pipelines.topic_scan import Range, ranges
 from schemas.errors import HalfwayError

@@ -1,11 +1,14 @@
 """The Delta tables: made at the first start, owned by one query, appended to exactly once (design §1.5, §1.6)."""
 
-from collections.abc import Mapping
+import fcntl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipelines.files import local_path
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
@@ -97,8 +100,26 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
     writer = rows.write.format("delta").mode("append").options(txnAppId=app_id, txnVersion=str(batch_id))
     if storage.catalog_schema:
         writer.saveAsTable(table_name(storage, table))
-    else:
+        return
+    with sole_committer(storage, table):
         writer.save(table_path(storage, table))
+
+
+@contextmanager
+def sole_committer(storage: StorageSettings, table: Table) -> Iterator[None]:
+    """Wait until no other process of ours commits to a table on this machine's disk, and keep it so.
+
+    A commit is a file that must not be there before: object stores and HDFS refuse the second of two, and a local disk, where Delta looks
+    and then renames, would let it take the first one's place, rows and all. Kept by the kernel until the process ends, however it does.
+    """
+    folder = None if storage.catalog_schema else local_path(storage.warehouse)
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".{table}.lock").open("a") as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        yield
 
 
 def _sql_map(properties: Mapping[str, str]) -> str:

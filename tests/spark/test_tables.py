@@ -1,5 +1,7 @@
 """Tables as folders and as a catalog's, with a Spark and a Delta that are real: what holds for one holds for the other."""
 
+import fcntl
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +13,7 @@ from pipelines.files import read_json, write_json
 from pipelines.tables import append_once, create_tables, owner_of, read_table, table_exists, table_path
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings, load_settings
-from schemas.tables import QUARANTINE_SCHEMA, Table
+from schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -79,3 +81,18 @@ def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, has
         conf.set(name, known)
     assert read_json(spark, str(tmp_path / "status.json")) == {"number": 1}
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".crc")] == ["status.json"]
+
+
+def test_on_a_local_disk_two_processes_do_not_commit_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    create_tables(spark, storage, "query")
+    append = threading.Thread(target=append_once, args=(broken(spark, 1), storage, Table.QUARANTINE, "a", 0), daemon=True)
+    with (tmp_path / ".quarantine.lock").open("a") as other:
+        fcntl.flock(other.fileno(), fcntl.LOCK_EX)
+        append.start()
+        for version in range(3):  # meanwhile another table is written to
+            append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", version)
+        assert read_table(spark, storage, Table.QUARANTINE).isEmpty()
+        assert append.is_alive()
+    append.join(timeout=60)
+    assert read_table(spark, storage, Table.QUARANTINE).count() == 1

@@ -315,7 +315,7 @@ def test_local_yaml_has_short_times() -> None:
     settings = load(CONF / "local.yaml")
     resolution = settings.resolution
     assert (resolution.transactionTimeOut, resolution.transactionCheckInterval, resolution.transactionCheckMax) == (2_000, 2_000, 3)
-    assert (settings.state.buckets, settings.state.shuffle_partitions) == (64, 2)
+    assert (settings.state.buckets, settings.state.shuffle_partitions) == (16, 2)
     here = Path.cwd() / ".halfway"
     assert (settings.storage.warehouse, settings.storage.checkpoint) == (str(here / "warehouse"), str(here / "checkpoint"))
 
