@@ -65,6 +65,10 @@ notebooks: jars ## run both notebooks on your tables: tables printed, pictures a
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
+.PHONY: soak
+soak: jars ## an hour of 200 transactions a second with a fault every five minutes: nothing lost, nothing grown (docs/reliability.md)
+	@$(PY) -m tests.chaos.soak
+
 .PHONY: fuzz
 fuzz: N := 1000000
 fuzz: SEED := 7

@@ -83,9 +83,11 @@ def run(folder: Path, group: str, run_name: str, rate: float, seed: int) -> None
     kafka = KafkaSettings.model_validate_json((folder / SETTINGS_FILE).read_text())
     ledger = Ledger(folder / LEDGER_FILE)
     vandal = Vandal(kafka, group)
-    number = 0
+    number, due_s = 0, time.monotonic()
     with TransactionProducer(kafka, group, Service(ledger), send_timeout_ms=SEND_LIMIT_MS, session_timeout_ms=6_000) as producer:
-        while not stopping.wait(random.Random(f"{run_name}{number}").uniform(0.5, 1.5) / rate):
+        while not stopping.wait(max(0.0, due_s - time.monotonic())):
+            # What was missed while nothing could be sent is not made up for.
+            due_s = max(due_s, time.monotonic() - 1) + random.Random(f"{run_name}{number}").uniform(0.5, 1.5) / rate
             if (folder / PAUSE_FILE).exists():
                 continue
             number += 1

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tests.chaos.auditor import Findings
 from tests.chaos.launcher import Step
-from tests.chaos.world import GROUPS, ChaosError, World, until
+from tests.chaos.world import ChaosError, World, until
 
 LONGER_THAN_ALL_S = 20.0
 """Longer than transactionTimeOut and all checks together, than the services' session and their time to send."""
@@ -144,13 +144,13 @@ def broker_long_away(world: World, chance: Random) -> None:
 def client_killed(world: World, chance: Random) -> None:
     """Kill -9 of a service, wherever it is."""
     world.wait_for_transactions(chance.randint(1, 20))
-    world.kill_client(chance.choice(GROUPS))
+    world.kill_client(chance.choice(world.groups))
 
 
 def clients_killed(world: World, chance: Random) -> None:
     """Kill -9 of all services at once; they are back after some seconds."""
     world.wait_for_transactions(chance.randint(1, 20))
-    for group in GROUPS:
+    for group in world.groups:
         world.kill_client(group)
     time.sleep(chance.uniform(0.0, 4.0))
 
@@ -160,7 +160,7 @@ def everything_killed(world: World, chance: Random) -> None:
     world.wait_for_transactions(chance.randint(1, 20))
     kill_broker(world)
     world.signal_job(signal.SIGKILL)
-    for group in GROUPS:
+    for group in world.groups:
         world.kill_client(group)
     wait_for_the_end(world)
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -118,13 +117,18 @@ def compacted_by_delta_rs(world: World, chance: Random) -> None:
         world.wait_for_batches(1)
 
 
+def optimize(world: World) -> None:
+    """Compact the tables as an operator does."""
+    command = world.command("optimize", launcher=False)
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise ChaosError(f"halfway optimize: {done.stderr[-500:]}")
+
+
 def compacted_by_halfway(world: World, chance: Random) -> None:
     """`halfway optimize` while the job appends."""
     world.wait_for_transactions(chance.randint(1, 20))
-    command = [sys.executable, "-m", "pipelines", *world.command("optimize", launcher=False)[3:]]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=150)
-    if done.returncode:
-        raise ChaosError(f"halfway optimize: {done.stderr[-500:]}")
+    optimize(world)
     time.sleep(0.5)
 
 

@@ -15,7 +15,7 @@ from schemas.tables import Table
 from tests.chaos.auditor import Findings
 from tests.chaos.evidence import ends_of, ids_in
 from tests.chaos.faults import CannotBeMadeError, Fault
-from tests.chaos.world import GROUPS, ROOT, ChaosError, World, until
+from tests.chaos.world import ROOT, ChaosError, World, until
 
 _LIMIT_S = 30.0
 _MOST_PARTITIONS = 4
@@ -102,7 +102,7 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
     """Half and op topic are deleted under the running job, and made anew: it refuses; --adopt takes the tables over."""
     with own_world(parent, "deleted") as world:
         world.wait_for_transactions(chance.randint(20, 60))
-        for group in GROUPS:
+        for group in world.groups:
             world.kill_client(group)
         world.wait_for_batches(2)
         destroy(world, None)
@@ -114,7 +114,7 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
         create_topics(world.settings, 2)
         world.topics.forget_place()
         world.new_checkpoint()
-        for group in GROUPS:
+        for group in world.groups:
             world.start_client(group)
         world.wait_for_transactions(chance.randint(20, 60))
         return world.recover(), world.settle()

@@ -33,8 +33,8 @@ class Footprint:
                 self.peak_mib = {name: max(known.get(name, 0), mib) for name, mib in (known | found).items()}
 
 
-def memory_mib(without: int | None = None) -> dict[str, int] | None:
-    """Resident memory in MiB of this process, the JVMs and the other processes below it, and of all together."""
+def memory_mib(without: int | None = None, root: int | None = None) -> dict[str, int] | None:
+    """Resident memory in MiB of this process (or of `root`), the JVMs and the other processes below it, and of all together."""
     if not (_PROCESSES / "self" / "smaps_rollup").exists():
         return None
     parents: dict[int, int] = {}
@@ -42,7 +42,7 @@ def memory_mib(without: int | None = None) -> dict[str, int] | None:
         status = _fields(folder / "status")
         if "PPid" in status:
             parents[int(folder.name)] = int(status["PPid"])
-    own = int(_fields(_PROCESSES / "self" / "status")["Pid"])
+    own = root or int(_fields(_PROCESSES / "self" / "status")["Pid"])
     sizes = {"driver": 0, "jvm": 0, "workers": 0}
     for number in parents:
         if without in (number, *_ancestors(number, parents)) or own not in (number, *_ancestors(number, parents)):

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -27,10 +27,7 @@ from tests.chaos.launcher import ARM_FILE, GO_FILE, REACHED_FILE, Step, put
 from tests.chaos.ledger import Fate, Ledger
 
 ROOT = Path(__file__).parents[2]
-GROUPS = ("alpha", "beta")
 LIMIT_S = 150.0
-RATE = 2.5
-"""Transactions a second of each service."""
 _MAX_STARTS = 6
 # Quick to start, for it lives for seconds; and snapshots of the state each few batches, so that there are some to damage.
 _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
@@ -61,8 +58,20 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) ->
 class World:
     """One job with topics, tables and services of its own on `broker`; `with` ends all that was started."""
 
-    def __init__(self, folder: Path, broker: LocalBroker, seed: int, overrides: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        broker: LocalBroker,
+        seed: int,
+        overrides: Mapping[str, object] | None = None,
+        *,
+        groups: Sequence[str] = ("alpha", "beta"),
+        rate: float = 2.5,
+        jvm_options: str = _JVM_OPTIONS,
+    ) -> None:
+        """`rate` is the transactions a second of each of the services, of which each producer group has one."""
         self.folder, self.broker, self.seed = folder, broker, seed
+        self.groups, self._rate, self._jvm_options = groups, rate, jvm_options
         folder.mkdir(parents=True, exist_ok=True)
         self.warehouse, self._checkpoints = folder / "warehouse", 1
         name = folder.name
@@ -110,7 +119,7 @@ class World:
         """Start the job; with --adopt if its checkpoint is new and the tables are not."""
         self.starts += 1
         more = ["--adopt"] if self._is_adopting else []
-        environ = {**os.environ, "SPARK_SUBMIT_OPTS": _JVM_OPTIONS}
+        environ = {**os.environ, "SPARK_SUBMIT_OPTS": self._jvm_options}
         with (self.folder / f"job-{self.starts:03}.log").open("wb") as log:
             # A session of its own: one signal for the driver, its JVM and what else it starts.
             self.job = subprocess.Popen(
@@ -196,7 +205,7 @@ class World:
 
     def start_client(self, group: str) -> None:
         self._client_runs += 1
-        arguments = [str(self.folder), group, f"r{self._client_runs}", str(RATE), str(self.seed)]
+        arguments = [str(self.folder), group, f"r{self._client_runs}", str(self._rate), str(self.seed)]
         with (self.folder / f"client-{group}-{self._client_runs:03}.log").open("wb") as log:
             self.clients[group] = subprocess.Popen(
                 [sys.executable, "-m", "tests.chaos.client", *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -224,7 +233,7 @@ class World:
         if not self.job_runs():
             self.kill_job()
             self.start_job()
-        for group in GROUPS:
+        for group in self.groups:
             if group not in self.clients or self.clients[group].poll() is not None:
                 self.start_client(group)
 

@@ -1,0 +1,189 @@
+"""`python -m tests.chaos.soak`: an hour of steady traffic with a fault every five minutes; does anything grow? (docs/reliability.md)
+
+Exit code 1 if anything is lost, twice or wrong, or if batch time, memory, files or state are higher at the end than after the warm-up.
+"""
+
+import argparse
+import json
+import random
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+from rich.console import Console
+from rich.table import Table as Shown
+
+from pipelines.broker import LocalBroker
+from schemas.tables import Table
+from tests.chaos.faults import PROCESS_FAULTS
+from tests.chaos.faults_storage import optimize
+from tests.chaos.footprint import memory_mib
+from tests.chaos.world import World
+
+GROUPS = ("alpha", "beta", "gamma", "delta")
+SETTINGS: dict[str, object] = {
+    "state.buckets": 16,
+    "state.shuffle_partitions": 2,
+    "resolution.transactionTimeOut": "6s",
+    "resolution.transactionCheckInterval": "5s",
+    "resolution.transactionCheckMax": 5,
+    "resolution.tick_interval": "1s",
+    "resolution.resolved_retention": "60s",
+    "trigger.interval": "1s",
+}
+FAULTS = ("python workers killed", "service killed", "broker killed", "broker frozen", "job frozen", "driver killed anywhere")
+_SAMPLE_S = 10.0
+_BATCH = re.compile(r"event=batch batch_id=(\d+) seconds=([\d.]+) events=(\d+) .* pending=(\d+) .* horizon_lag_ms=(\d+)")
+_MAY_GROW = {"batch_s": 1.3, "memory_mib": 1.2, "table_files": 1.5, "checkpoint_files": 1.3, "checkpoint_kib": 1.3, "pending": 1.3}
+"""Up to how many times of what a figure was in the first third of the samples its median may be in the last one."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was there at one moment; the batch figures are those of the last batch that the job told of."""
+
+    at_s: float
+    batch_s: float
+    pending: int
+    lag_ms: int
+    memory_mib: int
+    table_files: int
+    """Which readers of `messages` have to open."""
+    checkpoint_files: int
+    checkpoint_kib: int
+
+
+def sample(world: World, at_s: float) -> Sample | None:
+    """Look; None while there is no job, or none that has told of a batch."""
+    told = _BATCH.findall(world.job_log())
+    memory = None if world.job is None or not world.job_runs() else memory_mib(root=world.job.pid)
+    if not told or memory is None:
+        return None
+    _, seconds, _, pending, lag_ms = told[-1]
+    sizes = [file.stat().st_size for file in _files_below(world.checkpoint)]
+    return Sample(at_s, float(seconds), int(pending), int(lag_ms), memory["all"], _named_files(world), len(sizes), sum(sizes) // 1024)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def _named_files(world: World) -> int:
+    try:
+        return len(DeltaTable(str(world.warehouse / Table.MESSAGES)).file_uris())
+    except TableNotFoundError:
+        return 0
+
+
+def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: float, say: Callable[[str], None]) -> list[Sample]:
+    """Let the world run, with a fault and a compaction now and then; return what was seen meanwhile."""
+    by_name = {fault.name: fault for fault in PROCESS_FAULTS}
+    chance = random.Random(world.seed)
+    began_s = time.monotonic()
+    fault_at_s, optimize_at_s, made = fault_every_s, optimize_every_s / 2, 0
+    samples: list[Sample] = []
+    while (at_s := time.monotonic() - began_s) < minutes * 60:
+        found = sample(world, round(at_s, 1))
+        if found is not None:
+            samples.append(found)
+        if at_s >= fault_at_s:
+            fault = by_name[FAULTS[made % len(FAULTS)]]
+            fault.make(world, random.Random(chance.random()))
+            recovery_s = world.recover()
+            made += 1
+            fault_at_s += fault_every_s
+            say(f"{at_s / 60:5.1f} min  {fault.name}: recovered in {recovery_s:.1f} s; {world.ledger.count()} transactions")
+        elif at_s >= optimize_at_s:
+            optimize(world)
+            optimize_at_s += optimize_every_s
+            say(f"{at_s / 60:5.1f} min  compacted: {_named_files(world)} files")
+        else:
+            time.sleep(_SAMPLE_S)
+    return samples
+
+
+def medians(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
+    """Each figure's median in the first and in the last third, the first tenth left out as warm-up."""
+    warm = samples[len(samples) // 10 :]
+    third = max(1, len(warm) // 3)
+    parts = ([asdict(one) for one in warm[:third]], [asdict(one) for one in warm[-third:]])
+    first, last = ({name: float(statistics.median(one[name] for one in part)) for name in _MAY_GROW} for part in parts)
+    return {name: (first[name], last[name]) for name in _MAY_GROW}
+
+
+def grown(figures: dict[str, tuple[float, float]]) -> list[str]:
+    """Which figures are higher at the end than they may be."""
+    return [name for name, (first, last) in figures.items() if last > first * _MAY_GROW[name]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description="Steady traffic with faults; does anything grow?")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--rate", type=float, default=200, help="transactions a second, of all services together")
+    parser.add_argument("--fault-every", type=float, default=300, metavar="SECONDS")
+    parser.add_argument("--optimize-every", type=float, default=600, metavar="SECONDS")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="halfway-soak-"))
+    broker = LocalBroker(folder / "broker")
+    broker.start()
+    try:
+        rate = options.rate / len(GROUPS)
+        with World(folder / "main", broker, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
+            say = _teller()
+            say(f"{options.minutes:.0f} minutes at {options.rate:.0f} transactions a second, in {folder}")
+            began_s, before = time.monotonic(), world.ledger.count()
+            samples = soak(world, options.minutes, options.fault_every, options.optimize_every, say)
+            per_second = (world.ledger.count() - before) / (time.monotonic() - began_s)
+            findings = world.settle()
+            transactions = world.ledger.count()
+    finally:
+        broker.stop()
+    figures = medians(samples)
+    counts = {kind: len(getattr(findings, kind)) for kind in ("lost", "twice", "wrong")}
+    result: dict[str, Any] = {
+        "minutes": options.minutes,
+        "transactions": transactions,
+        "per_second": round(per_second, 1),
+        **counts,
+        "figures": {name: {"first_third": first, "last_third": last} for name, (first, last) in figures.items()},
+        "grown": grown(figures),
+        "samples": [asdict(one) for one in samples],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    Console(width=120).print(_table_of(result))
+    for line in findings.lines()[:20]:
+        say(line)
+    ok = findings.ok and not result["grown"]
+    if ok:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0 if ok else 1
+
+
+def _teller() -> Callable[[str], None]:
+    return lambda line: print(line, flush=True)  # noqa: T201  # a command's output
+
+
+def _table_of(result: dict[str, Any]) -> Shown:
+    counts = ", ".join(f"{result[kind]} {kind}" for kind in ("lost", "twice", "wrong"))
+    table = Shown(title=f"{result['transactions']} transactions, {result['per_second']} a second: {counts}")
+    for name in ("figure", "first third", "last third", ""):
+        table.add_column(name, justify="left" if name in ("figure", "") else "right")
+    for name, figure in result["figures"].items():
+        table.add_row(name, f"{figure['first_third']:g}", f"{figure['last_third']:g}", "grown" if name in result["grown"] else "")
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
