@@ -4,15 +4,17 @@ import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from time import sleep
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from pipelines.files import has_files, local_path, read_json, write_json
 from pipelines.tables import ends_of_halves, owner_of, table_exists, table_name
 from schemas.errors import CheckpointInUseError, OwnershipError
-from schemas.settings import Settings, StorageSettings
+from schemas.settings import Settings, StateSettings, StorageSettings
 from schemas.state import FORMAT_VERSION
 from schemas.tables import Table
 
@@ -58,6 +60,12 @@ def adopted_by(spark: SparkSession, storage: StorageSettings) -> dict[int, int]:
 def facts_of(spark: SparkSession, storage: StorageSettings) -> dict[str, Any]:
     """Return what is frozen in the checkpoint; empty for a new one."""
     return read_json(spark, checkpoint_file(storage, FACTS_FILE)) or {}
+
+
+def bucket_keys_of(spark: SparkSession, storage: StorageSettings) -> tuple[int, ...]:
+    """Return the keys of the buckets, which Spark groups by; in a checkpoint that names none they are numbered."""
+    facts = facts_of(spark, storage)
+    return tuple(facts.get("bucket_keys") or range(facts["buckets"]))
 
 
 def check_ownership(spark: SparkSession, settings: Settings, *, adopt: bool) -> None:
@@ -118,7 +126,7 @@ def write_facts(spark: SparkSession, settings: Settings, *, adopt: bool) -> None
     """
     if not facts_of(spark, settings.storage):
         adopted = {str(partition): end for partition, end in ends_of_halves(spark, settings.storage).items()} if adopt else {}
-        facts = _facts(settings) | {"adopted": adopted}
+        facts = _facts(settings) | {"adopted": adopted, "bucket_keys": _even_keys(spark, settings.state)}
         write_json(spark, checkpoint_file(settings.storage, FACTS_FILE), facts)
 
 
@@ -129,6 +137,24 @@ def _facts(settings: Settings) -> dict[str, Any]:
         "half_topic": settings.kafka.half_topic,
         "op_topic": settings.kafka.op_topic,
     }
+
+
+def _even_keys(spark: SparkSession, state: StateSettings) -> list[int]:
+    """Return keys for the buckets that Spark spreads evenly over its tasks.
+
+    It places a group by a hash of its key: of 64 buckets numbered from 0, one of eight tasks would get 12, and all others wait for it.
+    """
+    room = [len(range(task, state.buckets, state.shuffle_partitions)) for task in range(state.shuffle_partitions)]
+    keys: list[int] = []
+    for begin in count(0, step=1024):
+        placed = spark.range(begin, begin + 1024).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(len(room))))
+        for key, task in sorted(placed.collect()):
+            if room[task]:
+                room[task] -= 1
+                keys.append(key)
+        if not any(room):
+            break
+    return keys
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from pipelines.checkpoint import STATUS_FILE, adopted_by, check_ownership, checkpoint_file, sole_user, write_facts
+from pipelines.checkpoint import STATUS_FILE, adopted_by, bucket_keys_of, check_ownership, checkpoint_file, sole_user, write_facts
 from pipelines.failures import explain
 from pipelines.files import write_json
 from pipelines.groups import GroupWatch
@@ -142,7 +142,9 @@ class ResolveJob:
         settings = self._settings
         kafka, resolution = settings.kafka, settings.resolution
         keyring = kafka.signing.keyring()
-        contract = Contract(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, settings.state.buckets, keyring is not None)
+        contract = Contract(
+            kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, bucket_keys_of(spark, settings.storage), keyring is not None
+        )
         # A reading task takes 0.1 s of CPU before its first record, to write the code that decodes: no more of them than work.
         records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
         outcomes = resolve_events(decode(records, contract), Rules.of(resolution), keyring)

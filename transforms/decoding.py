@@ -24,12 +24,12 @@ _NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, 
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What decoding must know: the two topics, the largest body, and the number of buckets."""
+    """What decoding must know: the two topics, the largest body, and the buckets, by the keys that Spark groups by."""
 
     half_topic: str
     op_topic: str
     max_body_bytes: int
-    buckets: int
+    bucket_keys: tuple[int, ...]
     is_signed: bool = False
     """Whether ops are handed on with their signatures, which the operator verifies: a key must not be part of a plan."""
 
@@ -94,17 +94,22 @@ def decode(records: DataFrame, contract: Contract) -> DataFrame:
     )
     kinds = looked_up.select("*", kind.alias("record_kind"))
     judged = kinds.select("*", _problem(contract).alias("problem"))
-    buckets = F.when(
-        (F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), F.expr(f"sequence(0, {contract.buckets - 1})")
-    ).otherwise(F.array(_bucket(contract.buckets)))
+    buckets = F.when((F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), _array(contract.bucket_keys)).otherwise(
+        F.array(_bucket(contract.bucket_keys))
+    )
     return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns(contract)).to(EVENT_SCHEMA)
 
 
-def _bucket(buckets: int) -> Column:
+def _array(numbers: tuple[int, ...]) -> Column:
+    return F.expr(f"array({', '.join(map(str, numbers))})")
+
+
+def _bucket(keys: tuple[int, ...]) -> Column:
     """A transaction id's bucket; for a broken record any that is the same on a replay."""
     of_id = F.xxhash64("id")
     of_place = F.xxhash64("source", "partition", "offset")
-    return F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(buckets)).cast("int")
+    number = F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(len(keys)))
+    return F.get(_array(keys), number.cast("int"))
 
 
 def _event_columns(contract: Contract) -> list[Column]:

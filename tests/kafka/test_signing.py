@@ -97,7 +97,7 @@ def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
 def plan(spark: SparkSession, settings: Settings, *, is_signed: bool) -> str:
     kafka = settings.kafka
     records = spark.createDataFrame([], read_records(spark, kafka).schema)
-    events = decode(records, Contract(kafka.half_topic, kafka.op_topic, 100, 4, is_signed))
+    events = decode(records, Contract(kafka.half_topic, kafka.op_topic, 100, (0, 1, 2, 3), is_signed))
     return str(events._jdf.queryExecution().toString())
 
 

@@ -81,3 +81,16 @@ def test_it_can_be_read_while_the_job_runs_and_writes(world: MakeWorld) -> None:
         thread.join(60)
         w.spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
     assert job.failure is None
+
+
+def test_buckets_are_spread_evenly_over_the_tasks(world: MakeWorld, spark: SparkSession) -> None:
+    w = world(**{"state.buckets": 16, "state.shuffle_partitions": 3})
+    tests_own = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        w.tick(1)
+        w.resolve()
+        stored = spark.read.format("statestore").load(w.settings.storage.checkpoint).groupBy("partition_id").count().collect()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", tests_own)
+    assert sorted(count for _, count in stored) == [5, 5, 6]

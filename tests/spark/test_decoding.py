@@ -13,7 +13,7 @@ from schemas.events import EVENT_SCHEMA
 from schemas.tables import HEADERS_TYPE
 from transforms.decoding import Contract, decode
 
-CONTRACT = Contract("half", "op", max_body_bytes=100, buckets=4)
+CONTRACT = Contract("half", "op", max_body_bytes=100, bucket_keys=(0, 1, 2, 3))
 KAFKA_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),
