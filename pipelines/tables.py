@@ -1,6 +1,7 @@
 """The Delta tables: made at the first start, owned by one query, appended to exactly once (design §1.5, §1.6)."""
 
 import fcntl
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ from pipelines.files import local_path
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
+
+log = logging.getLogger(__name__)
 
 OWNER_PROPERTY = "halfway.query_id"
 _PROPERTIES = {
@@ -118,7 +121,11 @@ def sole_committer(storage: StorageSettings, table: Table) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{table}.lock").open("a") as lock:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("event=table_in_use table=%s effect=waiting", table)
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
         yield
 
 

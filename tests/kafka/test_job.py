@@ -118,6 +118,7 @@ def test_check_requests_and_discard_over_several_runs(world: MakeWorld) -> None:
     assert w.rows(Table.MESSAGES) == []
 
 
+@pytest.mark.slow
 def test_a_backlog_read_in_small_batches_causes_no_check(world: MakeWorld) -> None:
     """Time stands at the ticks: however slowly the log is read, what is answered in it is never asked about."""
     w = world(**{"kafka.max_offsets_per_trigger": 7})

@@ -105,6 +105,7 @@ def rows(job: Job, table: str) -> int:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_the_running_job_is_scraped_stopped_and_scraped_again(job: Job) -> None:
     process = job.start()
     traffic(job)

@@ -56,6 +56,7 @@ def rows(job: Job, table: str, columns: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_both_or_neither(job: Job, tmp_path: Path) -> None:
     kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in job.options.items() if "kafka." in name})
     service = Service(kafka, tmp_path)
