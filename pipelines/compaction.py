@@ -50,9 +50,9 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
 
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:
     name = table_name(storage, table)
-    with sole_committer(storage, table):
+    with sole_committer(spark, storage, table):
         [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
-    with sole_committer(storage, table):
+    with sole_committer(spark, storage, table):
         spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
     return Compaction(str(table), metrics[0], metrics[1], now[0], now[1])

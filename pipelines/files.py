@@ -13,9 +13,18 @@ from schemas.errors import SetupError
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the path of a local URI, None for another file system's."""
+    """Return the path of a local URI, None for another file system's; for those who ask without a Spark."""
     parsed = urlparse(uri)
     return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in ("", "file") else None
+
+
+def on_local_disk(spark: SparkSession, uri: str) -> Path | None:
+    """Return the path on this machine's disk that Spark takes `uri` for, None if it is another file system's.
+
+    Without a scheme it is Hadoop's `fs.defaultFS` that decides, which on a cluster is seldom this disk.
+    """
+    path, file_system = _open(spark, uri)
+    return Path(path.toUri().getPath()) if file_system.getUri().getScheme() == "file" else None
 
 
 def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
@@ -27,7 +36,7 @@ def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
 
 def read_text(spark: SparkSession, uri: str) -> str | None:
     """Return the text at `uri`, or None if there is no such file."""
-    local = local_path(uri)
+    local = on_local_disk(spark, uri)
     if local is not None:
         return local.read_text() if local.exists() else None
     path, file_system = _open(spark, uri)
@@ -43,7 +52,7 @@ def read_text(spark: SparkSession, uri: str) -> str | None:
 def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
     """Put a JSON object at `uri`, whole or not at all."""
     data = json.dumps(content, sort_keys=True).encode()
-    local = local_path(uri)
+    local = on_local_disk(spark, uri)
     if local is not None:
         # Hadoop's client starts six processes for it, of 8 ms each: `chmod`, and `readlink` to find out what it renames.
         local.parent.mkdir(parents=True, exist_ok=True)

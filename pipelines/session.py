@@ -9,7 +9,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from pipelines.files import local_path
+from pipelines.files import on_local_disk
 from pipelines.home import home
 from pipelines.jars import ensure_jars
 from pipelines.java import find_java
@@ -91,7 +91,7 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False) 
     refuse_connect(spark)
     for name, value in REQUIRED_CONF.items():
         spark.conf.set(name, value)
-    for name, value in _LOCAL_DISK_CONF.items() if local_path(settings.storage.checkpoint) is not None else ():
+    for name, value in _LOCAL_DISK_CONF.items() if on_local_disk(spark, settings.storage.checkpoint) is not None else ():
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.state.shuffle_partitions))
     return spark

@@ -9,7 +9,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipelines.files import local_path
+from pipelines.files import on_local_disk
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
@@ -104,18 +104,18 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
     if storage.catalog_schema:
         writer.saveAsTable(table_name(storage, table))
         return
-    with sole_committer(storage, table):
+    with sole_committer(rows.sparkSession, storage, table):
         writer.save(table_path(storage, table))
 
 
 @contextmanager
-def sole_committer(storage: StorageSettings, table: Table) -> Iterator[None]:
+def sole_committer(spark: SparkSession, storage: StorageSettings, table: Table) -> Iterator[None]:
     """Wait until no other process of ours commits to a table on this machine's disk, and keep it so.
 
     A commit is a file that must not be there before: object stores and HDFS refuse the second of two, and a local disk, where Delta looks
     and then renames, would let it take the first one's place, rows and all. Kept by the kernel until the process ends, however it does.
     """
-    folder = None if storage.catalog_schema else local_path(storage.warehouse)
+    folder = None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)
     if folder is None:
         yield
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.files import read_json, write_json
+from pipelines.files import on_local_disk, read_json, write_json
 from pipelines.tables import append_once, create_tables, owner_of, read_table, table_exists, table_path
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings, load_settings
@@ -68,19 +68,34 @@ def test_a_reader_of_folders_says_why_it_cannot_read_a_catalog() -> None:
         table_path(storage, Table.MESSAGES)
 
 
-@pytest.mark.parametrize("has_atomic_rename", [True, False])
-def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, has_atomic_rename: bool) -> None:
-    conf, name = spark.sparkContext._jsc.hadoopConfiguration(), "fs.AbstractFileSystem.file.impl"
+@pytest.mark.parametrize("place", ["disk", "hdfs", "s3"])
+def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, place: str) -> None:
+    conf, name = spark.sparkContext._jsc.hadoopConfiguration(), "fs.AbstractFileSystem.viewfs.impl"
+    # A file system that is none of Python's, though what is mounted there is a folder.
+    conf.set(f"fs.viewfs.mounttable.{place}.link./tables", tmp_path.as_uri())
+    uri = f"{tmp_path}/status.json" if place == "disk" else f"viewfs://{place}/tables/status.json"
     known = conf.get(name)
-    if not has_atomic_rename:
-        conf.unset(name)  # as with an object store that Hadoop's FileContext does not know
+    if place == "s3":
+        conf.unset(name)  # Hadoop's FileContext knows no object store
     try:
         for number in range(2):
-            write_json(spark, str(tmp_path / "status.json"), {"number": number})
+            write_json(spark, uri, {"number": number})
     finally:
         conf.set(name, known)
-    assert read_json(spark, str(tmp_path / "status.json")) == {"number": 1}
+    assert read_json(spark, uri) == {"number": 1}
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".crc")] == ["status.json"]
+
+
+def test_a_path_without_scheme_is_where_hadoop_says(spark: SparkSession, tmp_path: Path) -> None:
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    assert on_local_disk(spark, str(tmp_path)) == on_local_disk(spark, tmp_path.as_uri()) == tmp_path
+    known = conf.get("fs.defaultFS")
+    conf.set("fs.viewfs.mounttable.cluster.link./tables", tmp_path.as_uri())
+    conf.set("fs.defaultFS", "viewfs://cluster/")
+    try:
+        assert on_local_disk(spark, "/tables") is None
+    finally:
+        conf.set("fs.defaultFS", known)
 
 
 def test_on_a_local_disk_two_processes_do_not_commit_at_once(spark: SparkSession, tmp_path: Path) -> None:
