@@ -15,5 +15,5 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
     if as_json:
         show_json([asdict(compaction) for compaction in done])
         return
-    rows = [(each.table, each.files_removed, each.files_added, each.files, f"{each.bytes / 1024**2:.1f}") for each in done]
-    show_table(["table", "files replaced", "by", "files now", "MiB now"], rows)
+    rows = [(one.table, one.files_removed, one.files_added, one.files, f"{one.bytes / 1024**2:.1f}", one.log_files_removed) for one in done]
+    show_table(["table", "files replaced", "by", "files now", "MiB now", "of its log deleted"], rows)

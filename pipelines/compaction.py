@@ -1,14 +1,20 @@
 """Few large files instead of many small ones, for readers' sake, while the job goes on appending (docs/tables.md)."""
 
+import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
+from pipelines.files import on_local_disk
 from pipelines.tables import sole_committer, table_exists, table_name
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import Table
 
+_VERSION = re.compile(r"\.?\d{20}\.")
 _CONF = {
     # VACUUM lists the one folder that a table is in as many tasks as this says: 10,000 by default, 20 s on two cores for nothing.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
@@ -28,10 +34,12 @@ class Compaction:
     files: int
     """How many the table has now."""
     bytes: int
+    log_files_removed: int = 0
+    """Of its log, on a local disk."""
 
 
 def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compaction]:
-    """Compact each table, and delete what compactions have replaced longer ago than the table keeps it (a day).
+    """Compact each table, and delete what compactions have replaced longer ago than the table keeps it (6 hours), and old files of its log.
 
     Safe beside a running job: appends do not conflict with it, and it changes no row. One at a time, though: a second compaction of
     the same table fails and changes nothing.
@@ -55,4 +63,44 @@ def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Com
     with sole_committer(spark, storage, table):
         spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
-    return Compaction(str(table), metrics[0], metrics[1], now[0], now[1])
+    return Compaction(str(table), metrics[0], metrics[1], now[0], now[1], _clean_log(spark, storage, table))
+
+
+def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
+    """Delete what a log on a local disk keeps no longer; return how many files.
+
+    Each append lists the whole log, four files a commit: after a day of commits a second it would take seconds longer. Delta's own
+    cleanup goes by whole days. This one follows Delta's protocol ("Metadata Cleanup"): of commits that are older than
+    `delta.logRetentionDuration`, what comes before the last checkpoint of that age; and, whatever their age, checksums of versions
+    before the last checkpoint, which nobody needs.
+    """
+    folder = None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)
+    if folder is None:
+        return 0
+    with sole_committer(spark, storage, table):
+        files = [_LogFile.of(entry) for entry in os.scandir(folder / table / "_delta_log") if _VERSION.match(entry.name)]
+        checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet") and not file.path.name.startswith(".")]
+        keep_since_ms = _kept_since_ms(spark, storage, table)
+        last = max((checkpoint.version for checkpoint in checkpoints), default=0)
+        first_kept = max((checkpoint.version for checkpoint in checkpoints if checkpoint.at_ms < keep_since_ms), default=0)
+        old = [file for file in files if file.version < first_kept or (file.version < last and file.path.suffix == ".crc")]
+        for file in old:
+            file.path.unlink(missing_ok=True)
+    return len(old)
+
+
+def _kept_since_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
+    [properties] = spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").select("properties").collect()[0]
+    kept = properties.get("delta.logRetentionDuration", "interval 30 days")
+    [since_ms] = spark.sql(f"SELECT unix_millis(current_timestamp() - {kept})").collect()[0]
+    return int(since_ms)
+
+
+class _LogFile(NamedTuple):
+    version: int
+    path: Path
+    at_ms: int
+
+    @classmethod
+    def of(cls, entry: os.DirEntry[str]) -> "_LogFile":
+        return cls(int(entry.name.lstrip(".")[:20]), Path(entry.path), entry.stat().st_mtime_ns // 1_000_000)

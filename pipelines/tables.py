@@ -21,10 +21,10 @@ _PROPERTIES = {
     # Append only, and readable by any Delta reader.
     "delta.enableDeletionVectors": "false",
     "delta.appendOnly": "true",
-    # 30 days and 7 by default: with a commit a second the log would hold 2.6 million files, and each of its checkpoints 600,000 names
-    # of files that a compaction took away (docs/tables.md).
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
+    # 30 days and 7 by default: with a commit a second the log would hold 2.6 million commits, all listed by each append, and each of its
+    # checkpoints 600,000 names of files that a compaction took away (docs/tables.md).
+    "delta.logRetentionDuration": "interval 6 hours",
+    "delta.deletedFileRetentionDuration": "interval 6 hours",
     # 10 by default: a checkpoint of the log takes a few tenths of a second, and what is read instead is small files of one line each.
     "delta.checkpointInterval": "100",
 }

@@ -7,15 +7,16 @@ import threading
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipelines.compaction import Compaction, compact_tables
 from pipelines.job import ResolveJob
 from pipelines.sinks import BatchReport
-from pipelines.tables import create_tables, table_name
+from pipelines.tables import append_once, create_tables, read_table, table_name
 from schemas.errors import SetupError
 from schemas.settings import load_settings
-from schemas.tables import Table
+from schemas.tables import TABLE_SCHEMAS, Table
 from tests.kafka.conftest import MakeWorld
 from tests.waiting import until
 
@@ -83,8 +84,31 @@ def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> No
     command = [sys.executable, "-m", "pipelines", "optimize", "--set", f"storage.warehouse={warehouse}", "--json"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr[-2000:]
-    nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0}
+    nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0, "log_files_removed": 0}
     assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("0 seconds", 10)])
+def test_old_files_of_a_log_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    create_tables(spark, storage, "query")
+    name = table_name(storage, Table.DISCARDED)
+    both = ", ".join(f"'delta.{what}RetentionDuration' = 'interval {kept}'" for what in ("log", "deletedFile"))
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.checkpointInterval' = '10', {both})")
+    for batch_id in range(12):
+        append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", batch_id)
+    log = tmp_path / "discarded" / "_delta_log"
+    [compaction] = [done for done in compact_tables(spark, storage) if done.table == Table.DISCARDED]
+    last = DeltaTable(str(tmp_path / "discarded")).version()
+    assert compaction.log_files_removed > 10
+    assert sorted(int(path.stem) for path in log.glob("*.json")) == list(range(first, last + 1))
+    assert {int(path.name[:20]) for path in log.glob("[0-9]*.crc")} == set(range(10, last + 1))
+    DeltaLog = spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog  # noqa: N806  # a class of Delta's
+    DeltaLog.clearCache()
+    assert read_table(spark, storage, Table.DISCARDED).count() == 0
+    append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", 11)
+    assert DeltaTable(str(tmp_path / "discarded")).version() == last, "the log still knows which batch it has"
 
 
 def test_without_tables_it_says_where_it_looked(spark: SparkSession, tmp_path: Path) -> None:
