@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from pipelines.files import on_local_disk
-from pipelines.tables import sole_committer, table_exists, table_name
+from pipelines.tables import properties_of, sole_committer, table_exists, table_name
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import Table
@@ -90,8 +90,7 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
 
 
 def _kept_since_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
-    [properties] = spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").select("properties").collect()[0]
-    kept = properties.get("delta.logRetentionDuration", "interval 30 days")
+    kept = properties_of(spark, storage, table).get("delta.logRetentionDuration", "interval 30 days")
     [since_ms] = spark.sql(f"SELECT unix_millis(current_timestamp() - {kept})").collect()[0]
     return int(since_ms)
 

@@ -79,9 +79,13 @@ def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> str
     """Return the id of the query that the table belongs to, None if it is not there or nobody's."""
     if not table_exists(spark, storage, table):
         return None
-    detail = spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}")
-    properties: dict[str, str] = detail.select("properties").collect()[0][0]
-    return properties.get(OWNER_PROPERTY)
+    return properties_of(spark, storage, table).get(OWNER_PROPERTY)
+
+
+def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -> dict[str, str]:
+    """Return the properties of a table that is there."""
+    # Not DESCRIBE DETAIL: that counts the table's files, which took half of the time of a start.
+    return {str(name): str(value) for name, value in spark.sql(f"SHOW TBLPROPERTIES {table_name(storage, table)}").collect()}
 
 
 def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str) -> None:

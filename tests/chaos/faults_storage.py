@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -71,6 +72,14 @@ def state_files(world: World, kind: str) -> list[Path]:
     return [file for file in newest if file is not None]
 
 
+def fill(ballast: Path) -> None:
+    """Take all the room that is left on a disk to which others write meanwhile."""
+    with ballast.open("wb") as file:
+        while (left := os.statvfs(ballast).f_bavail * os.statvfs(ballast).f_frsize) > 0:
+            with suppress(OSError):  # somebody else took some of it
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(4096, left // 2))
+
+
 def disk_full(what: str, world: World, chance: Random) -> None:
     """No room on the disk until the job has noticed; then there is again."""
     disk = world.disks.get(what)
@@ -78,9 +87,7 @@ def disk_full(what: str, world: World, chance: Random) -> None:
         raise CannotBeMadeError("no disk of its own: user namespaces are not allowed here")
     world.wait_for_transactions(chance.randint(1, 20))
     ballast = disk / "ballast"
-    with ballast.open("wb") as file:
-        left = os.statvfs(disk)
-        os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
+    fill(ballast)
     try:
         until(lambda: not world.job_runs(), "the job's end on a full disk", 60)
         if "No space left on device" not in world.job_log():

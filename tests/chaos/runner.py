@@ -134,8 +134,8 @@ def _make(fault: Fault, world: World, chance: random.Random, known: set[str]) ->
                 getattr(findings, kind).extend(getattr(own_findings, kind))
     except CannotBeMadeError as error:
         skipped = str(error)
-    except (ChaosError, AssertionError, subprocess.TimeoutExpired) as error:
-        failure = str(error) or type(error).__name__
+    except Exception as error:  # what the harness itself does wrong is told too, and the run goes on
+        failure = f"{type(error).__name__}: {error}"
         findings = Findings(lost=[f"{name}: committed, and not readable in time" for name in sorted(world.missing)])
         world.missing.clear()
     return Outcome(fault.name, findings, time.monotonic() - began_s, recovery_s, failure, skipped)
