@@ -18,6 +18,8 @@ _RECORDS_LOST = re.compile(
 )
 # Raised on an executor, it comes back as a traceback.
 _UNAVAILABLE = re.compile(r"schemas\.errors\.KafkaUnavailableError: (.+)")
+# Of a broker that is away, and, if the executor is the first to ask, of a topic that is.
+_NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
@@ -44,6 +46,11 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
     if _DISK_FULL.search(text):
         places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
         return SetupError(f"there is no room left on the disk of {places}: make room and start again, the batch is repeated")
+    if found := _NO_POSITION.search(text):
+        return KafkaUnavailableError(
+            f"Kafka has not told for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
+            f"If the topic was deleted, {_WAY_OUT}; `halfway topics create` first"
+        )
     if found := _UNAVAILABLE.search(text):
         return KafkaUnavailableError(found[1])
     return None

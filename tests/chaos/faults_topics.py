@@ -13,7 +13,7 @@ from pipelines.kafka import admin, partition_counts
 from pipelines.topics import create_topics
 from schemas.tables import Table
 from tests.chaos.auditor import Findings
-from tests.chaos.evidence import ends_of, ids_in
+from tests.chaos.evidence import ends_of, ids_in, query
 from tests.chaos.faults import CannotBeMadeError, Fault
 from tests.chaos.world import ROOT, ChaosError, World, until
 
@@ -136,6 +136,15 @@ def destroy(world: World, left: dict[int, int] | None) -> None:
     world.topics.read_on()
     gone = {half.transaction_id for half in world.topics.halves if left is None or half.offset < left[half.partition]}
     world.destroyed |= gone - ids_in(world.warehouse, Table.MESSAGES) - ids_in(world.warehouse, Table.DISCARDED)
+    refused = query(
+        world.warehouse, Table.QUARANTINE, "source_partition, source_offset", f"source_topic = '{world.settings.kafka.half_topic}'"
+    )
+    read = {tuple(row.values()) for row in refused}
+    world.topics.garbage = [
+        (partition, offset)
+        for partition, offset in world.topics.garbage
+        if (partition, offset) in read or (left is not None and offset >= left[partition])
+    ]
 
 
 def wait_for_refusal(world: World) -> None:

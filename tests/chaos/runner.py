@@ -45,6 +45,8 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
     transactions: int = 0
     seconds: float = 0.0
+    is_cut_short: bool = False
+    """Somebody ended it: what it did so far is told, and it is no success."""
 
     @property
     def made(self) -> list[Outcome]:
@@ -52,7 +54,7 @@ class Run:
 
     @property
     def ok(self) -> bool:
-        return bool(self.made) and all(outcome.findings.ok and not outcome.failure for outcome in self.outcomes)
+        return bool(self.made) and not self.is_cut_short and all(outcome.findings.ok and not outcome.failure for outcome in self.outcomes)
 
     def as_json(self) -> dict[str, Any]:
         by_fault = {fault: self._figures(fault) for fault in dict.fromkeys(outcome.fault for outcome in self.outcomes)}
@@ -62,6 +64,7 @@ class Run:
             "faults": len(self.made),
             **totals,
             "failed": [f"{outcome.fault}: {outcome.failure}" for outcome in self.outcomes if outcome.failure],
+            "is_cut_short": self.is_cut_short,
             "skipped": [f"{outcome.fault}: {outcome.skipped}" for outcome in self.outcomes if outcome.skipped],
             "transactions": self.transactions,
             "seconds": round(self.seconds, 1),
@@ -105,15 +108,18 @@ def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[
         stack.enter_context(world)
         say(f"seed {seed}: {len(faults)} faults; the world stands after {time.monotonic() - began_s:.0f} s, in {folder}")
         known: set[str] = set()
-        for number, fault in enumerate(faults, 1):
-            outcome = _make(fault, world, chance, known)
-            run.outcomes.append(outcome)
-            say(f"{number:3}/{len(faults)} {_told(outcome)}")
-            if outcome.failure and not _stands(world):
-                say("the world does not stand any more: the run ends here")
-                break
-        run.outcomes.append(_judge_the_end(world, known))
-        say(f"        {_told(run.outcomes[-1])}")
+        try:
+            for number, fault in enumerate(faults, 1):
+                outcome = _make(fault, world, chance, known)
+                run.outcomes.append(outcome)
+                say(f"{number:3}/{len(faults)} {_told(outcome)}")
+                if outcome.failure and not _stands(world):
+                    say("the world does not stand any more: the run ends here")
+                    break
+            run.outcomes.append(_judge_the_end(world, known))
+            say(f"        {_told(run.outcomes[-1])}")
+        except (KeyboardInterrupt, SystemExit):
+            run.is_cut_short = True
         run.transactions = world.ledger.count()
     run.seconds = time.monotonic() - began_s
     return run
@@ -198,6 +204,7 @@ def table_of(run: Run) -> Table:
     """The run as a table for people."""
     facts = run.as_json()
     title = f"{facts['faults']} faults, {facts['transactions']} transactions, {facts['seconds']:.0f} s, seed {run.seed}"
+    title += "; cut short" if run.is_cut_short else ""
     table = Table(title=title, show_footer=True)
     table.add_column("fault", footer="all")
     for name in ("times", "lost", "twice", "wrong"):

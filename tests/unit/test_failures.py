@@ -31,10 +31,14 @@ _EXECUTOR = """Traceback (most recent call last):
 schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
 \tat org.apache.spark.api.python
 """
+_AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
+org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
+"""  # noqa: E501  # Kafka's own line
 SAID = {
     "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
     "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
+    "away": (_AWAY, KafkaUnavailableError, ("transactions.half-0", "halfway resolve --adopt", "when it is back")),
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
     "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
 }
