@@ -163,6 +163,11 @@ class World:
         folder = self.checkpoint / "commits"
         return max((int(file.name) for file in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
 
+    def read_to(self, topic: str) -> dict[int, int]:
+        """Up to where the batches that are committed have read a topic, by partition."""
+        read = json.loads((self.checkpoint / "offsets" / str(self.batches())).read_text().splitlines()[-1])
+        return {int(partition): offset for partition, offset in read[topic].items()}
+
     def wait_for_batches(self, count: int) -> None:
         """Wait until `count` more batches are committed."""
         goal = self.batches() + count
