@@ -7,6 +7,7 @@ HALFWAY := $(VENV)/bin/halfway
 CODE := pipelines transforms schemas clients
 N ?= 100
 SEED ?= 1
+RUNS ?= 3
 # Another lock, other metadata or another place make another stamp, whatever the files' times.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
@@ -58,8 +59,8 @@ test-unit: setup ## the tests that need neither Spark nor Kafka
 chaos: jars ## make N faults (100, half an hour) and count what is lost, twice or wrong; SEED replays a run (docs/reliability.md)
 	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED)
 
-bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending,latency)
-	@$(PY) -m benchmarks.bench --only "$(ONLY)"
+bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending RUNS=3 PEER=path/to/rocketmq/run.sh; docs/performance.md)
+	@$(PY) -m benchmarks.bench --only "$(ONLY)" --runs $(RUNS) $(if $(PEER),--peer $(PEER))
 
 notebooks: jars ## run both notebooks on your tables: tables printed, pictures and HTML in build/notebooks
 	@$(PY) -m notebooks.explore_pending

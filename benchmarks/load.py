@@ -4,12 +4,15 @@ import os
 import random
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from confluent_kafka import Producer
 
 from schemas.settings import KafkaSettings
 
+GROUP = "bench"
+"""What the names of producer groups begin with."""
 _POOL_BYTES = 16 * 1024 * 1024
 
 
@@ -22,6 +25,11 @@ class Sent:
     unanswered: int = 0
 
     @property
+    def transactions(self) -> int:
+        """Halves."""
+        return self.committed + self.rolled_back + self.unanswered
+
+    @property
     def events(self) -> int:
         """Halves and ops."""
         return 2 * (self.committed + self.rolled_back) + self.unanswered
@@ -30,11 +38,21 @@ class Sent:
 class Load:
     """Sends transactions as a client would, but without waiting for each."""
 
-    def __init__(self, kafka: KafkaSettings, body_bytes: int = 1024, seed: int = 1) -> None:
-        """Prepare to send; `seed` fixes ids and verdicts."""
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        *,
+        body_bytes: int = 1024,
+        seed: int = 1,
+        groups: int = 1,
+        topics: int = 1,
+        ids: Iterator[str] | None = None,
+    ) -> None:
+        """Prepare to send; `seed` fixes verdicts, and ids if none are given."""
         self._kafka = kafka
-        self._body_bytes = body_bytes
+        self._body_bytes, self._groups, self._topics = body_bytes, groups, topics
         self._random = random.Random(seed)
+        self._ids = ids
         self._pool = os.urandom(_POOL_BYTES)
         self._producer = Producer(
             {
@@ -65,9 +83,10 @@ class Load:
         self._producer.flush()
 
     def _send_one(self, answered: bool) -> None:
-        transaction_id = uuid.UUID(int=self._random.getrandbits(128)).hex
+        transaction_id = uuid.UUID(int=self._random.getrandbits(128)).hex if self._ids is None else next(self._ids)
         at = self._random.randrange(_POOL_BYTES - self._body_bytes)
-        headers = [("REAL_TOPIC", "orders"), ("PGROUP", "bench"), ("TAGS", "TagA"), ("KEYS", transaction_id), ("trace", "abc")]
+        topic, group = f"orders{self._random.randrange(self._topics)}", f"{GROUP}{self._random.randrange(self._groups)}"
+        headers = [("REAL_TOPIC", topic), ("PGROUP", group), ("TAGS", "TagA"), ("KEYS", transaction_id), ("trace", "abc")]
         self._produce(self._kafka.half_topic, transaction_id, self._pool[at : at + self._body_bytes], headers)
         chance = self._random.random()
         if not answered or chance >= 0.95:
@@ -76,7 +95,7 @@ class Load:
         action = "COMMIT" if chance < 0.85 else "ROLLBACK"
         self.sent.committed += action == "COMMIT"
         self.sent.rolled_back += action == "ROLLBACK"
-        self._produce(self._kafka.op_topic, transaction_id, b"", [("ACTION", action), ("PGROUP", "bench")])
+        self._produce(self._kafka.op_topic, transaction_id, b"", [("ACTION", action), ("PGROUP", group)])
 
     def _produce(self, topic: str, key: str, value: bytes, headers: list[tuple[str, str]]) -> None:
         while True:

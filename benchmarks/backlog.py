@@ -1,0 +1,107 @@
+"""Benchmarks of a backlog: transactions that wait in Kafka, until all are in Delta."""
+
+import random
+import statistics
+import uuid
+from collections.abc import Iterator
+
+from pyspark.sql import functions as F
+
+from benchmarks.load import Load
+from benchmarks.rig import Figures, Rig, count_rows
+from schemas.settings import Settings
+
+_WARM_UP = 5
+"""Batches until the JVM has compiled most of what is hot."""
+_FULL = 300_000
+"""Events of a batch that counts as a full one."""
+
+
+def drain(rig: Rig) -> Figures:
+    """Transactions of 1 KiB until all of them are in Delta, 400,000 events a batch; the first five batches warm the JVM up."""
+    settings = rig.settings("drain")
+    load = Load(settings.kafka)
+    load.send(rig.amount(2_100_000))
+    batches, seconds = rig.drain(settings)
+    rates = [batches.events(number) / took for number, took in enumerate(seconds)]
+    warm = [rate for number, rate in enumerate(rates) if number >= _WARM_UP and batches.events(number) > _FULL] or rates
+    to_transactions = load.sent.transactions / load.sent.events
+    return {
+        "transactions": load.sent.transactions,
+        "right": count_rows(settings) == load.sent.committed,
+        "tx_per_s": round(statistics.median(warm) * to_transactions),
+        "tx_per_s_spread": [round(min(warm) * to_transactions), round(max(warm) * to_transactions)],
+        "events_per_s": round(statistics.median(warm)),
+        "events_per_s_by_batch": [round(rate) for rate in rates],
+        "memory_mib": {name: [used[name] for used in batches.memory_mib] for name in batches.memory_mib[0]},
+    }
+
+
+def bodies(rig: Rig) -> Figures:
+    """The same with bodies of other sizes; 100,000 transactions or 800 MiB of each."""
+    _warm_up(rig)
+    figures: Figures = {}
+    for body_bytes in (100, 1024, 64 * 1024, 1024 * 1024):
+        settings = rig.settings("bodies")
+        load = Load(settings.kafka, body_bytes=body_bytes)
+        load.send(rig.amount(min(100_000, 800 * 1024 * 1024 // body_bytes)))
+        seconds = _drain_all(rig, settings, load)
+        rate = load.sent.transactions / seconds
+        figures[str(body_bytes)] = {"tx_per_s": round(rate), "mib_per_s": round(rate * body_bytes / 1024 / 1024, 1)}
+    return figures
+
+
+def groups(rig: Rig) -> Figures:
+    """The same with 10,000 producer groups and 1,000 topics, beside one of each."""
+    _warm_up(rig)
+    figures: Figures = {}
+    for name, many in (("one", {}), ("many", {"groups": 10_000, "topics": 1_000})):
+        settings = rig.settings("groups")
+        load = Load(settings.kafka, **many)
+        load.send(rig.amount(200_000))
+        figures[name] = {"tx_per_s": round(load.sent.transactions / _drain_all(rig, settings, load))}
+    return figures
+
+
+def skew(rig: Rig) -> Figures:
+    """The same with half of the transactions in one of the buckets, beside an even spread."""
+    _warm_up(rig)
+    figures: Figures = {}
+    for name in ("even", "skewed"):
+        settings = rig.settings("skew")
+        load = Load(settings.kafka, ids=_skewed_ids(rig, settings.state.buckets) if name == "skewed" else None)
+        load.send(rig.amount(200_000))
+        figures[name] = {"tx_per_s": round(load.sent.transactions / _drain_all(rig, settings, load))}
+    return figures
+
+
+def _skewed_ids(rig: Rig, buckets: int) -> Iterator[str]:
+    """Ids of which every second one falls into the first bucket."""
+    chance = random.Random(1)
+    wanted = rig.amount(200_000)
+    drawn = [uuid.UUID(int=chance.getrandbits(128)).hex for _ in range(wanted // 2 * buckets * 5 // 4)]
+    frame = rig.spark.createDataFrame([(name,) for name in drawn], "id string")
+    first = frame.where(F.pmod(F.xxhash64("id"), F.lit(buckets)) == 0).collect()
+    for row in first:
+        yield row[0]
+        yield uuid.UUID(int=chance.getrandbits(128)).hex
+
+
+def _warm_up(rig: Rig) -> None:
+    settings = rig.settings("warm")
+    load = Load(settings.kafka, seed=9)
+    load.send(rig.amount(400_000))
+    _drain_all(rig, settings, load)
+
+
+def _drain_all(rig: Rig, settings: Settings, load: Load) -> float:
+    """Drain what was sent; return the seconds that its batches took.
+
+    Raises:
+        RuntimeError: what is in the table is not what was committed.
+    """
+    _, seconds = rig.drain(settings)
+    found = count_rows(settings)
+    if found != load.sent.committed:
+        raise RuntimeError(f"{found} messages instead of {load.sent.committed}")
+    return sum(seconds)

@@ -1,0 +1,167 @@
+"""Benchmarks of a job that runs: latency, pending transactions, producers on the same cores, check-back."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import functions as F
+
+from benchmarks.load import Load
+from benchmarks.rig import PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms, wait_for
+from schemas.settings import Settings
+
+_WARM_UP_S = 240
+"""Until the JVM has compiled most of what is hot; a small batch compiles less of it than a large one."""
+_PRODUCERS = 2
+_THREADS = 16
+
+
+def latency(rig: Rig) -> Figures:
+    """From a half's record timestamp to the Delta commit that makes its message readable, at 500 transactions/s; after a warm-up."""
+    settings = rig.settings("latency")
+    with rig.job(settings) as batches:
+        Load(settings.kafka, seed=2).send_paced(500, _WARM_UP_S * rig.scale)
+        warm_ms = time.time() * 1000
+        Load(settings.kafka, seed=3).send_paced(500, 60 * rig.scale)
+        ended = len(batches.reports)
+        wait_for(lambda: len(batches.reports) >= ended + 3, 60)
+    return quantiles(latencies_ms(settings, warm_ms))
+
+
+def quantiles(ms: list[float]) -> Figures:
+    """Return p50, p99 and the longest, in ms."""
+    at = statistics.quantiles(ms, n=100)
+    return {"messages": len(ms), "p50": round(at[49]), "p99": round(at[98]), "max": round(max(ms))}
+
+
+def pending(rig: Rig) -> Figures:
+    """Batch time and memory with none, 10,000, 100,000 and 1,000,000 pending, idle and at 500 transactions/s."""
+    figures: Figures = {}
+    base_s = None
+    for wanted in (0, 10_000, 100_000, 1_000_000):
+        settings = rig.settings("pending")
+        load = Load(settings.kafka)
+        load.send(int(wanted * rig.scale), answered=False)
+        with rig.job(settings) as batches:
+            wait_for(partial(_has_read, batches, load), 600)
+            idle = _seconds_of_next(batches, 25)
+            memory = dict(batches.memory_mib[-1])
+            read = len(batches.reports)
+            Load(settings.kafka, seed=4).send_paced(500, 40 * rig.scale)
+            busy = [report.seconds for report in batches.reports[read + 5 :]]
+        base_s = base_s if base_s is not None else statistics.median(idle)
+        figures[str(wanted)] = {
+            "idle_batch_s": round(statistics.median(idle), 3),
+            "idle_batch_max_s": round(max(idle), 3),
+            "added_idle_s": round(statistics.median(idle) - base_s, 3),
+            "busy_batch_s": round(statistics.median(busy), 3) if busy else None,
+            "memory_mib": memory,
+            **({"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)} if wanted else {}),
+        }
+    return figures
+
+
+def _has_read(batches: Batches, load: Load) -> bool:
+    return batches.halves() >= load.sent.unanswered
+
+
+def _seconds_of_next(batches: Batches, count: int) -> list[float]:
+    read = len(batches.reports)
+    wait_for(lambda: len(batches.reports) >= read + 5 + count, 600)
+    return [report.seconds for report in batches.reports[read + 5 : read + 5 + count]]
+
+
+def _state_bytes(rig: Rig, settings: Settings) -> int:
+    state = rig.spark.read.format("statestore").load(settings.storage.checkpoint)
+    return int(state.agg(F.sum(F.length("value.groupState.payload"))).collect()[0][0])
+
+
+def steady(rig: Rig) -> Figures:
+    """Producers in a closed loop on the job's cores for three minutes; then latency at 25, 50, 75 and 100 % of that rate."""
+    settings = rig.settings("steady")
+    with command_of_job(settings, rig.folder / "steady.log"):
+        _produce(settings, 60 * rig.scale)
+        _wait_for_all(settings)
+        before, began_ms = count_rows(settings), time.time() * 1000
+        sent = _produce(settings, 180 * rig.scale)
+        _wait_for_all(settings)
+        last_ms = commits(settings)[-1][0]
+        figures: Figures = {
+            "sent_per_s": round(sent["transactions"] / sent["seconds"]),
+            "tx_per_s": round(sent["transactions"] / (last_ms - began_ms) * 1000),
+            "messages": count_rows(settings) - before,
+            "latency_ms": {},
+        }
+        for share in (25, 50, 75, 100):
+            began_ms = time.time() * 1000
+            _produce(settings, 90 * rig.scale, figures["tx_per_s"] * share / 100)
+            _wait_for_all(settings)
+            figures["latency_ms"][f"{share}%"] = quantiles(latencies_ms(settings, began_ms))
+    return figures
+
+
+def _produce(settings: Settings, seconds: float, per_second: float = 0) -> dict[str, Any]:
+    """Run the producers; return how many transactions they sent, and the seconds that the slowest took."""
+    with ExitStack() as stack:
+        running = [stack.enter_context(_producer(settings, seconds, per_second / _PRODUCERS)) for _ in range(_PRODUCERS)]
+        told = [json.loads(process.communicate()[0]) for process in running]
+    return {"transactions": sum(one["transactions"] for one in told), "seconds": max(one["seconds"] for one in told)}
+
+
+def _producer(settings: Settings, seconds: float, per_second: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "benchmarks.producer", settings.kafka.model_dump_json(), str(seconds), str(per_second), str(_THREADS)]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+def _wait_for_all(settings: Settings) -> None:
+    """Wait until the job has nothing left to read: then all that was committed is in the table."""
+    checkpoint, sent = Path(settings.storage.checkpoint), _ends(settings)
+
+    def is_read() -> bool:
+        last = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
+        if last is None:
+            return False
+        read = json.loads((checkpoint / "offsets" / str(last)).read_text().splitlines()[-1])
+        return all(read.get(topic, {}).get(str(partition), 0) >= end for (topic, partition), end in sent.items())
+
+    wait_for(is_read, 600)
+
+
+def _ends(settings: Settings) -> dict[tuple[str, int], int]:
+    with Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "bench"}) as consumer:
+        places = [(topic, partition) for topic in (settings.kafka.half_topic, settings.kafka.op_topic) for partition in range(PARTITIONS)]
+        return {place: consumer.get_watermark_offsets(TopicPartition(*place), timeout=10)[1] for place in places}
+
+
+def checkback(rig: Rig) -> Figures:
+    """100,000 pending of a group that is away; it comes and answers COMMIT to each check: from the first check to the last row."""
+    settings = rig.settings("checkback", {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "10m"})
+    load = Load(settings.kafka)
+    load.send(rig.amount(100_000), answered=False)
+    with rig.job(settings) as batches:
+        wait_for(partial(_has_read, batches, load), 300)
+        command = [sys.executable, "-m", "benchmarks.producer", settings.kafka.model_dump_json(), "600", "0", "0"]
+        answering = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        try:
+            wait_for(lambda: count_rows(settings) >= load.sent.unanswered, 600)
+        finally:
+            answering.terminate()
+            answering.wait(60)
+    first_ms, last_ms = _first_check_ms(settings), commits(settings)[-1][0]
+    rate = load.sent.unanswered / (last_ms - first_ms) * 1000
+    return {"messages": load.sent.unanswered, "seconds": round((last_ms - first_ms) / 1000, 1), "tx_per_s": round(rate)}
+
+
+def _first_check_ms(settings: Settings) -> int:
+    options = {"bootstrap.servers": settings.kafka.servers(), "group.id": "bench", "auto.offset.reset": "earliest"}
+    with Consumer(options) as consumer:
+        consumer.assign([TopicPartition(settings.kafka.check_topic, partition, 0) for partition in range(PARTITIONS)])
+        found = [record.timestamp()[1] for record in consumer.consume(2_000, timeout=10) if record.error() is None]
+    return min(found)

@@ -1,0 +1,69 @@
+"""A service in a process of its own: `python -m benchmarks.producer KAFKA_SETTINGS SECONDS RATE THREADS`.
+
+Each thread sends transactions through the real client, the next one when the last is decided (RATE 0), or at its share of RATE a
+second; with no thread it only answers checks, by COMMIT. Prints how many it sent, and the seconds that took.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+from benchmarks.load import GROUP
+from clients import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from schemas.settings import KafkaSettings
+
+_STATES = (LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN)
+
+
+class Service:
+    """Commits 85 %, rolls 10 % back, and does not know of 5 %; commits whatever it is asked about."""
+
+    def execute_local_transaction(self, message: HalfMessage, arg: random.Random) -> LocalTransactionState:  # noqa: ARG002  # the listener's
+        """Decide by chance."""
+        return arg.choices(_STATES, (85, 10, 5))[0]
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:  # noqa: ARG002  # the listener's
+        """Commit."""
+        return LocalTransactionState.COMMIT
+
+
+def main() -> None:
+    """Send, or answer."""
+    kafka = KafkaSettings.model_validate_json(sys.argv[1])
+    seconds, rate, threads = float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    stopping = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    sent = [0] * threads
+    pool = os.urandom(1024 * 1024)
+    with TransactionProducer(kafka, f"{GROUP}0", Service(), max_open_checks=10_000) as producer:
+
+        def work(number: int) -> None:
+            chance = random.Random(os.getpid() * 1000 + number)
+            until_s = due_s = time.monotonic()
+            until_s += seconds
+            while (now_s := time.monotonic()) < until_s and not stopping.is_set():
+                if rate:
+                    due_s += threads / rate * chance.uniform(0.5, 1.5)
+                    time.sleep(max(0.0, due_s - now_s))
+                at = chance.randrange(len(pool) - 1024)
+                producer.send_in_transaction("orders", pool[at : at + 1024], tags="TagA", arg=chance)
+                sent[number] += 1
+
+        began_s = time.monotonic()
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if not threads:
+            stopping.wait(seconds)
+        took_s = time.monotonic() - began_s
+    print(json.dumps({"transactions": sum(sent), "seconds": took_s}))  # noqa: T201  # what the benchmark reads
+
+
+if __name__ == "__main__":
+    main()

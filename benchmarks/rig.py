@@ -1,0 +1,233 @@
+"""What all benchmarks stand on: a broker of their own, topics and tables for each, the job in this process or as a command."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow
+import pyarrow.parquet
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import TableNotFoundError
+from pyspark.sql import SparkSession
+
+from pipelines.broker import LocalBroker
+from pipelines.job import ResolveJob
+from pipelines.session import spark_session
+from pipelines.sinks import BatchReport
+from pipelines.topics import create_topics
+from schemas.outcomes import Count
+from schemas.settings import Settings, load_settings
+
+Figures = dict[str, Any]
+PARTITIONS = 4
+ROOT = Path(__file__).parents[1]
+_SETTINGS: dict[str, object] = {
+    "state.buckets": 16,
+    "state.shuffle_partitions": 2,
+    # Nothing falls due while a benchmark runs, unless it is about that.
+    "resolution.transactionTimeOut": "12h",
+}
+
+
+@dataclass
+class Batches:
+    """Listens to a job: when each batch ended, what it did, and how much memory was in use."""
+
+    reports: list[BatchReport] = field(default_factory=list)
+    ended: list[float] = field(default_factory=list)
+    memory_mib: list[dict[str, int]] = field(default_factory=list)
+
+    def __call__(self, report: BatchReport) -> None:
+        """Take a batch down."""
+        self.reports.append(report)
+        self.ended.append(time.monotonic())
+        self.memory_mib.append(memory_mib())
+
+    def events(self, number: int) -> int:
+        """Return how many halves and ops a batch had."""
+        counts = self.reports[number].counts
+        return counts[Count.HALVES] + counts[Count.OPS]
+
+    def halves(self) -> int:
+        """Return how many halves all batches had."""
+        return sum(report.counts[Count.HALVES] for report in list(self.reports))
+
+
+class Rig:
+    """A broker and, once it is asked for, a Spark; `with` ends both."""
+
+    def __init__(self, folder: Path, scale: float) -> None:
+        """Keep everything in `folder`; `scale` is the fraction of the usual amounts."""
+        self.folder, self.scale = folder, scale
+        self._broker = LocalBroker(folder / "broker")
+        self._spark: SparkSession | None = None
+        self._made = 0
+
+    def __enter__(self) -> Self:
+        """Start the broker."""
+        self._broker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop what was started."""
+        if self._spark is not None:
+            self._spark.stop()
+        self._broker.stop()
+
+    @property
+    def spark(self) -> SparkSession:
+        """The Spark of this process, started at the first use."""
+        if self._spark is None:
+            self._spark = spark_session(load_settings(environ={}, overrides=_SETTINGS))
+        return self._spark
+
+    def settings(self, name: str, overrides: Mapping[str, object] | None = None) -> Settings:
+        """Make topics, and return settings with those and with new tables."""
+        self._made += 1
+        name = f"{name}{self._made}"
+        settings = load_settings(environ={}, overrides={**self._own(name), **_SETTINGS, **(overrides or {})})
+        create_topics(settings, PARTITIONS)
+        return settings
+
+    def _own(self, name: str) -> dict[str, object]:
+        return {
+            "kafka.bootstrap_servers": self._broker.status()["bootstrap_servers"],
+            **{f"kafka.{kind}_topic": f"{name}.{kind}" for kind in ("half", "op", "check")},
+            "storage.warehouse": str(self.folder / name / "warehouse"),
+            "storage.checkpoint": str(self.folder / name / "checkpoint"),
+        }
+
+    def amount(self, usual: int) -> int:
+        """Return the usual amount at this run's scale."""
+        return max(100, int(usual * self.scale))
+
+    def drain(self, settings: Settings) -> tuple[Batches, list[float]]:
+        """Run the job until all that waits is done; return its batches, and the seconds of each."""
+        batches, started = Batches(), time.monotonic()
+        trigger = settings.trigger.model_copy(update={"available_now": True})
+        ResolveJob(settings.model_copy(update={"trigger": trigger}), on_batch=batches).run(lambda: self.spark)
+        starts = [started, *batches.ended]
+        return batches, [end - start for start, end in zip(starts, batches.ended, strict=False)]
+
+    @contextmanager
+    def job(self, settings: Settings) -> Iterator[Batches]:
+        """The job in a thread, from its first batches on; a failure of it is raised when the block ends."""
+        batches, failures = Batches(), []
+        job = ResolveJob(settings, on_batch=batches)
+
+        def run() -> None:
+            try:
+                job.run(lambda: self.spark)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        try:
+            wait_for(lambda: bool(failures) or len(batches.reports) >= 3, 180)
+            yield batches
+        finally:
+            job.stop()
+            thread.join()
+        if failures:
+            raise failures[0]
+
+
+def options_of(settings: Settings) -> list[str]:
+    """Return the settings that a benchmark needs as options of a command."""
+    values = {
+        "kafka.bootstrap_servers": settings.kafka.bootstrap_servers,
+        **{f"kafka.{kind}_topic": getattr(settings.kafka, f"{kind}_topic") for kind in ("half", "op", "check")},
+        "storage.warehouse": settings.storage.warehouse,
+        "storage.checkpoint": settings.storage.checkpoint,
+        "state.buckets": settings.state.buckets,
+        "state.shuffle_partitions": settings.state.shuffle_partitions,
+        "resolution.transactionTimeOut": settings.resolution.transactionTimeOut,
+    }
+    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+
+
+@contextmanager
+def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`halfway resolve` as a user starts it, from its first batch on."""
+    status = Path(settings.storage.checkpoint) / "status.json"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        command = [sys.executable, "-m", "pipelines", "resolve", *options_of(settings)]
+        job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: job.poll() is not None or status.exists(), 180)
+        if job.poll() is not None:
+            raise RuntimeError(f"the job ended: {log_file.read_text()[-1000:]}")
+        yield job
+    finally:
+        job.terminate()
+        job.wait(120)
+
+
+def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: if it does not within the limit.
+    """
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {limit_s} s")
+        time.sleep(0.1)
+
+
+def memory_mib() -> dict[str, int]:
+    """Return the resident memory of the driver's JVM and of the Python workers below it, in MiB (Linux)."""
+    used = {"jvm": 0, "python_workers": 0}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            command = (status.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"pyspark.daemon" in command:
+            used["python_workers"] += int(fields.get("VmRSS", "0 kB").split()[0]) // 1024
+        elif int(fields["PPid"]) == os.getpid() and b"SparkSubmit" in command:
+            used["jvm"] += int(fields.get("VmRSS", "0 kB").split()[0]) // 1024
+    return used
+
+
+def commits(settings: Settings) -> list[tuple[float, str]]:
+    """Return for each file of `messages` the ms when the commit that names it was there, and its name, in the order of commits."""
+    found = []
+    for commit in sorted((Path(settings.storage.warehouse) / "messages" / "_delta_log").glob("*.json")):
+        at_ms = commit.stat().st_mtime * 1000
+        lines = (json.loads(line) for line in commit.read_text().splitlines())
+        found += [(at_ms, line["add"]["path"]) for line in lines if "add" in line]
+    return found
+
+
+def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
+    """Return for each message of a half since `since_ms` the ms to the commit that it is in, by the commit file's time."""
+    found: list[float] = []
+    for at_ms, name in commits(settings):
+        halves = pyarrow.parquet.read_table(Path(settings.storage.warehouse) / "messages" / name, columns=["half_at"])["half_at"]
+        times = halves.cast(pyarrow.timestamp("ms", "UTC")).cast(pyarrow.int64()).to_pylist()
+        found.extend(at_ms - half_ms for half_ms in times if half_ms >= since_ms)
+    return found
+
+
+def count_rows(settings: Settings) -> int:
+    """Count the messages with a reader other than Spark; -1 if one is there twice."""
+    try:
+        table = DeltaTable(f"{settings.storage.warehouse}/messages")
+    except TableNotFoundError:
+        return 0
+    query = "SELECT count(*) AS n, count(DISTINCT transaction_id) AS d FROM messages"
+    row = pyarrow.table(QueryBuilder().register("messages", table).execute(query).read_all()).to_pylist()[0]
+    return int(row["n"]) if row["n"] == row["d"] else -1
