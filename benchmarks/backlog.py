@@ -55,9 +55,9 @@ def groups(rig: Rig) -> Figures:
     """The same with 10,000 producer groups and 1,000 topics, beside one of each."""
     _warm_up(rig)
     figures: Figures = {}
-    for name, many in (("one", {}), ("many", {"groups": 10_000, "topics": 1_000})):
+    for name, many_groups, many_topics in (("one", 1, 1), ("many", 10_000, 1_000)):
         settings = rig.settings("groups")
-        load = Load(settings.kafka, **many)
+        load = Load(settings.kafka, groups=many_groups, topics=many_topics)
         load.send(rig.amount(200_000))
         figures[name] = {"tx_per_s": round(load.sent.transactions / _drain_all(rig, settings, load))}
     return figures

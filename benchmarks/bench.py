@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import TypeGuard
 
 from rich.console import Console
 from rich.table import Table as Shown
@@ -44,6 +45,10 @@ def peer(script: Path) -> Figures:
     return {"tx_per_s": max(map(int, rates)), "checkback_per_s": max(map(int, checkbacks))}
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def merged(runs: list[Figures]) -> Figures:
     """Return the median of each figure over some runs."""
     figures: Figures = {}
@@ -51,7 +56,7 @@ def merged(runs: list[Figures]) -> Figures:
         values = [run[name] for run in runs]
         if isinstance(value, dict):
             figures[name] = merged(values)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        elif _is_number(value):
             figures[name] = statistics.median(values)
         else:
             figures[name] = value if len(runs) == 1 else values
@@ -67,14 +72,14 @@ def flat(figures: Figures, before: str = "") -> Iterator[tuple[str, object]]:
             yield f"{before}{name}", value
 
 
-def spread(runs: list[Figures]) -> dict[str, list[object]]:
+def spread(runs: list[Figures]) -> dict[str, list[float]]:
     """Return the smallest and the largest of each figure over some runs."""
-    found: dict[str, list[object]] = {}
+    found: dict[str, list[float]] = {}
     for run in runs:
         for name, value in flat(run):
-            if isinstance(value, int | float) and not isinstance(value, bool):
+            if _is_number(value):
                 found.setdefault(name, []).append(value)
-    return {name: [min(values), max(values)] for name, values in found.items()}  # type: ignore[type-var]
+    return {name: [min(values), max(values)] for name, values in found.items()}
 
 
 def ratios(results: Figures) -> Figures:
@@ -87,7 +92,7 @@ def ratios(results: Figures) -> Figures:
         "limits_to_drain": ("limits.tx_per_s", "drain.tx_per_s"),
     }
     found = ((name, known.get(over), known.get(under)) for name, (over, under) in pairs.items())
-    return {name: round(over / under, 2) for name, over, under in found if isinstance(over, int | float) and isinstance(under, int | float)}
+    return {name: round(over / under, 2) for name, over, under in found if _is_number(over) and _is_number(under)}
 
 
 def main() -> None:

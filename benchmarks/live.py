@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.load import Load
 from benchmarks.rig import PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms, wait_for
+from pipelines.state import ends_in
 from schemas.settings import Settings
 
 _WARM_UP_S = 240
@@ -128,8 +129,8 @@ def _wait_for_all(settings: Settings) -> None:
         last = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
         if last is None:
             return False
-        read = json.loads((checkpoint / "offsets" / str(last)).read_text().splitlines()[-1])
-        return all(read.get(topic, {}).get(str(partition), 0) >= end for (topic, partition), end in sent.items())
+        read = ends_in((checkpoint / "offsets" / str(last)).read_text())
+        return all(read.get(topic, {}).get(partition, 0) >= end for (topic, partition), end in sent.items())
 
     wait_for(is_read, 600)
 

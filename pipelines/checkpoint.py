@@ -146,14 +146,14 @@ def _even_keys(spark: SparkSession, state: StateSettings) -> list[int]:
     """
     room = [len(range(task, state.buckets, state.shuffle_partitions)) for task in range(state.shuffle_partitions)]
     keys: list[int] = []
-    for begin in count(0, step=1024):
+    begins = count(0, step=1024)
+    while any(room):
+        begin = next(begins)
         placed = spark.range(begin, begin + 1024).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(len(room))))
         for key, task in sorted(placed.collect()):
             if room[task]:
                 room[task] -= 1
                 keys.append(key)
-        if not any(room):
-            break
     return keys
 
 

@@ -2,19 +2,19 @@
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from pipelines.files import on_local_disk
-from pipelines.tables import properties_of, sole_committer, table_exists, table_name
+from pipelines.tables import local_warehouse, properties_of, sole_committer, table_exists, table_name
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings
 from schemas.tables import Table
 
-_VERSION = re.compile(r"\.?\d{20}\.")
+_OF_VERSION = re.compile(r"\.?(\d{20})\.")
 _CONF = {
     # VACUUM lists the one folder that a table is in as many tasks as this says: 10,000 by default, 20 s on two cores for nothing.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
@@ -74,12 +74,12 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
     `delta.logRetentionDuration`, what comes before the last checkpoint of that age; and, whatever their age, checksums of versions
     before the last checkpoint, which nobody needs.
     """
-    folder = None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)
+    folder = local_warehouse(spark, storage)
     if folder is None:
         return 0
     with sole_committer(spark, storage, table):
-        files = [_LogFile.of(entry) for entry in os.scandir(folder / table / "_delta_log") if _VERSION.match(entry.name)]
-        checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet") and not file.path.name.startswith(".")]
+        files = list(_log_files(folder / table / "_delta_log"))
+        checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet")]
         keep_since_ms = _kept_since_ms(spark, storage, table)
         last = max((checkpoint.version for checkpoint in checkpoints), default=0)
         first_kept = max((checkpoint.version for checkpoint in checkpoints if checkpoint.at_ms < keep_since_ms), default=0)
@@ -100,6 +100,9 @@ class _LogFile(NamedTuple):
     path: Path
     at_ms: int
 
-    @classmethod
-    def of(cls, entry: os.DirEntry[str]) -> "_LogFile":
-        return cls(int(entry.name.lstrip(".")[:20]), Path(entry.path), entry.stat().st_mtime_ns // 1_000_000)
+
+def _log_files(folder: Path) -> Iterator[_LogFile]:
+    """Return the files of a version; Hadoop's checksum of a file is hidden beside it."""
+    for entry in os.scandir(folder):
+        if found := _OF_VERSION.match(entry.name):
+            yield _LogFile(int(found[1]), Path(entry.path), entry.stat().st_mtime_ns // 1_000_000)

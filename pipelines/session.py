@@ -9,7 +9,6 @@ from pathlib import Path
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from pipelines.files import on_local_disk
 from pipelines.home import home
 from pipelines.jars import ensure_jars
 from pipelines.java import find_java
@@ -36,16 +35,8 @@ REQUIRED_CONF = {
 }
 """What the job sets on any session, because it would be wrong or slow otherwise."""
 
-_LOCAL_DISK_CONF = {
-    # The default one starts a process, of 8 ms, four times for each file that it puts in place: `readlink`, to find out what it renames.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-}
-"""For a checkpoint on a local disk; a second job, which the default one would find out, is kept away by a lock (design §1.6)."""
-
 _LOCAL_CONF = {
-    # As above, for the commits of tables on a local disk.
+    # The default one starts a process, of 8 ms, four times for each commit on a local disk: `readlink`, to find out what it renames.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -90,8 +81,6 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False) 
         spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui=ui, small=small)
     refuse_connect(spark)
     for name, value in REQUIRED_CONF.items():
-        spark.conf.set(name, value)
-    for name, value in _LOCAL_DISK_CONF.items() if on_local_disk(spark, settings.storage.checkpoint) is not None else ():
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.state.shuffle_partitions))
     return spark

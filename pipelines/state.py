@@ -6,7 +6,6 @@ Nothing is locked and nothing is written: a batch that the job has committed doe
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -92,11 +91,15 @@ def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> Dat
 
 
 def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> dict[str, dict[int, int]]:
-    """Return where a batch ended, from the third line of Spark's offset log: a version and metadata are the first two."""
     text = read_text(spark, checkpoint_file(storage, f"offsets/{batch_id}"))
     if text is None:
         raise FileNotFoundError(f"offsets/{batch_id}")
-    topics: dict[str, dict[str, Any]] = json.loads(text.splitlines()[2])
+    return ends_in(text)
+
+
+def ends_in(offsets: str) -> dict[str, dict[int, int]]:
+    """Return where a batch ended, from the third line of a file of Spark's offset log: a version and metadata are the first two."""
+    topics: dict[str, dict[str, int]] = json.loads(offsets.splitlines()[2])
     return {topic: {int(partition): offset for partition, offset in places.items()} for topic, places in topics.items()}
 
 

@@ -4,6 +4,7 @@ import fcntl
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
@@ -112,6 +113,11 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
         writer.save(table_path(storage, table))
 
 
+def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | None:
+    """Return the folder on this machine's disk that the tables are in, None if they are elsewhere."""
+    return None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)
+
+
 @contextmanager
 def sole_committer(spark: SparkSession, storage: StorageSettings, table: Table) -> Iterator[None]:
     """Wait until no other process of ours commits to a table on this machine's disk, and keep it so.
@@ -119,7 +125,7 @@ def sole_committer(spark: SparkSession, storage: StorageSettings, table: Table) 
     A commit is a file that must not be there before: object stores and HDFS refuse the second of two, and a local disk, where Delta looks
     and then renames, would let it take the first one's place, rows and all. Kept by the kernel until the process ends, however it does.
     """
-    folder = None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)
+    folder = local_warehouse(spark, storage)
     if folder is None:
         yield
         return

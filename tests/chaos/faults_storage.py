@@ -75,9 +75,9 @@ def state_files(world: World, kind: str) -> list[Path]:
 def fill(ballast: Path) -> None:
     """Take all the room that is left on a disk to which others write meanwhile."""
     with ballast.open("wb") as file:
-        while (left := os.statvfs(ballast).f_bavail * os.statvfs(ballast).f_frsize) > 0:
+        while (disk := os.fstatvfs(file.fileno())).f_bavail:
             with suppress(OSError):  # somebody else took some of it
-                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(4096, left // 2))
+                os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, disk.f_bavail // 2) * disk.f_frsize)
 
 
 def disk_full(what: str, world: World, chance: Random) -> None:
@@ -127,7 +127,7 @@ def compacted_by_delta_rs(world: World, chance: Random) -> None:
 def optimize(world: World) -> None:
     """Compact the tables as an operator does."""
     command = world.command("optimize", launcher=False)
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=150)
     if done.returncode:
         raise ChaosError(f"halfway optimize: {done.stderr[-500:]}")
 

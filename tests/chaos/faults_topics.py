@@ -75,7 +75,8 @@ def pending_halves_gone(parent: World, chance: Random) -> tuple[float, Findings]
         world.wait_for_batches(2)
         world.topics.read_on()
         # No further than the job has read: ticks go on, and it would rightly refuse to pass over one that is deleted.
-        cut(world, world.settings.kafka.half_topic, world.read_to(world.settings.kafka.half_topic))
+        topic = world.settings.kafka.half_topic
+        cut(world, topic, world.read_to(topic))
         world.pause_traffic(False)
         world.wait_for_transactions(10)
         recovery_s = world.recover()
@@ -92,7 +93,9 @@ def unread_halves_gone(parent: World, chance: Random) -> tuple[float, Findings]:
         world.pause_traffic()
         share, topic = chance.uniform(0.8, 1.0), world.settings.kafka.half_topic
         world.topics.read_on()
-        destroy(world, cut(world, topic, {partition: int(end * share) for partition, end in ends_of(world.settings, topic).items()}))
+        left = {partition: int(end * share) for partition, end in ends_of(world.settings, topic).items()}
+        cut(world, topic, left)
+        destroy(world, left)
         world.start_job()
         wait_for_refusal(world)
         world.new_checkpoint()
@@ -123,13 +126,12 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
         return world.recover(), world.settle()
 
 
-def cut(world: World, topic: str, left: dict[int, int]) -> dict[int, int]:
-    """Delete a topic's records before these offsets, by partition; return them."""
+def cut(world: World, topic: str, left: dict[int, int]) -> None:
+    """Delete a topic's records before these offsets, by partition."""
     places = [TopicPartition(topic, partition, offset) for partition, offset in left.items()]
     client = admin(world.settings)
     for deleted in client.delete_records(places).values():
         deleted.result(_LIMIT_S)
-    return left
 
 
 def destroy(world: World, left: dict[int, int] | None) -> None:

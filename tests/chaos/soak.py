@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ SETTINGS: dict[str, object] = {
 }
 FAULTS = ("python workers killed", "service killed", "broker killed", "broker frozen", "job frozen", "driver killed anywhere")
 _SAMPLE_S = 10.0
-_BATCH = re.compile(r"event=batch batch_id=(\d+) seconds=([\d.]+) events=(\d+) .* pending=(\d+) .* horizon_lag_ms=(\d+)")
+_BATCH = re.compile(r"event=batch .* seconds=([\d.]+) .* pending=(\d+) .* horizon_lag_ms=(\d+)")
 _MAY_GROW = {"batch_s": 1.3, "memory_mib": 1.2, "table_files": 1.5, "checkpoint_files": 1.3, "checkpoint_kib": 1.3, "pending": 1.3}
 """Up to how many times of what a figure was in the first third of the samples its median may be in the last one."""
 
@@ -68,13 +68,9 @@ def sample(world: World, at_s: float) -> Sample | None:
     memory = None if world.job is None or not world.job_runs() else memory_mib(root=world.job.pid)
     if not told or memory is None:
         return None
-    _, seconds, _, pending, lag_ms = told[-1]
-    sizes = [file.stat().st_size for file in _files_below(world.checkpoint)]
+    seconds, pending, lag_ms = told[-1]
+    sizes = [path.stat().st_size for path in world.checkpoint.rglob("*") if path.is_file()]
     return Sample(at_s, float(seconds), int(pending), int(lag_ms), memory["all"], _named_files(world), len(sizes), sum(sizes) // 1024)
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _named_files(world: World) -> int:
@@ -84,7 +80,7 @@ def _named_files(world: World) -> int:
         return 0
 
 
-def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: float, say: Callable[[str], None]) -> list[Sample]:
+def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: float) -> list[Sample]:
     """Let the world run, with a fault and a compaction now and then; return what was seen meanwhile."""
     by_name = {fault.name: fault for fault in PROCESS_FAULTS}
     chance = random.Random(world.seed)
@@ -140,10 +136,9 @@ def main() -> int:
     try:
         rate = options.rate / len(GROUPS)
         with World(folder / "main", broker, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
-            say = _teller()
             say(f"{options.minutes:.0f} minutes at {options.rate:.0f} transactions a second, in {folder}")
             began_s, before = time.monotonic(), world.ledger.count()
-            samples = soak(world, options.minutes, options.fault_every, options.optimize_every, say)
+            samples = soak(world, options.minutes, options.fault_every, options.optimize_every)
             per_second = (world.ledger.count() - before) / (time.monotonic() - began_s)
             findings = world.settle()
             transactions = world.ledger.count()
@@ -171,8 +166,8 @@ def main() -> int:
     return 0 if ok else 1
 
 
-def _teller() -> Callable[[str], None]:
-    return lambda line: print(line, flush=True)  # noqa: T201  # a command's output
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def _table_of(result: dict[str, Any]) -> Shown:

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 
 from pipelines.broker import LocalBroker
 from pipelines.checkpoint import STATUS_FILE
+from pipelines.state import ends_in
 from pipelines.topics import create_topics
 from schemas.outcomes import Reason
 from schemas.settings import Settings, load_settings
@@ -165,8 +166,7 @@ class World:
 
     def read_to(self, topic: str) -> dict[int, int]:
         """Up to where the batches that are committed have read a topic, by partition."""
-        read = json.loads((self.checkpoint / "offsets" / str(self.batches())).read_text().splitlines()[-1])
-        return {int(partition): offset for partition, offset in read[topic].items()}
+        return ends_in((self.checkpoint / "offsets" / str(self.batches())).read_text())[topic]
 
     def wait_for_batches(self, count: int) -> None:
         """Wait until `count` more batches are committed."""

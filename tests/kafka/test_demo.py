@@ -29,6 +29,7 @@ QUICK = {
     "resolution.transactionCheckInterval": "2s",
     "resolution.transactionCheckMax": 3,
 }
+_START_LIMIT_S = 90
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[sub
     with log_file.open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        until(lambda: job.poll() is not None or (status.exists() and status.read_bytes() != before), "a batch of the job")
+        until(lambda: job.poll() is not None or (status.exists() and status.read_bytes() != before), "a batch of the job", _START_LIMIT_S)
         assert job.poll() is None, log_file.read_text()
         yield job
     finally:
@@ -119,7 +120,7 @@ def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None
     checkpoint = Path(str(overrides["storage.checkpoint"]))
     storage = StorageSettings(checkpoint=str(checkpoint))
     try:
-        until(lambda: demo.poll() is not None or (checkpoint / "status.json").exists(), "the start of a job")
+        until(lambda: demo.poll() is not None or (checkpoint / "status.json").exists(), "the start of a job", _START_LIMIT_S)
         assert is_in_use(storage)
         demo.send_signal(signal.SIGTERM)
         out, err = demo.communicate(timeout=60)

@@ -29,8 +29,8 @@ from schemas.settings import Settings, load_settings
 from schemas.tables import Table
 from tests.conftest import MakeTopics, unique_topics
 from tests.kafka.conftest import MakeWorld
-from tests.kafka.test_resolve_command import until
 from tests.kafka.test_topics import alter
+from tests.waiting import until
 
 DAY_MS = 86_400_000
 Told = dict[tuple[str, str], str]

@@ -22,8 +22,8 @@ from schemas.settings import Settings, load_settings
 from schemas.tables import Table
 from tests.conftest import MakeTopics, unique_topics
 from tests.kafka.conftest import MakeWorld
-from tests.kafka.test_resolve_command import until
 from tests.kafka.world import World
+from tests.waiting import until
 from transforms.pending import PendingView, view_pending
 
 

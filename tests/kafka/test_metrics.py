@@ -16,8 +16,9 @@ from schemas.headers import Source
 from tests.conftest import MakeTopics
 from tests.kafka.conftest import MakeWorld
 from tests.kafka.operator import groups_away
-from tests.kafka.test_resolve_command import Job, until
+from tests.kafka.test_resolve_command import Job
 from tests.kafka.world import Headers, half_headers, op_headers
+from tests.waiting import until
 
 COMMITS, ROLLBACKS, OPEN, UNANSWERED = 20, 5, 3, 2
 FOREVER = {"CHECK_IMMUNITY_TIME_IN_SECONDS": b"86400"}

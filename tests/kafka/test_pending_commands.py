@@ -10,8 +10,9 @@ from schemas.settings import Settings
 from tests.conftest import MakeTopics
 from tests.kafka.conftest import MakeWorld
 from tests.kafka.operator import facts, groups_away, invoke, records, run
-from tests.kafka.test_resolve_command import Job, until
+from tests.kafka.test_resolve_command import Job
 from tests.kafka.world import START_MS, World
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pipelines.broker import free_port
 from pipelines.home import home
-from tests.kafka.test_resolve_command import until
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

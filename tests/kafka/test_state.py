@@ -10,8 +10,8 @@ from pipelines.state import read_state
 from schemas.settings import Settings
 from schemas.state import ENTRY_SCHEMA
 from tests.kafka.conftest import MakeWorld
-from tests.kafka.test_resolve_command import until
 from tests.kafka.world import START_MS
+from tests.waiting import until
 from transforms.pending import view_pending
 
 
