@@ -37,8 +37,9 @@ $(STAMP):
 	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-jars: setup ## fetch the JARs of Spark and Kafka (once)
+jars: setup ## fetch the JARs of Spark and Kafka, and archive the classes that a start loads (once)
 	@$(PY) -m pipelines.jars spark kafka
+	@$(PY) -m pipelines.class_archive
 
 run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome is right
 	@if ! $(HALFWAY) broker status --json | grep -q '"running": true'; then \

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pipelines.cli_common import ConfigOption, SetOption, settings_of
 from pipelines.job import ResolveJob
 from pipelines.progress import ProgressLog
-from pipelines.session import own_session, spark_session
+from pipelines.session import own_session, spark_session, start_workers
 from pipelines.sinks import BatchReport
 from schemas.errors import SetupError
 from schemas.settings import Settings
@@ -58,6 +58,7 @@ def resolve(
     def session() -> SparkSession:
         spark = spark_session(settings, ui=ui)
         end_by(signal.SIGINT)
+        threading.Thread(target=start_workers, args=(spark,), name="start-workers", daemon=True).start()
         return spark
 
     with own_session(), serving:

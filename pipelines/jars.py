@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -52,6 +53,15 @@ def jars_present(conf: JarSet) -> list[Path]:
         SetupError: if `conf/ivy.xml` is missing.
     """
     return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
+
+
+def class_archive(java: Path) -> Path:
+    """Return where the classes that a start of this Spark loads on this Java are archived, if they are (`pipelines.class_archive`)."""
+    binary = java.resolve()
+    made = binary.stat()
+    spark = importlib.util.find_spec("pyspark")
+    what = f"{binary} {made.st_size} {made.st_mtime_ns} {metadata.version('pyspark')} {spark and spark.origin}"
+    return home() / "jars" / "spark" / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.jsa"
 
 
 def class_path(jars: list[Path]) -> str:

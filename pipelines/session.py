@@ -1,19 +1,24 @@
 """The Spark session: taken as it is on a cluster, made here on a machine of its own."""
 
+import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from pipelines.home import home
-from pipelines.jars import ensure_jars
+from pipelines.jars import class_archive, class_path, ensure_jars
 from pipelines.java import find_java
 from schemas.errors import SetupError
 from schemas.settings import Settings
+
+log = logging.getLogger(__name__)
 
 REQUIRED_CONF = {
     "spark.sql.session.timeZone": "UTC",
@@ -65,25 +70,45 @@ _SMALL_CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 """For commands that look on beside a running job: one core, and a heap that grows no further than large bodies need."""
+_QUIET_ARCHIVE = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
-def spark_session(settings: Settings, *, ui: bool = False, small: bool = False) -> SparkSession:
+def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
     """Return the session to run in.
 
     One that this process has is taken, as on Databricks. Under spark-submit it is made as the cluster says. Otherwise a local one
     is started on all cores (or `SPARK_MASTER`), on loopback, with the JARs of `conf/ivy.xml`; if it is to be `small`, on one core.
+    Where it is to `archive_classes`, its JVM writes the archive when it ends.
 
     Raises:
         SetupError: if Java or the JARs are missing, or Spark is only there by Spark Connect.
     """
     spark = running_session()
     if spark is None:
-        spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui=ui, small=small)
+        spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui, small, archive_classes)
     refuse_connect(spark)
     for name, value in REQUIRED_CONF.items():
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.state.shuffle_partitions))
     return spark
+
+
+def start_workers(spark: SparkSession) -> None:
+    """Start Spark's Python workers and let them import what the job needs, while the driver has other things to do.
+
+    The first batch would wait for it, for 2 s. A failure is only told: what ails the workers, that batch will say.
+    """
+    tasks = spark.sparkContext.defaultParallelism
+    try:
+        spark.range(0, tasks, 1, tasks).mapInArrow(_import_all, "id long").write.format("noop").mode("overwrite").save()
+    except Exception as error:
+        log.info("event=workers_not_started cause=%s", type(error).__name__)
+
+
+def _import_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for module in ("pandas", "pyarrow.compute", "pipelines.records", "transforms.resolution"):
+        importlib.import_module(module)
+    yield from batches
 
 
 def refuse_connect(spark: SparkSession) -> None:
@@ -134,21 +159,33 @@ def _stdout_is_stderr() -> Iterator[None]:
         os.close(stdout)
 
 
-def _local_session(*, ui: bool, small: bool) -> SparkSession:
+def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> SparkSession:
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(Path(java).resolve().parent.parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    jars = ",".join(str(jar) for jar in ensure_jars("spark"))
-    builder = SparkSession.builder.appName("halfway").master(os.environ.get("SPARK_MASTER", "local[*]")).config("spark.jars", jars)
-    for name, value in _LOCAL_CONF.items():
-        builder = builder.config(name, value)
+    master, jars = os.environ.get("SPARK_MASTER", "local[*]"), ensure_jars("spark")
+    conf = {**_LOCAL_CONF, **(_SMALL_CONF if small else {"spark.master": master})}
+    # On the JVM's own class path, not in a class loader of Spark's: of that one's classes there can be no archive.
+    conf["spark.driver.extraClassPath"] = class_path(jars)
+    if not master.startswith("local"):
+        conf["spark.jars"] = ",".join(map(str, jars))
+    conf["spark.driver.extraJavaOptions"] += f" {_archive_option(java, archive_classes)}"
     # Nothing goes there; Spark makes the folder all the same, in the current directory if none is named.
-    builder = builder.config("spark.sql.warehouse.dir", str(home() / "spark-warehouse"))
-    builder = builder.config("spark.ui.enabled", str(ui).lower())
-    for name, value in _SMALL_CONF.items() if small else ():
+    conf["spark.sql.warehouse.dir"] = str(home() / "spark-warehouse")
+    conf.setdefault("spark.ui.enabled", str(ui).lower())
+    builder = SparkSession.builder.appName("halfway")
+    for name, value in conf.items():
         builder = builder.config(name, value)
     with _stdout_is_stderr():
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
     return spark
+
+
+def _archive_option(java: Path, to_make: Path | None) -> str:
+    """Return what tells the JVM of its class archive. It finds out itself whether that fits, and says nothing if it does not."""
+    if to_make is not None:
+        return f'-XX:ArchiveClassesAtExit="{to_make}" {_QUIET_ARCHIVE}'
+    archive = class_archive(java)
+    return f'-XX:SharedArchiveFile="{archive}" -Xshare:auto {_QUIET_ARCHIVE}' if archive.is_file() else ""

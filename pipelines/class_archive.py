@@ -1,0 +1,107 @@
+"""The JVM's class archive: what Spark, Delta and Kafka load at a start, from one mapped file instead of from 300 JARs.
+
+`make jars` makes it, once for a version of all of these; without it everything works, and a start takes 7 s longer
+(docs/performance.md). The JVM compares it with the JARs itself, and passes over one that does not fit.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipelines.broker import LocalBroker
+from pipelines.home import locked
+from pipelines.jars import class_archive, ensure_jars
+from pipelines.java import find_java
+from pipelines.job import ResolveJob
+from pipelines.outbox import HeaderList, Outbox
+from pipelines.session import spark_session
+from pipelines.topics import create_topics
+from schemas import headers as h
+from schemas.errors import HalfwayError
+from schemas.settings import Settings, load_settings
+
+_RULES = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "tick_interval": 1}
+_EXIT_LIMIT_S = 120
+
+
+def ensure_class_archive() -> Path:
+    """Return the class archive of this Spark and this Java, made first where it is not there yet, in about a minute.
+
+    Raises:
+        SetupError: if Java or the JARs are missing.
+        BrokerError: if the broker that the sample job reads from does not start.
+    """
+    ensure_jars("spark")
+    archive = class_archive(find_java())
+    with locked(archive.parent.parent / ".archive.lock"):
+        if not archive.is_file():
+            sys.stderr.write("archiving the classes that Spark loads, once, so that it starts quicker: about a minute ...\n")
+            for old in archive.parent.glob("*.jsa"):
+                old.unlink()
+            partial = archive.with_suffix(".partial")
+            _run_a_job(partial)
+            partial.rename(archive)
+    return archive
+
+
+def _run_a_job(archive: Path) -> None:
+    """Run the job on a few records, in this process, and end its JVM, which then writes the archive."""
+    with tempfile.TemporaryDirectory(prefix="halfway-classes-") as folder:
+        broker = LocalBroker(Path(folder) / "broker")
+        broker.start()
+        try:
+            settings = load_settings(environ={}, overrides=_overrides(Path(folder), broker))
+            create_topics(settings, 1)
+            _send_some(settings)
+            spark = spark_session(settings, archive_classes=archive)
+            ResolveJob(settings).run(lambda: spark)
+            _end_jvm(spark)
+        finally:
+            broker.stop()
+
+
+def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
+    return {
+        "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
+        "storage.warehouse": str(folder / "warehouse"),
+        "storage.checkpoint": str(folder / "checkpoint"),
+        "trigger.available_now": True,
+        **{f"resolution.{name}": value for name, value in _RULES.items()},
+    }
+
+
+def _send_some(settings: Settings) -> None:
+    """Send a half that is committed, one that is asked for, and one that goes to quarantine."""
+    group: HeaderList = [(h.PGROUP, b"archive")]
+    halves, ops = Outbox(settings, settings.kafka.half_topic), Outbox(settings, settings.kafka.op_topic)
+    for key in (b"committed", b"asked"):
+        halves.put(key, b"body", [*group, (h.REAL_TOPIC, b"archive")])
+    halves.put(b"broken", b"body", group)
+    ops.put(b"committed", None, [*group, (h.ACTION, h.LocalTransactionState.COMMIT.encode())])
+    halves.flush()
+    ops.flush()
+
+
+def _end_jvm(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    # It lives until its standard input ends.
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_EXIT_LIMIT_S)
+
+
+def main() -> int:
+    """Make the archive if it is not there; tell on stderr what is in the way. Without one all works, so that is no failure."""
+    try:
+        ensure_class_archive()
+    except HalfwayError as error:
+        sys.stderr.write(f"warning: no class archive, so that Spark takes longer to start: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
