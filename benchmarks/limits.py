@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.load import Load
 from benchmarks.rig import PARTITIONS, Figures, Rig
+from pipelines.sources import source_options
 from pipelines.tables import append_once, read_table
 from schemas.settings import Settings
 from schemas.tables import TABLE_SCHEMAS, Table
@@ -47,9 +48,7 @@ def _median(action: Callable[[], object]) -> float:
 
 
 def _read_all(rig: Rig, settings: Settings) -> None:
-    kafka = settings.kafka
-    options = {**kafka.as_spark_options(), "subscribe": f"{kafka.half_topic},{kafka.op_topic}", "includeHeaders": "true"}
-    rig.spark.read.format("kafka").options(**options).load().write.format("noop").mode("overwrite").save()
+    rig.spark.read.format("kafka").options(**source_options(settings.kafka)).load().write.format("noop").mode("overwrite").save()
 
 
 def _consume(settings: Settings) -> None:

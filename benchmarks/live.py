@@ -43,7 +43,7 @@ def quantiles(ms: list[float]) -> Figures:
 
 
 def pending(rig: Rig) -> Figures:
-    """Batch time and memory with none, 10,000, 100,000 and 1,000,000 pending, idle and at 500 transactions/s."""
+    """With none, 10,000, 100,000 and 1,000,000 pending: batch time and memory, idle and at 500 transactions/s; and a backlog's rate."""
     figures: Figures = {}
     base_s = None
     for wanted in (0, 10_000, 100_000, 1_000_000):
@@ -57,16 +57,26 @@ def pending(rig: Rig) -> Figures:
             read = len(batches.reports)
             Load(settings.kafka, seed=4).send_paced(500, 40 * rig.scale)
             busy = [report.seconds for report in batches.reports[read + 5 :]]
+        rate = _backlog_rate(rig, settings)
         base_s = base_s if base_s is not None else statistics.median(idle)
         figures[str(wanted)] = {
             "idle_batch_s": round(statistics.median(idle), 3),
             "idle_batch_max_s": round(max(idle), 3),
             "added_idle_s": round(statistics.median(idle) - base_s, 3),
             "busy_batch_s": round(statistics.median(busy), 3) if busy else None,
+            "backlog_tx_per_s": rate,
             "memory_mib": memory,
             **({"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)} if wanted else {}),
         }
     return figures
+
+
+def _backlog_rate(rig: Rig, settings: Settings) -> int:
+    """Return the transactions/s at which 200,000 that wait are drained by a job that starts again."""
+    backlog = Load(settings.kafka, seed=5)
+    backlog.send(rig.amount(200_000))
+    _, seconds = rig.drain(settings)
+    return round(backlog.sent.transactions / sum(seconds))
 
 
 def _has_read(batches: Batches, load: Load) -> bool:

@@ -11,10 +11,17 @@ from schemas.settings import KafkaSettings
 
 def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
     """Return the stream of Kafka records of the half and op topics, with headers."""
-    options = {
+    options = source_options(kafka) | {"startingOffsets": kafka.starting_offsets}
+    if kafka.max_offsets_per_trigger:
+        options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def source_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Return what Spark's Kafka source needs to read both topics quickly."""
+    return {
         **kafka.as_spark_options(),
         "subscribe": f"{kafka.half_topic},{kafka.op_topic}",
-        "startingOffsets": kafka.starting_offsets,
         "includeHeaders": "true",
         # Records that were deleted before they were read are lost: that is never passed over.
         "failOnDataLoss": "true",
@@ -24,9 +31,6 @@ def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
         "kafka.max.poll.records": "10000",
         "kafka.receive.buffer.bytes": str(1024 * 1024),
     }
-    if kafka.max_offsets_per_trigger:
-        options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
-    return spark.readStream.format("kafka").options(**options).load()
 
 
 def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:
