@@ -8,6 +8,7 @@ CODE := pipelines transforms schemas clients
 N ?= 100
 SEED ?= 1
 RUNS ?= 3
+WORLDS ?= $(if $(filter file,$(origin N)),2,1)
 # Another lock, other metadata or another place make another stamp, whatever the files' times.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
@@ -57,8 +58,9 @@ test-slow: setup jars ## the other ones: a cluster, long examples, commands besi
 test-unit: setup ## the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
 
-chaos: jars ## make N faults (100, half an hour) and count what is lost, twice or wrong; SEED replays a run (docs/reliability.md)
-	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED)
+chaos: jars ## make N faults and count what is lost, twice or wrong; without N a hundred, and then a million records of every shape (docs/reliability.md)
+	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --worlds $(WORLDS)
+	$(if $(filter file,$(origin N)),@$(PY) -m tests.chaos.fuzz --records 1000000 --seed $(SEED))
 
 bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending RUNS=3 PEER=path/to/rocketmq/run.sh; docs/performance.md)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)" --runs $(RUNS) $(if $(PEER),--peer $(PEER))

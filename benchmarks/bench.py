@@ -21,6 +21,7 @@ from benchmarks.backlog import bodies, drain, groups, skew
 from benchmarks.limits import limits
 from benchmarks.live import checkback, latency, pending, steady
 from benchmarks.rig import ROOT, Figures, Rig
+from benchmarks.scale import scale, stages
 
 BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "drain": drain,
@@ -32,7 +33,10 @@ BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "bodies": bodies,
     "groups": groups,
     "skew": skew,
+    "scale": scale,
 }
+PARTS: dict[str, Callable[[Rig], Figures]] = {"stages": stages}
+"""What a benchmark runs in further processes."""
 _PACKAGES = ("pyspark", "delta-spark", "confluent-kafka", "pyarrow")
 _PEER_RATE = re.compile(r"tx +A?SYNC_FLUSH +\d+ threads: .* end to end (\d+)/s")
 _PEER_CHECKBACK = re.compile(r"distinct resolved of .* = (\d+)/s")

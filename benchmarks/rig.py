@@ -70,6 +70,8 @@ class Rig:
         self._broker = LocalBroker(folder / "broker")
         self._spark: SparkSession | None = None
         self._made = 0
+        self.ui = False
+        """Whether the Spark of this process is to serve its UI, which tells of stages."""
 
     def __enter__(self) -> Self:
         """Start the broker."""
@@ -86,7 +88,7 @@ class Rig:
     def spark(self) -> SparkSession:
         """The Spark of this process, started at the first use."""
         if self._spark is None:
-            self._spark = spark_session(load_settings(environ={}, overrides=_SETTINGS))
+            self._spark = spark_session(load_settings(environ={}, overrides=_SETTINGS), ui=self.ui)
         return self._spark
 
     def settings(self, name: str, overrides: Mapping[str, object] | None = None) -> Settings:

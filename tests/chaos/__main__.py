@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100, help="how many")
     parser.add_argument("--seed", type=int, default=1, help="replays the same faults at the same moments")
     parser.add_argument("--only", default="", help="these faults, in this order, names between semicolons")
+    parser.add_argument("--worlds", type=int, default=1, help="side by side: while one waits, the other one has the processor")
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"))
     parser.add_argument("--keep", action="store_true", help="leave logs and tables where they are")
     options = parser.parse_args()
@@ -35,12 +36,17 @@ def main() -> int:
         parser.error(f"no fault is called {', '.join(unknown)}; there are: {'; '.join(by_name)}")
     faults = [by_name[name] for name in chosen] or draw(options.faults, random.Random(options.seed))
     folder = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
-    run = run_faults(faults, options.seed, folder, lambda line: print(line, flush=True))  # noqa: T201  # a command's output
+    say(f"seed {options.seed}: {len(faults)} faults in {options.worlds} {'world' if options.worlds == 1 else 'worlds'}, in {folder}")
+    run = run_faults(faults, options.seed, folder, say, options.worlds)
     Console(width=120).print(table_of(run))
     write_json(run, options.out)
     if run.ok and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if run.ok else 1
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def enter_namespace() -> None:

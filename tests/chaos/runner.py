@@ -1,11 +1,14 @@
-"""A run: faults drawn by a seed, one after the other, in one world; after each the world recovers and is audited."""
+"""A run: faults drawn by a seed, in some worlds side by side; after each fault its world recovers and is audited."""
 
+import itertools
 import json
 import random
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +26,7 @@ from tests.chaos.world import World
 FAULTS = [*PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS]
 _DISKS = ("checkpoints", "warehouse")
 END = "(end of the run)"
+_SEEDS_APART = 1_000
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Run:
     transactions: int = 0
     seconds: float = 0.0
     is_cut_short: bool = False
-    """Somebody ended it: what it did so far is told, and it is no success."""
+    """Somebody ended it, or a fault left a world that does not stand: what it did so far is told, and it is no success."""
 
     @property
     def made(self) -> list[Outcome]:
@@ -95,9 +99,36 @@ def draw(count: int, chance: random.Random) -> list[Fault]:
     return drawn
 
 
-def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[str], None]) -> Run:
-    """Make the faults one after the other in one world; tell of each in a line."""
-    run, began_s = Run(seed), time.monotonic()
+def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[str], None], worlds: int = 1) -> Run:
+    """Make the faults in some worlds side by side, in each one after the other; tell of each in a line."""
+    began_s, stopping, told = time.monotonic(), threading.Event(), itertools.count(1)
+
+    def tell(outcome: Outcome) -> None:
+        place = "        " if outcome.fault == END else f"{next(told):3}/{len(faults)} "
+        say(place + _told(outcome))
+
+    with ThreadPoolExecutor(worlds) as pool:
+        running = [
+            pool.submit(_run_world, faults[number::worlds], seed + _SEEDS_APART * number, folder / f"world{number}", tell, stopping)
+            for number in range(worlds)
+        ]
+        try:
+            wait(running)
+        except (KeyboardInterrupt, SystemExit):
+            stopping.set()
+            say("ending, once what is being made has been judged")
+    parts = [part.result() for part in running]
+    return Run(
+        seed,
+        [outcome for part in parts for outcome in part.outcomes],
+        sum(part.transactions for part in parts),
+        time.monotonic() - began_s,
+        any(part.is_cut_short for part in parts),
+    )
+
+
+def _run_world(faults: Sequence[Fault], seed: int, folder: Path, tell: Callable[[Outcome], None], stopping: threading.Event) -> Run:
+    run = Run(seed)
     chance = random.Random(seed)
     with ExitStack() as stack:
         broker = LocalBroker(folder / "broker")
@@ -106,22 +137,22 @@ def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[
         world = World(folder / "main", broker, seed)
         world.disks = stack.enter_context(own_disks(world.folder))
         stack.enter_context(world)
-        say(f"seed {seed}: {len(faults)} faults; the world stands after {time.monotonic() - began_s:.0f} s, in {folder}")
         known: set[str] = set()
-        try:
-            for number, fault in enumerate(faults, 1):
-                outcome = _make(fault, world, chance, known)
-                run.outcomes.append(outcome)
-                say(f"{number:3}/{len(faults)} {_told(outcome)}")
-                if outcome.failure and not _stands(world):
-                    say("the world does not stand any more: the run ends here")
-                    break
+        for fault in faults:
+            if stopping.is_set():
+                run.is_cut_short = True
+                break
+            outcome = _make(fault, world, chance, known)
+            run.outcomes.append(outcome)
+            tell(outcome)
+            if outcome.failure and not _stands(world):
+                # What is left could not be made: the world does not stand any more.
+                run.is_cut_short = True
+                break
+        else:
             run.outcomes.append(_judge_the_end(world, known))
-            say(f"        {_told(run.outcomes[-1])}")
-        except (KeyboardInterrupt, SystemExit):
-            run.is_cut_short = True
+            tell(run.outcomes[-1])
         run.transactions = world.ledger.count()
-    run.seconds = time.monotonic() - began_s
     return run
 
 
