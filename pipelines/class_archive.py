@@ -4,8 +4,11 @@
 (docs/performance.md). The JVM compares it with the JARs itself, and passes over one that does not fit.
 """
 
+import os
+import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +23,44 @@ from pipelines.outbox import HeaderList, Outbox
 from pipelines.session import spark_session
 from pipelines.topics import create_topics
 from schemas import headers as h
-from schemas.errors import HalfwayError
+from schemas.errors import HalfwayError, SetupError
 from schemas.settings import Settings, load_settings
 
 _RULES = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "tick_interval": 1}
 _EXIT_LIMIT_S = 120
+_LIMIT_S = 600
 
 
 def ensure_class_archive() -> Path:
     """Return the class archive of this Spark and this Java, made first where it is not there yet, in about a minute.
 
     Raises:
-        SetupError: if Java or the JARs are missing.
-        BrokerError: if the broker that the sample job reads from does not start.
+        SetupError: if Java or the JARs are missing, or the job that it is made from fails (the message names its log).
     """
     ensure_jars("spark")
     archive = class_archive(find_java())
-    with locked(archive.parent.parent / ".archive.lock"):
+    folder = archive.parent.parent
+    with locked(folder / ".archive.lock"):
         if not archive.is_file():
             sys.stderr.write("archiving the classes that Spark loads, once, so that it starts quicker: about a minute ...\n")
             for old in archive.parent.glob("*.jsa"):
                 old.unlink()
             partial = archive.with_suffix(".partial")
-            _run_a_job(partial)
+            _make_in_own_process(partial, folder / "classes.log")
             partial.rename(archive)
     return archive
+
+
+def _make_in_own_process(archive: Path, log: Path) -> None:
+    command = [sys.executable, "-m", "pipelines.class_archive", str(archive)]
+    environ = {name: value for name, value in os.environ.items() if name != "SPARK_MASTER"}
+    with log.open("w") as output:
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, timeout=_LIMIT_S, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise SetupError(f"a job to make it from failed ({type(error).__name__}); see {log}") from None
+    if not archive.is_file():
+        raise SetupError(f"this Java makes none; see {log}")
 
 
 def _run_a_job(archive: Path) -> None:
@@ -94,8 +110,14 @@ def _end_jvm(spark: SparkSession) -> None:
     gateway.proc.wait(_EXIT_LIMIT_S)
 
 
-def main() -> int:
-    """Make the archive if it is not there; tell on stderr what is in the way. Without one all works, so that is no failure."""
+def main(arguments: Sequence[str]) -> int:
+    """Make the archive if it is not there; tell on stderr what is in the way. Without one all works, so that is no failure.
+
+    With an argument: run a job, in this process, that leaves its archive there.
+    """
+    if arguments:
+        _run_a_job(Path(arguments[0]))
+        return 0
     try:
         ensure_class_archive()
     except HalfwayError as error:
@@ -104,4 +126,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

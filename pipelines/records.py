@@ -4,6 +4,7 @@ Where pointers are dense the partition is read through and the rest dropped; whe
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from time import monotonic, sleep
@@ -194,6 +195,9 @@ class _PartitionReader:
             if error.args[0].code() not in (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
             self._low = self._high = 0
+            # For up to 15 minutes the client would go by what it knew of the topic before it had this partition.
+            with suppress(KafkaException):
+                self._consumer.list_topics(self._place[0], timeout=READ_TIMEOUT_S)
 
     def _is_kept(self, offset: int) -> bool:
         """Tell whether the partition still has this offset, which was read before; False only if its beginning is past it.

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -70,6 +71,8 @@ _SMALL_CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 """For commands that look on beside a running job: one core, and a heap that grows no further than large bodies need."""
+_FLOODING_LOGGER = "org.apache.kafka.clients.consumer.internals.FetchCollector"
+"""Of a topic that is gone it tells 4,000 times a second, 2 MB, until Spark gives its records up; the job then says so in a line."""
 _QUIET_ARCHIVE = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
@@ -180,6 +183,9 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     with _stdout_is_stderr():
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
+    jvm: Any = spark._jvm
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setLevel(_FLOODING_LOGGER, log4j.Level.ERROR)
     return spark
 
 

@@ -15,10 +15,12 @@ from schemas.tables import Table
 from tests.chaos.auditor import Findings
 from tests.chaos.evidence import ends_of, ids_in, query
 from tests.chaos.faults import CannotBeMadeError, Fault
-from tests.chaos.world import ROOT, ChaosError, World, until
+from tests.chaos.world import JVM_OPTIONS, ROOT, ChaosError, World, until
 
 _LIMIT_S = 30.0
 _MOST_PARTITIONS = 4
+_SHORT_WAIT = "-Dspark.network.timeout=30s"
+"""For records of a topic that is gone Spark would wait for two minutes, and Kafka's client meanwhile ask for them without a pause."""
 
 
 @contextmanager
@@ -29,7 +31,8 @@ def own_world(parent: World, name: str) -> Iterator[World]:
     number = len(list(parent.folder.parent.glob(f"{name}-*"))) + 1
     try:
         folder = parent.folder.parent / f"{name}-{number}"
-        with World(folder, parent.broker, parent.seed, {"resolution.transactionCheckMax": 8}) as world:
+        overrides = {"resolution.transactionCheckMax": 8}
+        with World(folder, parent.broker, parent.seed, overrides, jvm_options=f"{JVM_OPTIONS} {_SHORT_WAIT}") as world:
             yield world
     finally:
         parent.signal_job(SIGCONT)

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 150.0
 _MAX_STARTS = 6
 # Quick to start, for it lives for seconds; and snapshots of the state each few batches, so that there are some to damage.
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
 QUICK: dict[str, object] = {
     "state.buckets": 2,
     "state.shuffle_partitions": 1,
@@ -68,7 +68,7 @@ class World:
         *,
         groups: Sequence[str] = ("alpha", "beta"),
         rate: float = 2.5,
-        jvm_options: str = _JVM_OPTIONS,
+        jvm_options: str = JVM_OPTIONS,
     ) -> None:
         """`rate` is the transactions a second of each of the services, of which each producer group has one."""
         self.folder, self.broker, self.seed = folder, broker, seed

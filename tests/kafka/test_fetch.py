@@ -1,0 +1,37 @@
+"""Reading back by pointer from a real Kafka, by a reader that lives longer than what it knew of a topic."""
+
+import pytest
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import NewPartitions
+
+from pipelines import records
+from pipelines.kafka import admin, partition_counts
+from schemas.headers import Source
+from schemas.settings import Settings
+from tests.conftest import MakeTopics
+from tests.waiting import until
+
+
+def send(settings: Settings, partition: int, value: bytes) -> records.Pointer:
+    """Send a half; return the pointer to it."""
+    sent: list[Message] = []
+    producer = Producer(settings.kafka.as_librdkafka_dict())
+    producer.produce(settings.kafka.half_topic, value, b"id", partition, on_delivery=lambda _, message: sent.append(message))
+    assert producer.flush(20) == 0
+    [message] = sent
+    assert message.error() is None
+    return int(Source.HALF), partition, message.offset() or 0, message.timestamp()[1], "id"
+
+
+@pytest.mark.timeout(60)
+def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics) -> None:
+    settings = topics(partitions=1)
+    kafka = settings.kafka
+    connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
+    [before] = records._read(connection, names, [send(settings, 0, b"before")])
+    admins = admin(settings)
+    for made in admins.create_partitions([NewPartitions(kafka.half_topic, 2)]).values():
+        made.result(20)
+    until(lambda: partition_counts(admins, [kafka.half_topic]) == {kafka.half_topic: 2}, "the new partition", 20)
+    [after] = records._read(connection, names, [send(settings, 1, b"after")])
+    assert [record.value for record in (before, after) if record is not None] == [b"before", b"after"]
