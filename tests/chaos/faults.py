@@ -135,7 +135,7 @@ def broker_long_away(world: World, chance: Random) -> None:
     """With a backlog and a rate limit, no broker for longer than all checks take: no check and no discard may come of it."""
     world.stop_job()
     world.wait_for_transactions(chance.randint(60, 120))
-    world.start_job({"kafka.max_offsets_per_trigger": 150})
+    world.start_job({"kafka.max_offsets_per_trigger": 400})
     world.wait_for_batches(chance.randint(1, 2))
     kill_broker(world)
     time.sleep(LONGER_THAN_ALL_S)

@@ -19,7 +19,7 @@ from tests.chaos.world import JVM_OPTIONS, ROOT, ChaosError, World, until
 
 _LIMIT_S = 30.0
 _MOST_PARTITIONS = 4
-_SHORT_WAIT = "-Dspark.network.timeout=30s"
+_SHORT_WAIT = "-Dspark.network.timeout=30s -Dspark.network.timeoutInterval=30s"
 """For records of a topic that is gone Spark would wait for two minutes, and Kafka's client meanwhile ask for them without a pause."""
 
 
