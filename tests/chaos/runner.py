@@ -144,10 +144,11 @@ def _run_world(faults: Sequence[Fault], seed: int, folder: Path, tell: Callable[
                 break
             outcome = _make(fault, world, chance, known)
             run.outcomes.append(outcome)
-            tell(outcome)
             if outcome.failure and not _stands(world):
-                # What is left could not be made: the world does not stand any more.
+                outcome.failure += "; its world does not stand any more, what is left of it is not made"
                 run.is_cut_short = True
+            tell(outcome)
+            if run.is_cut_short:
                 break
         else:
             run.outcomes.append(_judge_the_end(world, known))

@@ -85,10 +85,11 @@ class StandaloneCluster:
             )
 
     def _state(self) -> dict[str, object] | None:
+        """What the master tells of itself; none while it does not, or, as it starts, answers with an empty page."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/", timeout=5) as answer:
                 state: dict[str, object] = json.load(answer)
-        except OSError:
+        except (OSError, json.JSONDecodeError):
             return None
         return state
 
