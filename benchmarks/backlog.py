@@ -44,9 +44,7 @@ def bodies(rig: Rig) -> Figures:
     for body_bytes in (100, 1024, 64 * 1024, 1024 * 1024):
         settings = rig.settings("bodies")
         load = Load(settings.kafka, body_bytes=body_bytes)
-        load.send(rig.amount(min(100_000, 800 * 1024 * 1024 // body_bytes)))
-        seconds = _drain_all(rig, settings, load)
-        rate = load.sent.transactions / seconds
+        rate = _drain_all(rig, settings, load, min(100_000, 800 * 1024 * 1024 // body_bytes))
         figures[str(body_bytes)] = {"tx_per_s": round(rate), "mib_per_s": round(rate * body_bytes / 1024 / 1024, 1)}
     return figures
 
@@ -58,8 +56,7 @@ def groups(rig: Rig) -> Figures:
     for name, many_groups, many_topics in (("one", 1, 1), ("many", 10_000, 1_000)):
         settings = rig.settings("groups")
         load = Load(settings.kafka, groups=many_groups, topics=many_topics)
-        load.send(rig.amount(200_000))
-        figures[name] = {"tx_per_s": round(load.sent.transactions / _drain_all(rig, settings, load))}
+        figures[name] = {"tx_per_s": round(_drain_all(rig, settings, load, 200_000))}
     return figures
 
 
@@ -70,8 +67,7 @@ def skew(rig: Rig) -> Figures:
     for name in ("even", "skewed"):
         settings = rig.settings("skew")
         load = Load(settings.kafka, ids=_skewed_ids(rig, settings.state.buckets) if name == "skewed" else None)
-        load.send(rig.amount(200_000))
-        figures[name] = {"tx_per_s": round(load.sent.transactions / _drain_all(rig, settings, load))}
+        figures[name] = {"tx_per_s": round(_drain_all(rig, settings, load, 200_000))}
     return figures
 
 
@@ -89,19 +85,18 @@ def _skewed_ids(rig: Rig, buckets: int) -> Iterator[str]:
 
 def _warm_up(rig: Rig) -> None:
     settings = rig.settings("warm")
-    load = Load(settings.kafka, seed=9)
-    load.send(rig.amount(400_000))
-    _drain_all(rig, settings, load)
+    _drain_all(rig, settings, Load(settings.kafka, seed=9), 400_000)
 
 
-def _drain_all(rig: Rig, settings: Settings, load: Load) -> float:
-    """Drain what was sent; return the seconds that its batches took.
+def _drain_all(rig: Rig, settings: Settings, load: Load, transactions: int) -> float:
+    """Send so many (at a scale of 1), and drain them; return how many a second.
 
     Raises:
         RuntimeError: what is in the table is not what was committed.
     """
+    load.send(rig.amount(transactions))
     _, seconds = rig.drain(settings)
     found = count_rows(settings)
     if found != load.sent.committed:
         raise RuntimeError(f"{found} messages instead of {load.sent.committed}")
-    return sum(seconds)
+    return load.sent.transactions / sum(seconds)

@@ -20,7 +20,7 @@ from rich.table import Table as Shown
 from benchmarks.backlog import bodies, drain, groups, skew
 from benchmarks.limits import limits
 from benchmarks.live import checkback, latency, pending, steady
-from benchmarks.rig import ROOT, Figures, Rig
+from benchmarks.rig import Figures, Rig, in_own_process
 from benchmarks.scale import scale, stages
 
 BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
@@ -131,8 +131,7 @@ def main() -> None:
             runs.setdefault("peer", []).append(peer(options.peer))
         for name in names:
             say(f"run {number + 1} of {options.runs}: {name}")
-            # A process each: what one has warmed up, or left behind, is none of the next one's.
-            runs.setdefault(name, []).append(_in_own_process(name, options.scale))
+            runs.setdefault(name, []).append(in_own_process(name, options.scale))
     results: Figures = {name: merged(found) for name, found in runs.items()}
     half_load = results.get("steady", {}).get("latency_ms", {}).get("50%")
     if half_load:
@@ -154,15 +153,6 @@ def main() -> None:
 def say(line: str) -> None:
     """Tell what goes on."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # a command's output
-
-
-def _in_own_process(name: str, scale: float) -> Figures:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "benchmarks.one", name, str(scale), str(out)]
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=True)
-        figures: Figures = json.loads(out.read_text())
-        return figures
 
 
 def _table_of(results: Figures, facts: Figures) -> Shown:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from pipelines.broker import LocalBroker
+from pipelines.checkpoint import STATUS_FILE
 from pipelines.job import ResolveJob
 from pipelines.session import spark_session
 from pipelines.sinks import BatchReport
@@ -56,9 +58,9 @@ class Batches:
         counts = self.reports[number].counts
         return counts[Count.HALVES] + counts[Count.OPS]
 
-    def halves(self) -> int:
-        """Return how many halves all batches had."""
-        return sum(report.counts[Count.HALVES] for report in list(self.reports))
+    def count(self, what: Count) -> int:
+        """Return how many of these all batches had."""
+        return sum(report.counts[what] for report in list(self.reports))
 
 
 class Rig:
@@ -157,10 +159,20 @@ def options_of(settings: Settings) -> list[str]:
     return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
 
 
+def in_own_process(name: str, scale: float, environ: Mapping[str, str] | None = None) -> Figures:
+    """Run one benchmark in a process of its own: what one has warmed up, or left behind, is none of the next one's."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [sys.executable, "-m", "benchmarks.one", name, str(scale), str(out)]
+        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env={**os.environ, **(environ or {})}, check=True)
+        figures: Figures = json.loads(out.read_text())
+    return figures
+
+
 @contextmanager
 def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`halfway resolve` as a user starts it, from its first batch on."""
-    status = Path(settings.storage.checkpoint) / "status.json"
+    status = Path(settings.storage.checkpoint) / STATUS_FILE
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
         command = [sys.executable, "-m", "pipelines", "resolve", *options_of(settings)]

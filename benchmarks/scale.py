@@ -2,19 +2,16 @@
 
 import json
 import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.backlog import drain
-from benchmarks.rig import ROOT, Figures, Rig
+from benchmarks.rig import Figures, Rig, in_own_process
 from tests.cluster.standalone import StandaloneCluster
 
-_AMOUNT = 0.4
-"""Of the amount of `drain`: one core takes twice as long."""
+_AMOUNT = 0.7
+"""Of the amount of `drain`, which leaves two warm batches: one core takes twice as long."""
 
 
 def stages(rig: Rig) -> Figures:
@@ -47,26 +44,18 @@ def _step(stage: Mapping[str, Any]) -> str:
 def scale(rig: Rig) -> Figures:
     """The same drain on one core, on all cores, and on two executors of a core each on a standalone cluster."""
     cores = sorted(os.sched_getaffinity(0))
-    figures = {
-        "one_core": _in_own_process(rig, "one", "local[1]", cores[:1]),
-        "all_cores": _in_own_process(rig, "all", "local[*]", cores),
-    }
+    figures = {"one_core": _stages_on(rig, "local[1]", cores[:1]), "all_cores": _stages_on(rig, "local[*]", cores)}
     folder = rig.folder / "cluster"
     folder.mkdir()
     with StandaloneCluster(folder) as cluster:
-        figures["two_executors"] = _in_own_process(rig, "two", cluster.master, cores)
+        figures["two_executors"] = _stages_on(rig, cluster.master, cores)
     return figures
 
 
-def _in_own_process(rig: Rig, name: str, master: str, cores: list[int]) -> Figures:
-    out = rig.folder / f"{name}.json"
-    environ = {**os.environ, "SPARK_MASTER": master, "SPARK_EXECUTOR_MEMORY": "2g"}
-    command = [sys.executable, "-m", "benchmarks.one", "stages", str(rig.scale * _AMOUNT), str(out)]
+def _stages_on(rig: Rig, master: str, cores: list[int]) -> Figures:
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env=environ, check=True)
+        return in_own_process(stages.__name__, rig.scale * _AMOUNT, {"SPARK_MASTER": master, "SPARK_EXECUTOR_MEMORY": "2g"})
     finally:
         os.sched_setaffinity(0, before)
-    figures: Figures = json.loads(Path(out).read_text())
-    return figures

@@ -4,7 +4,6 @@ import fcntl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from time import sleep
 from typing import Any
 
@@ -146,14 +145,14 @@ def _even_keys(spark: SparkSession, state: StateSettings) -> list[int]:
     """
     room = [len(range(task, state.buckets, state.shuffle_partitions)) for task in range(state.shuffle_partitions)]
     keys: list[int] = []
-    begins = count(0, step=1024)
+    begin = 0
     while any(room):
-        begin = next(begins)
         placed = spark.range(begin, begin + 1024).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(len(room))))
         for key, task in sorted(placed.collect()):
             if room[task]:
                 room[task] -= 1
                 keys.append(key)
+        begin += 1024
     return keys
 
 

@@ -26,13 +26,12 @@ from schemas import headers as h
 from schemas.errors import HalfwayError, SetupError
 from schemas.settings import Settings, load_settings
 
-_RULES = {"transactionTimeOut": 1, "transactionCheckInterval": 1, "tick_interval": 1}
 _EXIT_LIMIT_S = 120
 _LIMIT_S = 600
 
 
-def ensure_class_archive() -> Path:
-    """Return the class archive of this Spark and this Java, made first where it is not there yet, in about a minute.
+def ensure_class_archive() -> None:
+    """Make the class archive of this Spark and this Java where it is not there yet, in about a minute.
 
     Raises:
         SetupError: if Java or the JARs are missing, or the job that it is made from fails (the message names its log).
@@ -48,7 +47,6 @@ def ensure_class_archive() -> Path:
             partial = archive.with_suffix(".partial")
             _make_in_own_process(partial, folder / "classes.log")
             partial.rename(archive)
-    return archive
 
 
 def _make_in_own_process(archive: Path, log: Path) -> None:
@@ -85,7 +83,7 @@ def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
         "storage.warehouse": str(folder / "warehouse"),
         "storage.checkpoint": str(folder / "checkpoint"),
         "trigger.available_now": True,
-        **{f"resolution.{name}": value for name, value in _RULES.items()},
+        **{f"resolution.{name}": 1 for name in ("transactionTimeOut", "transactionCheckInterval", "tick_interval")},
     }
 
 

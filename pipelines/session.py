@@ -167,11 +167,11 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     os.environ.setdefault("JAVA_HOME", str(Path(java).resolve().parent.parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    master, jars = os.environ.get("SPARK_MASTER", "local[*]"), ensure_jars("spark")
-    conf = {**_LOCAL_CONF, **(_SMALL_CONF if small else {"spark.master": master})}
+    jars = ensure_jars("spark")
+    conf = {**_LOCAL_CONF, **(_SMALL_CONF if small else {"spark.master": os.environ.get("SPARK_MASTER", "local[*]")})}
     # On the JVM's own class path, not in a class loader of Spark's: of that one's classes there can be no archive.
     conf["spark.driver.extraClassPath"] = class_path(jars)
-    if not master.startswith("local"):
+    if conf["spark.master"].partition("[")[0] != "local":  # executors are processes of their own, also of a local-cluster[...]
         conf["spark.jars"] = ",".join(map(str, jars))
     conf["spark.driver.extraJavaOptions"] += f" {_archive_option(java, archive_classes)}"
     # Nothing goes there; Spark makes the folder all the same, in the current directory if none is named.

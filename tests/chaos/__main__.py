@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.chaos.runner import FAULTS, draw, run_faults, table_of, write_json
+from tests.chaos.runner import FAULTS, draw, run_faults, say, table_of, write_json
 
 _INSIDE = "HALFWAY_CHAOS_INSIDE"
 
@@ -37,16 +37,12 @@ def main() -> int:
     faults = [by_name[name] for name in chosen] or draw(options.faults, random.Random(options.seed))
     folder = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
     say(f"seed {options.seed}: {len(faults)} faults in {options.worlds} {'world' if options.worlds == 1 else 'worlds'}, in {folder}")
-    run = run_faults(faults, options.seed, folder, say, options.worlds)
+    run = run_faults(faults, options.seed, folder, options.worlds)
     Console(width=120).print(table_of(run))
     write_json(run, options.out)
     if run.ok and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if run.ok else 1
-
-
-def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def enter_namespace() -> None:

@@ -99,7 +99,7 @@ def draw(count: int, chance: random.Random) -> list[Fault]:
     return drawn
 
 
-def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[str], None], worlds: int = 1) -> Run:
+def run_faults(faults: Sequence[Fault], seed: int, folder: Path, worlds: int = 1) -> Run:
     """Make the faults in some worlds side by side, in each one after the other; tell of each in a line."""
     began_s, stopping, told = time.monotonic(), threading.Event(), itertools.count(1)
 
@@ -125,6 +125,11 @@ def run_faults(faults: Sequence[Fault], seed: int, folder: Path, say: Callable[[
         time.monotonic() - began_s,
         any(part.is_cut_short for part in parts),
     )
+
+
+def say(line: str) -> None:
+    """Tell what goes on."""
+    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def _run_world(faults: Sequence[Fault], seed: int, folder: Path, tell: Callable[[Outcome], None], stopping: threading.Event) -> Run:

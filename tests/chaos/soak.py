@@ -27,6 +27,7 @@ from schemas.tables import Table
 from tests.chaos.faults import PROCESS_FAULTS
 from tests.chaos.faults_storage import optimize
 from tests.chaos.footprint import memory_mib
+from tests.chaos.runner import say
 from tests.chaos.world import World
 
 GROUPS = ("alpha", "beta", "gamma", "delta")
@@ -164,10 +165,6 @@ def main() -> int:
     if ok:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if ok else 1
-
-
-def say(line: str) -> None:
-    print(line, flush=True)  # noqa: T201  # a command's output
 
 
 def _table_of(result: dict[str, Any]) -> Shown:

@@ -31,7 +31,8 @@ def bodies_of(warehouse: Path, table: Table) -> Iterator[tuple[str, bytes]]:
             yield batch["transaction_id"][row].as_py(), batch["body"][row].as_py()
 
 
-@pytest.mark.parametrize("bodies", [24, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("bodies", [24, 250])
 def test_many_of_the_largest_bodies_in_one_batch(world: MakeWorld, bodies: int) -> None:
     w = world()
 
@@ -85,6 +86,7 @@ def going_on(w: World) -> Settings:
     return w.settings.model_copy(update={"trigger": trigger})
 
 
+@pytest.mark.slow
 def test_r2_r10_thousands_of_ops_of_one_id(world: MakeWorld) -> None:
     w, ops = world(), 20_000
     crowd = hot_id(going_on(w), lambda: w.spark, ops, 2)
@@ -109,6 +111,7 @@ def test_a_flood_of_halves_without_a_verdict(world: MakeWorld) -> None:
         assert footprint.peak_mib["workers"] < 1_500
 
 
+@pytest.mark.slow
 def test_on_a_log_append_time_topic_the_producers_clocks_do_not_matter(world: MakeWorld) -> None:
     w = world(timestamps="LogAppendTime", **{"resolution.transactionTimeOut": "10m"})
     now_ms = time.time_ns() // 1_000_000 - START_MS
@@ -130,6 +133,7 @@ def test_on_a_log_append_time_topic_the_producers_clocks_do_not_matter(world: Ma
     assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == w.checks() == []
 
 
+@pytest.mark.slow
 def test_on_a_create_time_topic_a_wrong_clock_makes_no_discard_and_the_verdict_counts(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 3})
     clocks_ms = {"right": 0, "ahead": HOUR_MS, "behind": -HOUR_MS}

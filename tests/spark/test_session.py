@@ -39,7 +39,6 @@ def test_an_archive_that_does_not_fit_is_passed_over_without_a_word(tmp_path: Pa
     assert re.sub(r", sharing\)", ")", told) == re.sub(r", sharing\)", ")", plain.stdout + plain.stderr)
 
 
-@needs_proc
 def test_workers_are_started_and_have_imported_what_the_job_needs(spark: SparkSession) -> None:
     start_workers(spark)
     found = spark.range(0, 1, 1, 1).mapInArrow(_imported, "name string").collect()
