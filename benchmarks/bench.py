@@ -127,27 +127,33 @@ def main() -> None:
         parser.error(f"{options.peer} is no file")
     runs: dict[str, list[Figures]] = {}
     for number in range(options.runs):
-        if options.peer is not None:
-            runs.setdefault("peer", []).append(peer(options.peer))
-        for name in names:
+        for name in ["peer", *names] if options.peer is not None else names:
             say(f"run {number + 1} of {options.runs}: {name}")
-            runs.setdefault(name, []).append(in_own_process(name, options.scale))
+            found = peer(options.peer) if name == "peer" else in_own_process(name, options.scale)
+            runs.setdefault(name, []).append(found)
+            # After each: hours of figures are not to be lost because a later one fails.
+            facts = facts_of(runs, options.scale)
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(facts, indent=2) + "\n")
+    Console().print(_table_of(facts))
+
+
+def facts_of(runs: dict[str, list[Figures]], scale: float) -> Figures:
+    """Return what `build/bench.json` says: medians, ratios, spread, and what they were measured with."""
     results: Figures = {name: merged(found) for name, found in runs.items()}
     half_load = results.get("steady", {}).get("latency_ms", {}).get("50%")
     if half_load:
         results["latency_half_load_ms"] = {name: half_load[name] for name in ("p50", "p99")}
-    facts = {
+    complete = min(map(len, runs.values()))
+    return {
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
         "versions": {name: metadata.version(name) for name in _PACKAGES},
-        "runs": options.runs,
-        "scale": options.scale,
+        "runs": complete,
+        "scale": scale,
         **results,
         "ratios": ratios(results),
-        "spread": spread([{name: found[number] for name, found in runs.items()} for number in range(options.runs)]),
+        "spread": spread([{name: found[number] for name, found in runs.items()} for number in range(complete)]),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(facts, indent=2) + "\n")
-    Console().print(_table_of(results, facts))
 
 
 def say(line: str) -> None:
@@ -155,10 +161,10 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # a command's output
 
 
-def _table_of(results: Figures, facts: Figures) -> Shown:
+def _table_of(facts: Figures) -> Shown:
     shown = Shown("benchmark", "figure", "median", "smallest", "largest")
-    for name, figures in results.items():
-        for figure, value in flat(figures):
+    for name in (*BENCHMARKS, "peer"):
+        for figure, value in flat(facts.get(name, {})):
             low, high = facts["spread"].get(f"{name}.{figure}", ("", ""))
             shown.add_row(name, figure, str(value), str(low), str(high))
     for name, value in facts["ratios"].items():

@@ -14,6 +14,8 @@ from schemas.settings import KafkaSettings
 GROUP = "bench"
 """What the names of producer groups begin with."""
 _POOL_BYTES = 16 * 1024 * 1024
+_HEADER_BYTES = 16 * 1024
+"""More than what goes with a body takes."""
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Load:
                 "partitioner": "murmur2_random",
                 "linger.ms": "20",
                 "batch.size": "1000000",
+                "message.max.bytes": str(max(1_000_000, body_bytes + _HEADER_BYTES)),
                 "queue.buffering.max.messages": "1000000",
                 "queue.buffering.max.kbytes": "1048576",
             }
