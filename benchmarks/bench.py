@@ -149,7 +149,7 @@ def facts_of(runs: dict[str, list[Figures]], scale: float) -> Figures:
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
         "versions": {name: metadata.version(name) for name in _PACKAGES},
         "runs": complete,
-        "scale": scale,
+        "fraction": scale,
         **results,
         "ratios": ratios(results),
         "spread": spread([{name: found[number] for name, found in runs.items()} for number in range(complete)]),
