@@ -125,6 +125,8 @@ def main() -> None:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
     if options.peer is not None and not options.peer.is_file():
         parser.error(f"{options.peer} is no file")
+    if options.runs < 1:
+        parser.error("--runs is at least 1")
     runs: dict[str, list[Figures]] = {}
     for number in range(options.runs):
         for name in ["peer", *names] if options.peer is not None else names:
@@ -138,7 +140,7 @@ def main() -> None:
     Console().print(_table_of(facts))
 
 
-def facts_of(runs: dict[str, list[Figures]], scale: float) -> Figures:
+def facts_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
     """Return what `build/bench.json` says: medians, ratios, spread, and what they were measured with."""
     results: Figures = {name: merged(found) for name, found in runs.items()}
     half_load = results.get("steady", {}).get("latency_ms", {}).get("50%")
@@ -149,7 +151,7 @@ def facts_of(runs: dict[str, list[Figures]], scale: float) -> Figures:
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},
         "versions": {name: metadata.version(name) for name in _PACKAGES},
         "runs": complete,
-        "fraction": scale,
+        "fraction": fraction,
         **results,
         "ratios": ratios(results),
         "spread": spread([{name: found[number] for name, found in runs.items()} for number in range(complete)]),

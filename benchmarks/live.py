@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import functions as F
 
 from benchmarks.load import Load
-from benchmarks.rig import PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms, wait_for
+from benchmarks.rig import LONG_S, PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms
 from pipelines.state import ends_in
 from schemas.outcomes import Count
 from schemas.settings import Settings
+from tests.waiting import until
 
 _WARM_UP_S = 240
 """Until the JVM has compiled most of what is hot; a small batch compiles less of it than a large one."""
@@ -33,7 +33,7 @@ def latency(rig: Rig) -> Figures:
         warm_ms = time.time() * 1000
         Load(settings.kafka, seed=3).send_paced(500, 60 * rig.scale)
         ended = len(batches.reports)
-        wait_for(lambda: len(batches.reports) >= ended + 3, 60)
+        until(lambda: len(batches.reports) >= ended + 3, "the last batches", 60)
     return quantiles(latencies_ms(settings, warm_ms))
 
 
@@ -52,7 +52,7 @@ def pending(rig: Rig) -> Figures:
         load = Load(settings.kafka)
         load.send(int(wanted * rig.scale), answered=False)
         with rig.job(settings) as batches:
-            wait_for(partial(_has_read, batches, load), 600)
+            batches.reach(Count.HALVES, load.sent.unanswered)
             idle = _seconds_of_next(batches, 25)
             memory = dict(batches.memory_mib[-1])
             read = len(batches.reports)
@@ -81,13 +81,9 @@ def _backlog_rate(rig: Rig, settings: Settings) -> int:
     return round(backlog.sent.transactions / sum(seconds))
 
 
-def _has_read(batches: Batches, load: Load) -> bool:
-    return batches.count(Count.HALVES) >= load.sent.unanswered
-
-
 def _seconds_of_next(batches: Batches, count: int) -> list[float]:
     read = len(batches.reports)
-    wait_for(lambda: len(batches.reports) >= read + 5 + count, 600)
+    until(lambda: len(batches.reports) >= read + 5 + count, f"{count} batches", LONG_S)
     return [report.seconds for report in batches.reports[read + 5 : read + 5 + count]]
 
 
@@ -144,7 +140,7 @@ def _wait_for_all(settings: Settings) -> None:
         read = ends_in((checkpoint / "offsets" / str(last)).read_text())
         return all(read.get(topic, {}).get(partition, 0) >= end for (topic, partition), end in sent.items())
 
-    wait_for(is_read, 600)
+    until(is_read, "the last record", LONG_S)
 
 
 def _ends(settings: Settings) -> dict[tuple[str, int], int]:
@@ -164,7 +160,7 @@ def checkback(rig: Rig) -> Figures:
                 load = Load(settings.kafka, seed=seed)
                 load.send(rig.amount(100_000), answered=False)
                 committed += load.sent.unanswered
-                wait_for(lambda: batches.count(Count.COMMITTED) >= committed, 600)  # noqa: B023  # it ends before the next round
+                batches.reach(Count.COMMITTED, committed)
         finally:
             answering.terminate()
     first_ms, last_ms = _first_check_ms(settings, began_ms), commits(settings)[-1][0]

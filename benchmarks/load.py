@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 from confluent_kafka import Producer
 
+from schemas.headers import RECORD_OVERHEAD_BYTES
 from schemas.settings import KafkaSettings
 
 GROUP = "bench"
 """What the names of producer groups begin with."""
 _POOL_BYTES = 16 * 1024 * 1024
-_HEADER_BYTES = 16 * 1024
-"""More than what goes with a body takes."""
 
 
 @dataclass
@@ -62,7 +61,7 @@ class Load:
                 "partitioner": "murmur2_random",
                 "linger.ms": "20",
                 "batch.size": "1000000",
-                "message.max.bytes": str(max(1_000_000, body_bytes + _HEADER_BYTES)),
+                "message.max.bytes": str(body_bytes + RECORD_OVERHEAD_BYTES),
                 "queue.buffering.max.messages": "1000000",
                 "queue.buffering.max.kbytes": "1048576",
             }

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,12 @@ from pipelines.sinks import BatchReport
 from pipelines.topics import create_topics
 from schemas.outcomes import Count
 from schemas.settings import Settings, load_settings
+from tests.waiting import until
 
 Figures = dict[str, Any]
 PARTITIONS = 4
+LONG_S = 600.0
+"""How long a benchmark waits for what the job is to do."""
 ROOT = Path(__file__).parents[1]
 _SETTINGS: dict[str, object] = {
     "state.buckets": 16,
@@ -61,6 +64,10 @@ class Batches:
     def count(self, what: Count) -> int:
         """Return how many of these all batches had."""
         return sum(report.counts[what] for report in list(self.reports))
+
+    def reach(self, what: Count, wanted: int) -> None:
+        """Wait until all batches had so many of these."""
+        until(lambda: self.count(what) >= wanted, f"{wanted} {what}", LONG_S)
 
 
 class Rig:
@@ -136,7 +143,7 @@ class Rig:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            wait_for(lambda: bool(failures) or len(batches.reports) >= 3, 180)
+            until(lambda: bool(failures) or len(batches.reports) >= 3, "the first batches", 180)
             yield batches
         finally:
             job.stop()
@@ -178,26 +185,13 @@ def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Po
         command = [sys.executable, "-m", "pipelines", "resolve", *options_of(settings)]
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        wait_for(lambda: job.poll() is not None or status.exists(), 180)
+        until(lambda: job.poll() is not None or status.exists(), "the first batch", 180)
         if job.poll() is not None:
             raise RuntimeError(f"the job ended: {log_file.read_text()[-1000:]}")
         yield job
     finally:
         job.terminate()
         job.wait(120)
-
-
-def wait_for(condition: Callable[[], bool], limit_s: float) -> None:
-    """Wait until something holds.
-
-    Raises:
-        TimeoutError: if it does not within the limit.
-    """
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {limit_s} s")
-        time.sleep(0.1)
 
 
 def memory_mib() -> dict[str, int]:

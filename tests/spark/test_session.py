@@ -14,10 +14,8 @@ from pipelines.jars import class_archive
 from pipelines.java import find_java
 from pipelines.session import start_workers
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 
-
-@needs_proc
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
 def test_the_jvm_starts_from_the_class_archive(spark: SparkSession) -> None:
     archive = class_archive(find_java())
     assert archive.is_file(), "run `make jars`"
