@@ -22,7 +22,7 @@ from tests.waiting import until
 _WARM_UP_S = 240
 """Until the JVM has compiled most of what is hot; a small batch compiles less of it than a large one."""
 _PRODUCERS = 2
-_THREADS = 16
+_THREADS = 32
 
 
 def latency(rig: Rig) -> Figures:

@@ -39,7 +39,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     sent = [0] * threads
     pool = os.urandom(1024 * 1024)
-    with TransactionProducer(kafka, f"{GROUP}0", Service(), max_open_checks=10_000) as producer:
+    with TransactionProducer(kafka, f"{GROUP}0", Service(), max_open_checks=10_000, linger_ms=2) as producer:
 
         def work(number: int) -> None:
             chance = random.Random(os.getpid() * 1000 + number)
