@@ -3,7 +3,7 @@
 Where pointers are dense the partition is read through and the rest dropped; where they are sparse the reader seeks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
@@ -108,8 +108,8 @@ def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[
         is_half = Source(source) is Source.HALF
         span = wanted[-1][2] - wanted[0][2] + 1
         with _PartitionReader(connection, topics[Source(source)], partition, dense=span <= DENSE_GAP * len(wanted)) as reader:
-            for _, _, offset, at_ms, transaction_id in wanted:
-                record = reader.record_at(offset)
+            records = reader.records([offset for _, _, offset, _, _ in wanted])
+            for (_, _, _, at_ms, transaction_id), record in zip(wanted, records, strict=True):
                 yield _stored(record) if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
 
 
@@ -133,7 +133,7 @@ _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 
 
 def _consumer(connection: dict[str, str], dense: bool) -> Consumer:
-    fetch_bytes = "4194304" if dense else "65536"
+    fetch_bytes, queue_kbytes = ("4194304", "8192") if dense else ("65536", "256")
     options = {
         **connection,
         "group.id": FETCH_GROUP,
@@ -143,7 +143,9 @@ def _consumer(connection: dict[str, str], dense: bool) -> Consumer:
         "auto.offset.reset": "error",
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": fetch_bytes,
-        "queued.max.messages.kbytes": "65536" if dense else "1024",
+        # What was fetched beyond the last record that is wanted is thrown away; and a full queue is looked at again after a second.
+        "queued.max.messages.kbytes": queue_kbytes,
+        "fetch.queue.backoff.ms": "2",
         "check.crcs": "true",
     }
     identity = tuple(sorted(options.items()))
@@ -170,14 +172,22 @@ class _PartitionReader:
     def __exit__(self, *_: object) -> None:
         self._consumer.unassign()
 
-    def record_at(self, offset: int) -> Message | None:
-        """Return the record at this offset, or None if there is none (any more)."""
+    def records(self, offsets: Sequence[int]) -> Iterator[Message | None]:
+        """Return for each of these offsets its record, or None if there is none (any more)."""
+        lasts = list(offsets)
+        for place in range(len(lasts) - 2, -1, -1):
+            if offsets[place + 1] - offsets[place] <= DENSE_GAP:
+                lasts[place] = lasts[place + 1]
+        return map(self._record_at, offsets, lasts)
+
+    def _record_at(self, offset: int, last: int) -> Message | None:
+        """Return a record; `last` is the last one to read on to from there, or this one."""
         if not self._is_kept(offset):
             return None
         if self._position < 0 or offset - self._position > DENSE_GAP:
             self._seek(offset)
         while True:
-            record = self._ahead if self._ahead is not None else self._next(offset)
+            record = self._ahead if self._ahead is not None else self._next(offset, last)
             found = OFFSET_INVALID if record is None else record.offset() or 0
             if record is None or found > offset:
                 self._ahead = record
@@ -220,13 +230,13 @@ class _PartitionReader:
         self._consumer.assign([TopicPartition(*self._place, offset)])
         self._position, self._read, self._ahead = offset, iter(()), None
 
-    def _next(self, offset: int) -> Message | None:
+    def _next(self, offset: int, last: int) -> Message | None:
         """Return the next record; None at the partition's end, or where retention has just taken the offset away."""
         deadline = monotonic() + READ_TIMEOUT_S
         while monotonic() < deadline:
             record = next(self._read, None)
             if record is None:
-                self._read = iter(self._consumer.consume(min(self._high - offset, 4096), timeout=0.05))
+                self._read = iter(self._consumer.consume(max(1, min(last + 1 - self._position, 4096)), timeout=0.05))
                 continue
             error = record.error()
             if error is None:

@@ -61,7 +61,7 @@ class Broker:
 def read(monkeypatch: pytest.MonkeyPatch, broker: Broker, *offsets: int) -> list[int | None]:
     monkeypatch.setattr(records, "_consumer", lambda _, dense: broker)  # noqa: ARG005  # named as it is called
     with records._PartitionReader({}, "half", 0, dense=True) as reader:
-        found = [reader.record_at(offset) for offset in offsets]
+        found = list(reader.records(offsets))
     return [None if record is None else record.offset() for record in found]
 
 
