@@ -1,5 +1,7 @@
 """Reading back by pointer from a real Kafka, by a reader that lives longer than what it knew of a topic."""
 
+from time import monotonic
+
 import pytest
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import NewPartitions
@@ -37,3 +39,22 @@ def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics
     until(lambda: partition_counts(admins, [kafka.half_topic]) == {kafka.half_topic: 2}, "the new partition", 20)
     [after] = records._read(connection, names, [send(settings, 1, b"after")])
     assert [record.value for record in (before, after) if record is not None] == [b"before", b"after"]
+
+
+@pytest.mark.timeout(60)
+def test_records_far_apart_are_neither_waited_for_nor_read_through(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "_consumers", {})
+    settings = topics(partitions=1)
+    kafka = settings.kafka
+    sent: list[Message] = []
+    producer = Producer(kafka.as_librdkafka_dict() | {"linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    apart = records.DENSE_GAP + 2
+    for _ in range(30 * apart):
+        producer.produce(kafka.half_topic, bytes(1024), b"id", 0, on_delivery=lambda _, message: sent.append(message))
+    assert producer.flush(30) == 0
+    pointers = [(int(Source.HALF), 0, message.offset() or 0, message.timestamp()[1], "id") for message in sent[::apart]]
+    connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
+    began_s = monotonic()
+    assert [record is not None for record in records._read(connection, names, pointers)] == [True] * 30
+    # 0.2 s here; a full queue that is looked at each second, or a wait for more than is wanted, would make it 15.
+    assert monotonic() - began_s < 5
