@@ -136,6 +136,8 @@ class CheckAnswerer:
             "heartbeat.interval.ms": max(1, self._session_timeout_ms // 4),
             "message.max.bytes": self._message_bytes,
             "queued.max.messages.kbytes": _FETCH_KBYTES,
+            # 1000 by default: a full queue would be empty again before that is over.
+            "fetch.queue.backoff.ms": 10,
             "topic.metadata.refresh.interval.ms": 30_000,
         }
 

@@ -32,6 +32,8 @@ def _reader(settings: Settings) -> Iterator[Consumer]:
         # As the job reads.
         "isolation.level": "read_uncommitted",
         "fetch.message.max.bytes": "4194304",
+        # 1000 by default: a full queue would be empty again before that is over.
+        "fetch.queue.backoff.ms": "10",
     }
     consumer = Consumer({**settings.kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
     try:
