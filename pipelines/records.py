@@ -143,8 +143,9 @@ def _consumer(connection: dict[str, str], dense: bool) -> Consumer:
         "auto.offset.reset": "error",
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": fetch_bytes,
-        # What was fetched beyond the last record that is wanted is thrown away; and a full queue is looked at again after a second.
+        # What is fetched beyond the last record that is wanted is thrown away.
         "queued.max.messages.kbytes": queue_kbytes,
+        # 1000 by default: a full queue would be empty again before that is over.
         "fetch.queue.backoff.ms": "2",
         "check.crcs": "true",
     }
