@@ -25,6 +25,7 @@ from pipelines.ticks import TickPublisher
 from pipelines.topics import check_half_retention
 from schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
 from schemas.settings import Settings
+from schemas.tables import Table
 from transforms.decoding import Contract, decode
 from transforms.protocol import Rules
 from transforms.resolution import resolve_events
@@ -116,6 +117,7 @@ class ResolveJob:
         try:
             create_tables(spark, self._settings.storage, query.id)
             self._writer = BatchWriter(self._settings, query.id, adopted_by(spark, self._settings.storage))
+            self._writer.read_log_ahead(spark, Table.MESSAGES)
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):
@@ -129,6 +131,7 @@ class ResolveJob:
             failure = self.failure or error
             raise explain(failure, self._settings) or failure from None
         finally:
+            self._writer.close()
             self._tell_batches(query, ended=True)
 
     def _tell_batches(self, query: StreamingQuery, *, ended: bool = False) -> None:

@@ -3,19 +3,20 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from time import monotonic
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from pipelines.outbox import Outbox
 from pipelines.records import fetch
-from pipelines.tables import append_once, read_table
+from pipelines.tables import append_once, read_log_ahead, read_table
 from schemas.events import OUTCOME_SCHEMA
 from schemas.headers import HALF_LOST, RECORD_OVERHEAD_BYTES, Source
 from schemas.outcomes import Kind, Reason
@@ -70,6 +71,22 @@ class BatchWriter:
         self._query_id = query_id
         self._adopted = _is_before(adopted or {}) & F.col("kind").isin([int(kind) for kind in (Kind.COMMIT, Kind.DISCARD, Kind.CHECK)])
         self._may_be_replay = True
+        self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
+
+    def read_log_ahead(self, spark: SparkSession, table: Table) -> None:
+        """Begin to read what the next append to a table will ask for, beside what else there is to do; nothing depends on it."""
+
+        def read() -> None:
+            try:
+                read_log_ahead(spark, self._settings.storage, table)
+            except Exception as error:
+                log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
+
+        self._ahead.submit(read)
+
+    def close(self) -> None:
+        """Wait until nothing more is read."""
+        self._ahead.shutdown(cancel_futures=True)
 
     def write(self, outcomes: DataFrame, batch_id: int) -> BatchReport:
         """Write one batch's outcomes (OUTCOME_SCHEMA) and return what it did."""
@@ -140,7 +157,7 @@ class BatchWriter:
             return None
         make_rows = (routing.messages_of if kind is Kind.COMMIT else routing.discarded_of)(report.batch_id)
         rows, lost = self._fetched(outcomes, kind, report, make_rows, TABLE_SCHEMAS[table])
-        append_once(rows, self._settings.storage, table, f"{self._query_id}:{table}", report.batch_id)
+        self._append_once(rows, table, f"{self._query_id}:{table}", report.batch_id)
         if lost.value == 0 and not self._may_be_replay:
             return None
         # A replayed append is passed over by Delta without a fetch, so what was lost then is found by what is missing now.
@@ -151,12 +168,15 @@ class BatchWriter:
         missing = of_kind.join(written, same, "left_anti")
         return None if missing.isEmpty() else missing
 
+    def _append_once(self, rows: DataFrame, table: Table, app_id: str, batch_id: int) -> None:
+        append_once(rows, self._settings.storage, table, app_id, batch_id)
+        self.read_log_ahead(rows.sparkSession, table)
+
     def _append_quarantine(self, outcomes: DataFrame, report: BatchReport) -> None:
         if report.rows[Kind.QUARANTINE]:
             make_rows = routing.quarantine_of(report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
             rows, _ = self._fetched(outcomes, Kind.QUARANTINE, report, make_rows, QUARANTINE_SCHEMA)
-            app_id = f"{self._query_id}:{Table.QUARANTINE}"
-            append_once(rows, self._settings.storage, Table.QUARANTINE, app_id, report.batch_id)
+            self._append_once(rows, Table.QUARANTINE, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
 
     def _send_checks(self, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
         """Send check requests: at least once, each with the same `CHECK_ID` every time."""
@@ -187,9 +207,8 @@ class BatchWriter:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
             report.lost = len(pointers)
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
-            app_id = f"{self._query_id}:{Reason.HALF_LOST}"
             quarantined = routing.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
-            append_once(quarantined, storage, Table.QUARANTINE, app_id, report.batch_id)
+            self._append_once(quarantined, Table.QUARANTINE, f"{self._query_id}:{Reason.HALF_LOST}", report.batch_id)
             self._tell_lost(pointers)
         finally:
             rows.unpersist()

@@ -113,6 +113,16 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
         writer.save(table_path(storage, table))
 
 
+def read_log_ahead(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    """Have Delta work out what the table's log says as a whole, so that the next append need not.
+
+    To look whether its batch is in the table an append reads all of the log, in three stages: 0.25 to 0.5 s in which it does nothing else.
+    Delta keeps what it found for as long as nobody commits; of the public calls this one asks for it.
+    """
+    known = DeltaTable.forName if storage.catalog_schema else DeltaTable.forPath
+    known(spark, table_name(storage, table) if storage.catalog_schema else table_path(storage, table)).detail().collect()
+
+
 def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | None:
     """Return the folder on this machine's disk that the tables are in, None if they are elsewhere."""
     return None if storage.catalog_schema else on_local_disk(spark, storage.warehouse)

@@ -2,6 +2,7 @@
 
 import fcntl
 import threading
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from pipelines.files import on_local_disk, read_json, write_json
-from pipelines.tables import append_once, create_tables, owner_of, read_table, table_exists, table_path
+from pipelines.tables import append_once, create_tables, owner_of, read_log_ahead, read_table, table_exists, table_path
 from schemas.errors import SetupError
 from schemas.settings import StorageSettings, load_settings
 from schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
@@ -50,6 +51,24 @@ def test_a_second_append_of_a_batch_is_passed_over(spark: SparkSession, storage:
     rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
     assert [row["source_offset"] for row in rows] == [1, 2, 3, 4]
     assert [tuple(header) for header in rows[0]["headers"]] == [("h", b"1"), ("n", None)]
+
+
+def jobs_of_append(spark: SparkSession, storage: StorageSettings, batch_id: int) -> int:
+    group = uuid.uuid4().hex
+    spark.sparkContext.setJobGroup(group, "")
+    append_once(broken(spark, batch_id), storage, Table.QUARANTINE, "a", batch_id)
+    return len(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+
+
+def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, storage: StorageSettings) -> None:
+    create_tables(spark, storage, "query")
+    jobs_of_append(spark, storage, 0)
+    reading = jobs_of_append(spark, storage, 1)
+    read_log_ahead(spark, storage, Table.QUARANTINE)
+    assert jobs_of_append(spark, storage, 2) < reading
+    assert read_table(spark, storage, Table.QUARANTINE).count() == 3
+    read_log_ahead(spark, storage, Table.QUARANTINE)
+    assert jobs_of_append(spark, storage, 2) == 0  # passed over
 
 
 def test_a_compaction_forgets_no_batch(spark: SparkSession, storage: StorageSettings) -> None:
