@@ -1,24 +1,24 @@
 """Rows between Kafka and the sinks: events into the operator, outcomes out of it. No body is among them (design §1.3)."""
 
-from enum import StrEnum
+from enum import IntEnum
 
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 
-class EventKind(StrEnum):
+class EventKind(IntEnum):
     """What a record is."""
 
-    HALF = "half"
-    OP = "op"
-    LOST = "lost"
-    TICK = "tick"
-    BROKEN = "broken"
+    HALF = 1
+    OP = 2
+    LOST = 3
+    TICK = 4
+    BROKEN = 5
 
 
 EVENT_SCHEMA = StructType(
     [
         StructField("bucket", IntegerType()),
-        StructField("event", StringType()),
+        StructField("event", IntegerType()),
         StructField("source", IntegerType()),
         StructField("partition", IntegerType()),
         StructField("offset", LongType()),

@@ -81,8 +81,8 @@ def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> 
         of_ops = kinds == EventKind.OP
         if keyring is not None:
             of_ops &= ~_unsigned(columns, of_ops, keyring, broken)
-        for transaction_id, group, incarnation, action, at_ms, partition, offset in columns.rows(of_ops, *Op._fields):
-            ops.append(Op(transaction_id, group, incarnation, _ACTIONS[action], at_ms, partition, offset))
+        ids, groups, incarnations, actions, *places = columns.lists(of_ops, *Op._fields)
+        ops.extend(map(Op._make, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
         for transaction_id, pointer, at_ms in columns.rows(kinds == EventKind.LOST, "transaction_id", "half_pointer", "at_ms"):
             half_partition, half_offset = pointer.split(":")
             lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
@@ -123,7 +123,9 @@ class _Columns:
         return self._columns[name]
 
     def rows(self, chosen: Mask, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Return the chosen rows' values, column by column: most rows of a frame are of one kind, and most columns are not needed."""
-        if not chosen.any():
-            return iter(())
-        return zip(*(self._columns[name][chosen].tolist() for name in names), strict=True)
+        """Return the chosen rows: most rows of a frame are of one kind, and most columns are not needed."""
+        return zip(*self.lists(chosen, *names), strict=True) if chosen.any() else iter(())
+
+    def lists(self, chosen: Mask, *names: str) -> Iterator[list[Any]]:
+        """Return the same, column by column."""
+        return (self._columns[name][chosen].tolist() for name in names)

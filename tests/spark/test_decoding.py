@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from schemas.events import EVENT_SCHEMA
+from schemas.events import EVENT_SCHEMA, EventKind
 from schemas.tables import HEADERS_TYPE
 from transforms.decoding import Contract, decode
 
@@ -44,7 +44,7 @@ def test_half(spark: SparkSession) -> None:
     headers = [("REAL_TOPIC", b"orders"), ("PGROUP", b"g"), ("INCARNATION", b"2"), ("CHECK_IMMUNITY_TIME_IN_SECONDS", b"7"), ("own", b"x")]
     event = decoded(spark, (b"id", b"body", "half", headers))
     half = {
-        "event": "half",
+        "event": int(EventKind.HALF),
         "source": 0,
         "transaction_id": "id",
         "producer_group": "g",
@@ -58,7 +58,7 @@ def test_half(spark: SparkSession) -> None:
 def test_op_of_either_spelling_of_unknown(spark: SparkSession) -> None:
     for spelled in (b"UNKNOWN", b"UNKNOW"):
         event = decoded(spark, (b"id", None, "op", [("ACTION", spelled), ("PGROUP", b"g")]))
-        op = {"event": "op", "source": 1, "transaction_id": "id", "producer_group": "g", "action": "UNKNOWN"}
+        op = {"event": int(EventKind.OP), "source": 1, "transaction_id": "id", "producer_group": "g", "action": "UNKNOWN"}
         assert_df_equality(event.drop("bucket"), expected(spark, **op).drop("bucket"), ignore_nullable=True)
 
 
@@ -74,33 +74,33 @@ def test_a_half_and_its_op_share_a_bucket(spark: SparkSession) -> None:
 def test_a_tick_goes_to_every_bucket(spark: SparkSession) -> None:
     event = decoded(spark, (None, b'{"absent_groups": ["g"]}', "op", [("TICK", b"5"), ("PARTITIONS", b"4")]))
     assert sorted(row.bucket for row in event.collect()) == [0, 1, 2, 3]
-    tick = {"event": "tick", "source": 1, "tick_partitions": 4, "detail": '{"absent_groups":["g"]}'}
+    tick = {"event": int(EventKind.TICK), "source": 1, "tick_partitions": 4, "detail": '{"absent_groups":["g"]}'}
     assert_df_equality(event.where("bucket = 0").drop("bucket"), expected(spark, **tick).drop("bucket"), ignore_nullable=True)
 
 
 def test_a_record_without_headers_is_broken_and_goes_to_one_bucket(spark: SparkSession) -> None:
     event = decoded(spark, (b"id", b"body", "half", None))
-    broken = {"event": "broken", "source": 0, "transaction_id": "id", "reason": "missing_header", "detail": "REAL_TOPIC"}
+    broken = {"event": int(EventKind.BROKEN), "source": 0, "transaction_id": "id", "reason": "missing_header", "detail": "REAL_TOPIC"}
     assert_df_equality(event.drop("bucket"), expected(spark, **broken).drop("bucket"), ignore_nullable=True)
 
 
 def test_lost_notice(spark: SparkSession) -> None:
     event = decoded(spark, (b"id", None, "half", [("HALF_LOST", b"3:17")]))
-    lost = {"event": "lost", "source": 0, "transaction_id": "id", "half_pointer": "3:17"}
+    lost = {"event": int(EventKind.LOST), "source": 0, "transaction_id": "id", "half_pointer": "3:17"}
     assert_df_equality(event.drop("bucket"), expected(spark, **lost).drop("bucket"), ignore_nullable=True)
 
 
 def test_a_lost_notice_that_says_no_place_is_broken(spark: SparkSession) -> None:
     for said in ([("HALF_LOST", None)], [("HALF_LOST", b"3:17\n")], [("HALF_LOST", b"3:")]):
         event = decoded(spark, (b"id", None, "half", said)).collect()
-        assert [(row.event, row.reason) for row in event] == [("broken", "bad_header")]
+        assert [(row.event, row.reason) for row in event] == [(EventKind.BROKEN, "bad_header")]
     [twice] = decoded(spark, (b"id", None, "half", [("HALF_LOST", b"3:17"), ("HALF_LOST", b"3:18")])).collect()
-    assert (twice.event, twice.reason) == ("broken", "duplicate_header")
+    assert (twice.event, twice.reason) == (EventKind.BROKEN, "duplicate_header")
 
 
 def test_a_number_with_a_line_end_is_none(spark: SparkSession) -> None:
     [event] = decoded(spark, (b"id", None, "op", [("ACTION", b"COMMIT"), ("PGROUP", b"g"), ("INCARNATION", b"5\n")])).collect()
-    assert (event.event, event.reason) == ("broken", "bad_header")
+    assert (event.event, event.reason) == (EventKind.BROKEN, "bad_header")
 
 
 def test_a_tick_that_says_a_thing_twice_or_is_no_json_is_broken(spark: SparkSession) -> None:
@@ -112,4 +112,4 @@ def test_a_tick_that_says_a_thing_twice_or_is_no_json_is_broken(spark: SparkSess
     ]
     for value, headers in bad:
         [event] = decoded(spark, (None, value, "op", headers)).collect()
-        assert (event.event, event.reason) == ("broken", "bad_tick"), (value, headers)
+        assert (event.event, event.reason) == (EventKind.BROKEN, "bad_tick"), (value, headers)

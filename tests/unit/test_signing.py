@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import StringType
 
 from schemas.errors import SettingsError
-from schemas.events import EVENT_SCHEMA
+from schemas.events import EVENT_SCHEMA, EventKind
 from schemas.headers import LocalTransactionState
 from schemas.messages import OpHeaders
 from schemas.settings import SigningSettings, load_settings
@@ -136,9 +136,9 @@ def test_where_signatures_are_required_a_group_needs_a_key() -> None:
 
 def test_a_batch_without_ops_is_verified_too() -> None:
     numbers = {field.name: 0 for field in EVENT_SCHEMA if field.dataType != StringType()}
-    tick = dict.fromkeys(EVENT_SCHEMA.fieldNames()) | numbers | {"event": "tick"}
+    tick = dict.fromkeys(EVENT_SCHEMA.fieldNames()) | numbers | {"event": int(EventKind.TICK)}
     op = tick | {
-        "event": "op",
+        "event": int(EventKind.OP),
         "transaction_id": "order-7",
         "producer_group": "order-service",
         "incarnation": 0,
