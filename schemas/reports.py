@@ -1,10 +1,11 @@
 """What a bucket tells of itself after each batch: the `detail` of its REPORT row, from which progress line and metrics are made."""
 
 import json
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+
+import numpy as np
 
 LATENCY_BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 600, 3600, 43_200, 86_400)
 """Upper bounds, inclusive, of the times from half to commit that are counted: RocketMQ's six (from 5 s on), and finer ones."""
@@ -45,9 +46,10 @@ class BucketReport:
 
 def count_latencies(latencies_ms: Iterable[int]) -> Counter[str]:
     """Count times from half to commit per bound, and their sum; one below 0, where producers' clocks time the records, is 0."""
-    known_ms = [max(0, latency_ms) for latency_ms in latencies_ms]
-    counted = Counter(_LATENCY_KEYS[bisect_left(_BOUNDS_MS, latency_ms)] for latency_ms in known_ms)
-    counted[LATENCY_SUM_MS] = sum(known_ms)
+    known_ms = np.maximum(np.fromiter(latencies_ms, np.int64), 0)
+    per_bound = np.bincount(np.searchsorted(_BOUNDS_MS, known_ms)).tolist()
+    counted = Counter({key: number for key, number in zip(_LATENCY_KEYS, per_bound, strict=False) if number})
+    counted[LATENCY_SUM_MS] = int(known_ms.sum())
     return counted
 
 

@@ -8,6 +8,7 @@ Transactions do not touch each other, so a caller may pass just those that the b
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from schemas.headers import LocalTransactionState, Source
@@ -188,11 +189,12 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
     resolver = _Resolver(state, rules)
     resolver.outcomes.extend(batch.broken)
     resolver.counts.update(outcome.reason for outcome in batch.broken)
-    for half in sorted(batch.halves, key=_half_order):
+    resolver.counts[Count.HALVES] += len(batch.halves)
+    for half in sorted(batch.halves, key=_ORDER):
         resolver.on_half(half)
     for lost in batch.lost:
         resolver.on_lost(lost)
-    for op in sorted(resolver.with_waiting(batch), key=_op_order):
+    for op in sorted(resolver.with_waiting(batch), key=_ORDER):
         resolver.on_op(op)
     clock = state.clock.after(batch.ticks)
     horizon_ms = clock.horizon_ms()
@@ -201,12 +203,8 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
     return Resolution(BucketState(clock, resolver.transactions, resolver.waiting), resolver.outcomes, resolver.counts)
 
 
-def _half_order(half: Half) -> tuple[int, int, int]:
-    return half.at_ms, half.partition, half.offset
-
-
-def _op_order(op: Op) -> tuple[int, int, int]:
-    return op.at_ms, op.partition, op.offset
+_ORDER = attrgetter("at_ms", "partition", "offset")
+_HALF = Source.HALF
 
 
 class _Resolver:
@@ -221,7 +219,6 @@ class _Resolver:
 
     def on_half(self, half: Half) -> None:
         """Begin a transaction, or refuse a second half of its id (R4, R12)."""
-        self.counts[Count.HALVES] += 1
         known = self.transactions.get(half.transaction_id)
         if known is None or self._replaces(half, known):
             due_ms = half.at_ms + (half.immunity_ms or self.rules.timeout_ms) + 1
@@ -330,8 +327,10 @@ class _Resolver:
 
     def _emit(self, kind: Kind, transaction_id: str, half: Transaction, decided_ms: int, reason: str = "") -> None:
         _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
-        pointer = (Source.HALF, partition, offset, start_ms)
-        self.outcomes.append(Outcome(kind, transaction_id, *pointer, decided_ms, group, topic, incarnation, check_times, reason, ""))
+        outcome = Outcome(
+            kind, transaction_id, _HALF, partition, offset, start_ms, decided_ms, group, topic, incarnation, check_times, reason, ""
+        )
+        self.outcomes.append(outcome)
 
     def _refuse(self, record: Half | Op, reason: Reason, detail: str, decided_ms: int = 0) -> None:
         """Quarantine a record by its pointer; what it is about stays as it is."""

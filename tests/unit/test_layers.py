@@ -48,7 +48,7 @@ def test_imports_point_one_way(package: str) -> None:
 
 def test_the_core_needs_nothing_but_python() -> None:
     used = {name.split(".")[0] for name in imported(ROOT / "transforms" / "protocol.py")}
-    assert used == {"collections", "dataclasses", "typing", "schemas"}
+    assert used == {"collections", "dataclasses", "operator", "typing", "schemas"}
 
 
 def test_nothing_that_decides_looks_at_a_clock_or_at_chance() -> None:
