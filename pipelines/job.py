@@ -25,7 +25,6 @@ from pipelines.ticks import TickPublisher
 from pipelines.topics import check_half_retention
 from schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
 from schemas.settings import Settings
-from schemas.tables import Table
 from transforms.decoding import Contract, decode
 from transforms.protocol import Rules
 from transforms.resolution import resolve_events
@@ -117,7 +116,6 @@ class ResolveJob:
         try:
             create_tables(spark, self._settings.storage, query.id)
             self._writer = BatchWriter(self._settings, query.id, adopted_by(spark, self._settings.storage))
-            self._writer.read_log_ahead(spark, Table.MESSAGES)
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):
@@ -169,6 +167,7 @@ class ResolveJob:
             report = self._writer.write(outcomes, batch_id)
             self._pending.update(report.pending)
             self._write_status(outcomes.sparkSession, report)
+            self._writer.read_logs_ahead(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise

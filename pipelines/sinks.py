@@ -71,18 +71,19 @@ class BatchWriter:
         self._query_id = query_id
         self._adopted = _is_before(adopted or {}) & F.col("kind").isin([int(kind) for kind in (Kind.COMMIT, Kind.DISCARD, Kind.CHECK)])
         self._may_be_replay = True
+        self._appended: set[Table] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
 
-    def read_log_ahead(self, spark: SparkSession, table: Table) -> None:
-        """Begin to read what the next append to a table will ask for, beside what else there is to do; nothing depends on it."""
+    def read_logs_ahead(self, spark: SparkSession) -> None:
+        """Begin to read what the next appends to the tables of this batch will ask for, while the next one is prepared."""
+        while self._appended:
+            self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
 
-        def read() -> None:
-            try:
-                read_log_ahead(spark, self._settings.storage, table)
-            except Exception as error:
-                log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
-
-        self._ahead.submit(read)
+    def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
+        try:
+            read_log_ahead(spark, self._settings.storage, table)
+        except Exception as error:  # nothing depends on it
+            log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
 
     def close(self) -> None:
         """Wait until nothing more is read."""
@@ -170,7 +171,7 @@ class BatchWriter:
 
     def _append_once(self, rows: DataFrame, table: Table, app_id: str, batch_id: int) -> None:
         append_once(rows, self._settings.storage, table, app_id, batch_id)
-        self.read_log_ahead(rows.sparkSession, table)
+        self._appended.add(table)
 
     def _append_quarantine(self, outcomes: DataFrame, report: BatchReport) -> None:
         if report.rows[Kind.QUARANTINE]:
