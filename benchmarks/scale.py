@@ -12,7 +12,7 @@ from tests.cluster.standalone import StandaloneCluster
 
 _AMOUNT = 0.7
 """Of the amount of `drain`, which leaves two warm batches: one core takes twice as long."""
-_STEPS = {"start": "source", "call": "operator"}
+_STEPS = {"start": "source", "run": "source", "call": "operator"}
 """Per first word of a stage's name its step; what has another name fetches and writes."""
 
 
@@ -39,7 +39,10 @@ def _stages(rig: Rig) -> list[dict[str, Any]]:
 
 
 def _step(stage: Mapping[str, Any]) -> str:
-    """Which step a stage is part of: Spark names it after who asked, the start of the query for reading, the callback for the count."""
+    """Which step a stage is part of: Spark names it after who asked.
+
+    For reading that is the start of the query, in a later batch the thread's `run`; for the operator the callback for the count.
+    """
     return _STEPS.get(stage["name"].partition(" ")[0], "fetch_and_write")
 
 
