@@ -117,10 +117,9 @@ def read_log_ahead(spark: SparkSession, storage: StorageSettings, table: Table) 
     """Have Delta work out what the table's log says as a whole, so that the next append need not.
 
     To look whether its batch is in the table an append reads all of the log, in three stages: 0.25 to 0.5 s in which it does nothing else.
-    Delta keeps what it found for as long as nobody commits; of the public calls this one asks for it.
+    Delta keeps what it found for as long as nobody commits; of the public statements this one asks for it.
     """
-    known = DeltaTable.forName if storage.catalog_schema else DeltaTable.forPath
-    known(spark, table_name(storage, table) if storage.catalog_schema else table_path(storage, table)).detail().collect()
+    spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").collect()
 
 
 def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | None:

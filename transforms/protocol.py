@@ -204,7 +204,6 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
 
 
 _ORDER = attrgetter("at_ms", "partition", "offset")
-_HALF = Source.HALF
 
 
 class _Resolver:
@@ -328,7 +327,7 @@ class _Resolver:
     def _emit(self, kind: Kind, transaction_id: str, half: Transaction, decided_ms: int, reason: str = "") -> None:
         _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
         outcome = Outcome(
-            kind, transaction_id, _HALF, partition, offset, start_ms, decided_ms, group, topic, incarnation, check_times, reason, ""
+            kind, transaction_id, Source.HALF, partition, offset, start_ms, decided_ms, group, topic, incarnation, check_times, reason, ""
         )
         self.outcomes.append(outcome)
 
