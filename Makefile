@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 HALFWAY := $(VENV)/bin/halfway
-CODE := pipelines transforms schemas clients
+CODE := pipelines transforms schemas clients conf
 N ?= 100
 SEED ?= 1
 RUNS ?= 3
@@ -28,7 +28,7 @@ tools:
 	  { echo "error: $(PYTHON) is older than Python 3.11: say where a newer one is: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "error: $(PYTHON) comes without venv: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
-	@$(PYTHON) -m pipelines.java
+	@PYTHONPATH=src $(PYTHON) -m halfway.pipelines.runtime.java
 
 $(STAMP):
 	@echo "setting up $(VENV): PySpark and what goes with it, about 600 MB to fetch, once ..." >&2
@@ -39,8 +39,8 @@ $(STAMP):
 	@touch $@
 
 jars: setup ## fetch the JARs of Spark and Kafka, and archive the classes that a start loads (once)
-	@$(PY) -m pipelines.jars spark kafka
-	@$(PY) -m pipelines.class_archive
+	@$(PY) -m halfway.pipelines.runtime.jars spark kafka
+	@$(PY) -m halfway.pipelines.local.class_archive
 
 run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome is right
 	@if ! $(HALFWAY) broker status --json | grep -q '"running": true'; then \
@@ -60,7 +60,7 @@ test-unit: setup ## the tests that need neither Spark nor Kafka
 
 chaos: jars ## make N faults and count what is lost, twice or wrong; without N a hundred, and then a million records of every shape (docs/reliability.md)
 	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --worlds $(WORLDS)
-	$(if $(filter file,$(origin N)),@$(PY) -m tests.chaos.fuzz --records 1000000 --seed $(SEED))
+	$(if $(filter file,$(origin N)),@$(PY) -m tests.fuzz.fuzz --records 1000000 --seed $(SEED))
 
 bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending RUNS=3 PEER=path/to/rocketmq/run.sh; docs/performance.md)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)" --runs $(RUNS) $(if $(PEER),--peer $(PEER))
@@ -77,7 +77,7 @@ soak: jars ## an hour of 200 transactions a second with a fault every five minut
 fuzz: N := 1000000
 fuzz: SEED := 7
 fuzz: jars ## N records of every shape (a million) through the job, each accounted for; SEED writes the same ones again
-	@$(PY) -m tests.chaos.fuzz --records $(N) --seed $(SEED)
+	@$(PY) -m tests.fuzz.fuzz --records $(N) --seed $(SEED)
 
 lint: setup ## ruff: rules and format; the lock: a hash for every package, and packages that fit together
 	@$(PY) -m ruff check .
@@ -90,7 +90,7 @@ format: setup ## ruff: put format and imports right
 	@$(PY) -m ruff format .
 
 types: setup ## mypy --strict
-	@$(PY) -m mypy --strict $(CODE)
+	@$(PY) -m mypy --strict -p halfway
 
 lock: setup ## write requirements.lock anew from setup.cfg
 	@CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --upgrade --generate-hashes --all-extras --allow-unsafe \

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from benchmarks.load import Load
 from benchmarks.rig import Figures, Rig, count_rows
-from schemas.settings import Settings
+from halfway.schemas.settings import Settings
 
 _WARM_UP = 5
 """Batches until the JVM has compiled most of what is hot."""

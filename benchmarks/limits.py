@@ -8,10 +8,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks.load import Load
 from benchmarks.rig import PARTITIONS, Figures, Rig
-from pipelines.sources import source_options
-from pipelines.tables import append_once, read_table
-from schemas.settings import Settings
-from schemas.tables import TABLE_SCHEMAS, Table
+from halfway.pipelines.resolve.sources import source_options
+from halfway.pipelines.storage.delta_tables import append_once, read_table
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import TABLE_SCHEMAS, Table
 
 _RUNS = 5
 

@@ -14,10 +14,10 @@ from pyspark.sql import functions as F
 
 from benchmarks.load import Load
 from benchmarks.rig import LONG_S, PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms
-from pipelines.state import ends_in
-from schemas.outcomes import Count
-from schemas.settings import Settings
-from tests.waiting import until
+from halfway.pipelines.storage.state_reader import ends_in
+from halfway.schemas.outcomes import Count
+from halfway.schemas.settings import Settings
+from tests.support.waiting import until
 
 _WARM_UP_S = 240
 """Until the JVM has compiled most of what is hot; a small batch compiles less of it than a large one."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import Producer
 
-from schemas.headers import RECORD_OVERHEAD_BYTES
-from schemas.settings import KafkaSettings
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.settings import KafkaSettings
 
 GROUP = "bench"
 """What the names of producer groups begin with."""

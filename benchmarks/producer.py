@@ -13,8 +13,8 @@ import threading
 import time
 
 from benchmarks.load import GROUP
-from clients import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from schemas.settings import KafkaSettings
+from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from halfway.schemas.settings import KafkaSettings
 
 _STATES = (LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN)
 

@@ -19,15 +19,16 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
-from pipelines.broker import LocalBroker
-from pipelines.checkpoint import STATUS_FILE
-from pipelines.job import ResolveJob
-from pipelines.session import spark_session
-from pipelines.sinks import BatchReport
-from pipelines.topics import create_topics
-from schemas.outcomes import Count
-from schemas.settings import Settings, load_settings
-from tests.waiting import until
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage.checkpoint import STATUS_FILE
+from halfway.schemas.outcomes import Count
+from halfway.schemas.settings import Settings
+from tests.support.waiting import until
 
 Figures = dict[str, Any]
 PARTITIONS = 4
@@ -182,7 +183,7 @@ def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Po
     status = Path(settings.storage.checkpoint) / STATUS_FILE
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
-        command = [sys.executable, "-m", "pipelines", "resolve", *options_of(settings)]
+        command = [sys.executable, "-m", "halfway", "resolve", *options_of(settings)]
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         until(lambda: job.poll() is not None or status.exists(), "the first batch", 180)

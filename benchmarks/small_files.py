@@ -22,11 +22,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from rich.console import Console
 
-from pipelines.compaction import compact_tables
-from pipelines.session import spark_session
-from pipelines.tables import append_once, create_tables, read_table, table_path
-from schemas.settings import StorageSettings, load_settings
-from schemas.tables import MESSAGES_SCHEMA, Table
+from halfway.conf.loader import load_settings
+from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage.compaction import compact_tables
+from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_path
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 
 ROWS = 20
 """Messages in one batch, of 1 KiB each."""

@@ -1,19 +1,4 @@
-"""The producer's side: send transactional messages, run and check their local transactions. Imports `schemas` only."""
+"""The producer's side: send transactional messages, run local transactions, answer checks.
 
-from clients.listener import TransactionListener
-from clients.message import CheckRequest, HalfMessage, SendResult
-from clients.producer import TransactionProducer
-from schemas.errors import ProducerClosedError, QueueFullError, SendError
-from schemas.headers import LocalTransactionState
-
-__all__ = [
-    "CheckRequest",
-    "HalfMessage",
-    "LocalTransactionState",
-    "ProducerClosedError",
-    "QueueFullError",
-    "SendError",
-    "SendResult",
-    "TransactionListener",
-    "TransactionProducer",
-]
+May import `schemas`.
+"""

@@ -14,15 +14,15 @@ from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from clients.kafka import librdkafka_config, log_error
-from clients.ledger import Ledger, Task
-from clients.listener import Answer, TransactionListener, ask
-from clients.message import CheckRequest
-from schemas.errors import HalfwayError
-from schemas.headers import PGROUP, check_group
-from schemas.messages import Headers, RecordError
-from schemas.refusals import may_not
-from schemas.settings import KafkaSettings
+from halfway.clients.kafka.config import librdkafka_config, log_error
+from halfway.clients.kafka.diagnosis import may_not
+from halfway.clients.listener import Answer, TransactionListener, ask
+from halfway.clients.messages import CheckRequest
+from halfway.clients.open_checks import Ledger, Task
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.headers import PGROUP, check_group
+from halfway.schemas.records import Headers, RecordError
+from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 

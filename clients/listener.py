@@ -5,8 +5,8 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from clients.message import CheckRequest, HalfMessage
-from schemas.headers import LocalTransactionState
+from halfway.clients.messages import CheckRequest, HalfMessage
+from halfway.schemas.headers import LocalTransactionState
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from typing import Any, Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from clients.checks import CheckAnswerer
-from clients.listener import Answer, TransactionListener, ask, log_unknown, remark_of
-from clients.message import CheckRequest, HalfMessage, SendResult, refuse_reserved
-from clients.outbox import SURELY_NOT_STORED, Outbox, Report
-from schemas.errors import ProducerClosedError, SendError
-from schemas.headers import RECORD_OVERHEAD_BYTES, LocalTransactionState
-from schemas.messages import OpHeaders, Record, encode_key
-from schemas.settings import KafkaSettings
+from halfway.clients.checks import CheckAnswerer
+from halfway.clients.kafka.sender import SURELY_NOT_STORED, Outbox, Report
+from halfway.clients.listener import Answer, TransactionListener, ask, log_unknown, remark_of
+from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refuse_reserved
+from halfway.schemas.errors import ProducerClosedError, SendError
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES, LocalTransactionState
+from halfway.schemas.records import OpHeaders, Record, encode_key
+from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 

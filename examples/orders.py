@@ -17,9 +17,9 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from clients import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from pipelines.cli_common import HalfwayGroup, settings_of
-from pipelines.home import home
+from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from halfway.pipelines.cli.common import HalfwayGroup, settings_of
+from halfway.pipelines.runtime.paths import home
 
 GROUP = "order-service"
 CRASHED = 9

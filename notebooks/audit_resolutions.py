@@ -8,12 +8,12 @@
 
 # COMMAND ----------
 
+from halfway.pipelines.storage.exploration import stored_tables
+from halfway.schemas.errors import HalfwayError
+from halfway.transforms.views import audit
+from halfway.transforms.views.pending_frames import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
-from pipelines.exploration import stored_tables
-from schemas.errors import HalfwayError
-from transforms import audit
-from transforms.exploration import duration_text
 
 page = Page.open("audit_resolutions", "What became of the messages", globals(), hours="")
 settings, spark = page.settings, page.spark

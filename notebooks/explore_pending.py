@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
+from halfway.pipelines.storage.exploration import records_since, stored_tables
+from halfway.pipelines.storage.state_reader import stored_states
+from halfway.transforms.views import pending_frames, story
+from halfway.transforms.views.pending_frames import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
-from pipelines.exploration import records_since, stored_tables
-from pipelines.state import stored_states
-from transforms import exploration, story
-from transforms.exploration import duration_text
 
 page = Page.open("explore_pending", "Pending transactions", globals(), transaction_id="")
 settings, spark = page.settings, page.spark
@@ -34,8 +34,8 @@ kafka = settings.kafka
 
 # Read once: a running job goes on, and all that follows is to tell of one batch.
 states = stored_states(spark, settings.storage).persist()
-pending = exploration.pending_transactions(states).persist()
-facts = exploration.facts_of_state(states)
+pending = pending_frames.pending_transactions(states).persist()
+facts = pending_frames.facts_of_state(states)
 horizon = utc(facts.horizon_ms)
 if facts.horizon_ms is None:
     page.say("The horizon is not defined: no tick was read from some partition yet, and nothing falls due.")
@@ -55,9 +55,9 @@ page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["
 
 # COMMAND ----------
 
-by_group = exploration.pending_by_group(pending).toPandas()
-ages = exploration.age_histogram(pending).toPandas()
-checks = exploration.check_histogram(pending).toPandas()
+by_group = pending_frames.pending_by_group(pending).toPandas()
+ages = pending_frames.age_histogram(pending).toPandas()
+checks = pending_frames.check_histogram(pending).toPandas()
 if len(by_group):
     page.picture("by_group", charts.pending_by_group(by_group, horizon))
     page.picture("ages", charts.ages(ages, horizon))
@@ -77,14 +77,14 @@ page.table("Checks", checks)
 [(asked_since_ms,)] = pending.where("check_times > 0").selectExpr("min(start_ms)").collect()
 answers = spark.createDataFrame([], "transaction_id STRING, action STRING, remark STRING")
 if kafka.bootstrap_servers and asked_since_ms is not None:
-    answers = exploration.last_answers(records_since(spark, kafka, [kafka.op_topic], asked_since_ms))
+    answers = pending_frames.last_answers(records_since(spark, kafka, [kafka.op_topic], asked_since_ms))
 elif asked_since_ms is not None:
     page.say("No Kafka is configured: what was answered is not known, and counts as no answer.")
-stuck = exploration.stuck(pending, answers, facts.absent_groups).toPandas()
+stuck = pending_frames.stuck(pending, answers, facts.absent_groups).toPandas()
 stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_ms"]]
 columns = ["producer_group", "why", "transactions", "oldest", "most_checks", "remark", "example"]
 page.table("Why it is pending", stuck[columns].fillna(""))
-page.table("What to do", pd.DataFrame([(str(why), way_out) for why, way_out in exploration.WAY_OUT.items()], columns=["why", "way out"]))
+page.table("What to do", pd.DataFrame([(str(why), way_out) for why, way_out in pending_frames.WAY_OUT.items()], columns=["why", "way out"]))
 
 # COMMAND ----------
 

@@ -15,10 +15,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
-from pipelines.cli_common import settings_of
-from pipelines.session import spark_session
-from schemas.errors import HalfwayError
-from schemas.settings import Settings
+from halfway.pipelines.cli.common import settings_of
+from halfway.pipelines.runtime.session import spark_session
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.settings import Settings
 
 DEFAULT_FOLDER = "build/notebooks"
 _STYLE = "body{font:15px sans-serif;margin:2em;max-width:70em}pre{overflow-x:auto;background:#f4f4f4;padding:1em}img{max-width:100%}"

@@ -1,1 +1,4 @@
-"""What runs: jobs, session, sources, sinks, the local broker and the command line. All I/O is here."""
+"""What runs: all I/O of the job, its commands and the local development tools.
+
+May import `transforms`, `clients`, `schemas` and `conf`; which room imports which is in docs/architecture.md.
+"""

@@ -1,6 +1,6 @@
-"""`python -m pipelines` is the command `halfway`."""
+"""The script that `spark-submit` runs: the command `halfway`. `python -m pipelines` runs it from the source tree."""
 
-from pipelines.cli import app
+from halfway.pipelines.cli.app import app
 
 if __name__ == "__main__":
     app(prog_name="halfway")

@@ -1,1 +1,4 @@
-"""The contract: settings, messages, tables, state format and errors. Imports nothing else of the project."""
+"""The contract: headers, records, events, tables, state format, settings, errors. No I/O, no clock.
+
+Imports nothing else of Halfway.
+"""

@@ -1,8 +1,11 @@
 """Rows between Kafka and the sinks: events into the operator, outcomes out of it. No body is among them (design §1.3)."""
 
 from enum import IntEnum
+from typing import NamedTuple
 
-from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+
+from halfway.schemas.tables import HEADERS_TYPE
 
 
 class EventKind(IntEnum):
@@ -55,4 +58,18 @@ OUTCOME_SCHEMA = StructType(
         StructField("detail", StringType()),
     ]
 )
-"""The columns of `transforms.protocol.Outcome`, in its order."""
+"""The columns of `halfway.transforms.protocol.Outcome`, in its order."""
+
+
+class StoredRecord(NamedTuple):
+    """What Kafka holds at an offset. `headers` is None where a header's name is not UTF-8, which the client cannot show."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+
+
+CHECK_REQUEST_SCHEMA = StructType(
+    [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)]
+)
+"""What Spark's Kafka sink takes."""

@@ -1,21 +1,272 @@
-"""A record as read back from Kafka by its pointer, and the request that goes to Kafka for a check."""
+"""The records of the Kafka contract (design §2) as validated models, to and from Kafka headers.
 
-from typing import NamedTuple
+A record that breaks the contract raises `RecordError` with the reason that the job quarantines it for (R14). The job itself decodes
+in columns, in `transforms/decoding.py`.
+"""
 
-from pyspark.sql.types import BinaryType, StructField, StructType
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Self
 
-from schemas.tables import HEADERS_TYPE
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from halfway.schemas import headers as h
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.signing import Keyring
 
-class StoredRecord(NamedTuple):
-    """What Kafka holds at an offset. `headers` is None where a header's name is not UTF-8, which the client cannot show."""
+Headers = Sequence[tuple[str, bytes | None]]
+"""Kafka headers as they lie in a record: in order, names may repeat."""
 
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-
-
-CHECK_REQUEST_SCHEMA = StructType(
-    [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)]
+RESERVED_NAMES = frozenset(
+    (*h.HALF_HEADERS, *h.OP_HEADERS, h.SIGNATURE, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
 )
-"""What Spark's Kafka sink takes."""
+"""Names that a producer must not use for its own properties."""
+
+_NOT_IN_A_HALF = frozenset((*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK))
+_ACTIONS = {str(state): state for state in LocalTransactionState} | {"UNKNOW": LocalTransactionState.UNKNOWN}
+_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
+class RecordError(HalfwayError, ValueError):
+    """A record, or what is to become one, breaks the contract of design §2.
+
+    Attributes:
+        reason: what the job quarantines such a record for (R14).
+        detail: which header or key, and what is wrong with it; never its value.
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        """Say what is wrong."""
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+    @classmethod
+    def from_validation(cls, error: ValidationError) -> Self:
+        """Turn the first problem that pydantic found into the reason the job would give."""
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = str(next((part for part in first["loc"] if part != "properties"), "headers"))
+        if first["type"] == "missing":
+            return cls(Reason.MISSING_HEADER, name)
+        reason = Reason.UNKNOWN_ACTION if name == h.ACTION else Reason.BAD_HEADER
+        return cls(reason, f"{name}: {first['msg'].removeprefix('Value error, ')}")
+
+
+class Record(NamedTuple):
+    """What goes into Kafka. Its partition follows from the key (murmur2, design §2)."""
+
+    key: bytes
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def encode_key(transaction_id: str) -> bytes:
+    """Return the record key of a transaction id.
+
+    Raises:
+        RecordError: it is empty, over 255 bytes of UTF-8, or not Unicode text.
+    """
+    try:
+        key = transaction_id.encode()
+    except UnicodeEncodeError:
+        raise RecordError(Reason.KEY_NOT_UTF8, "the transaction id has a lone surrogate") from None
+    _check_key_length(key)
+    return key
+
+
+def decode_key(key: bytes | None) -> str:
+    """Return the transaction id of a record key.
+
+    Raises:
+        RecordError: it is missing or empty, over 255 bytes, or not UTF-8.
+    """
+    _check_key_length(key or b"")
+    try:
+        return (key or b"").decode()
+    except UnicodeDecodeError:
+        raise RecordError(Reason.KEY_NOT_UTF8, "the record key is not UTF-8") from None
+
+
+def _check_key_length(key: bytes) -> None:
+    if not key:
+        raise RecordError(Reason.MISSING_KEY, "the record key is the transaction id, and has at least 1 byte")
+    if len(key) > h.MAX_KEY_BYTES:
+        raise RecordError(Reason.KEY_TOO_LONG, f"{len(key)} bytes, at most {h.MAX_KEY_BYTES}")
+
+
+def _number(value: object) -> object:
+    """Read the decimal text of a header; Python's own int() takes `1_000`, spaces and other scripts' digits too."""
+    if not isinstance(value, str):
+        return value
+    if not _NUMBER.fullmatch(value):
+        raise ValueError("not a number")
+    return int(value)
+
+
+def _action(value: object) -> object:
+    """Read an action; RocketMQ spells the third one `UNKNOW`."""
+    return _ACTIONS.get(value, value) if isinstance(value, str) else value
+
+
+def _flag(value: object) -> object:
+    return value.lower() == "true" if isinstance(value, str) else value
+
+
+def _own_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
+    taken = sorted(_NOT_IN_A_HALF.intersection(properties))
+    if taken:
+        raise ValueError(f"{', '.join(taken)} cannot be a user property")
+    return properties
+
+
+_Number = BeforeValidator(_number)
+_Required = Annotated[str, Field(min_length=1)]
+_NotNegative = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INT)]
+_Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
+
+
+class _Headers(BaseModel):
+    """Fields whose alias is a header: `from_headers` and `to_headers` follow from the declaration."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
+
+    @classmethod
+    def _read(cls, values: Mapping[str, Any]) -> Self:
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise RecordError.from_validation(error) from None
+
+    def _own_headers(self) -> list[tuple[str, bytes]]:
+        """Return a header for each field that has a value."""
+        written = []
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if field.alias is not None and value is not None:
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                written.append((field.alias, text.encode()))
+        return written
+
+
+class HalfHeaders(_Headers):
+    """The headers of a half: where its message goes, whose it is, and the user's own properties.
+
+    Example:
+        >>> half = HalfHeaders(real_topic="orders", producer_group="shop", properties={"colour": "red"})
+        >>> HalfHeaders.from_headers(half.to_headers()) == half
+        True
+    """
+
+    real_topic: Annotated[_Required, Field(alias=h.REAL_TOPIC)]
+    producer_group: Annotated[_Required, Field(alias=h.PGROUP)]
+    queue_id: Annotated[int, _Number, Field(alias=h.REAL_QID, strict=True, ge=-h.MAX_INT - 1, le=h.MAX_INT)] = 0
+    tags: Annotated[str | None, Field(alias=h.TAGS)] = None
+    keys: Annotated[str | None, Field(alias=h.KEYS)] = None
+    immunity_s: Annotated[_Positive | None, Field(alias=h.CHECK_IMMUNITY_TIME_IN_SECONDS)] = None
+    born_at_ms: Annotated[
+        Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.BORN_TIMESTAMP)
+    ] = None
+    incarnation: Annotated[_NotNegative, Field(alias=h.INCARNATION)] = 0
+    properties: Annotated[Mapping[str, str], AfterValidator(_own_properties)] = {}
+
+    @classmethod
+    def from_headers(cls, headers: Headers | None) -> Self:
+        """Read a half's headers; what the contract does not name is a user property, of two with one name the last.
+
+        Raises:
+            RecordError: a required header is missing, one is bad or given twice, or the half asks for a delay.
+        """
+        known, others = _sort_out(headers, h.HALF_HEADERS)
+        for name in h.DELAY_HEADERS:
+            if name in others:
+                raise RecordError(Reason.DELAY_NOT_SUPPORTED, name)
+        return cls._read({**known, "properties": {name: _text(name, value) for name, value in others.items()}})
+
+    def to_headers(self) -> list[tuple[str, bytes]]:
+        """Return the headers of the record, the user's properties last."""
+        return self._own_headers() + [(name, value.encode()) for name, value in self.properties.items()]
+
+
+class OpHeaders(_Headers):
+    """The headers of an op: what a producer knows of its local transaction."""
+
+    action: Annotated[LocalTransactionState, BeforeValidator(_action), Field(alias=h.ACTION)]
+    producer_group: Annotated[_Required, Field(alias=h.PGROUP)]
+    incarnation: Annotated[_NotNegative, Field(alias=h.INCARNATION)] = 0
+    from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
+    check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None
+    remark: Annotated[str | None, Field(alias=h.REMARK)] = None
+    signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
+
+    @classmethod
+    def from_headers(cls, headers: Headers | None) -> Self:
+        """Read an op's headers; others than the contract's are passed over.
+
+        Raises:
+            RecordError: a required header is missing, one is bad or given twice, or the action is unknown.
+        """
+        return cls._read(_sort_out(headers, (*h.OP_HEADERS, h.SIGNATURE))[0])
+
+    def signed(self, transaction_id: str, keyring: Keyring | None) -> Self:
+        """Return the op on a transaction, signed if its group has a key."""
+        signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
+        return self.model_copy(update={"signature": signature})
+
+    def to_headers(self) -> list[tuple[str, bytes]]:
+        """Return the headers of the record."""
+        return self._own_headers()
+
+
+class CheckHeaders(_Headers):
+    """The headers of a check request: those of its half, which check it is, and an id that stays the same when it is sent again."""
+
+    half: HalfHeaders
+    check_times: Annotated[_Positive, Field(alias=h.TRANSACTION_CHECK_TIMES)]
+    check_id: Annotated[_Required, Field(alias=h.CHECK_ID)]
+
+    @classmethod
+    def from_headers(cls, headers: Headers | None) -> Self:
+        """Read a check's headers.
+
+        The job puts its two after the half's. Another client's half may have a property of the same name: the last one counts.
+
+        Raises:
+            RecordError: as for a half; or the check's own headers are missing or bad.
+        """
+        own: dict[str, bytes | None] = {}
+        of_half = []
+        for name, value in headers or ():
+            if name in h.CHECK_HEADERS:
+                own[name] = value
+            else:
+                of_half.append((name, value))
+        return cls._read({"half": HalfHeaders.from_headers(of_half), **{name: _text(name, value) for name, value in own.items()}})
+
+    def to_headers(self) -> list[tuple[str, bytes]]:
+        """Return the headers of the record: the half's, then the check's own."""
+        return self.half.to_headers() + self._own_headers()
+
+
+def _sort_out(headers: Headers | None, names: Collection[str]) -> tuple[dict[str, str], dict[str, bytes | None]]:
+    """Part the headers the contract names, as text, from all others as they are."""
+    known: dict[str, str] = {}
+    others: dict[str, bytes | None] = {}
+    for name, value in headers or ():
+        if name not in names:
+            others[name] = value
+        elif name in known:
+            raise RecordError(Reason.DUPLICATE_HEADER, name)
+        else:
+            known[name] = _text(name, value)
+    return known, others
+
+
+def _text(name: str, value: bytes | None) -> str:
+    if value is None:
+        raise RecordError(Reason.BAD_HEADER, f"{name} is null")
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise RecordError(Reason.BAD_HEADER, f"{name} is not UTF-8") from None

@@ -9,8 +9,8 @@ from typing import Annotated, Literal, Self
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
-from schemas.errors import SettingsError
-from schemas.signing import MIN_KEY_BYTES, Keyring
+from halfway.schemas.errors import SettingsError
+from halfway.schemas.signing import MIN_KEY_BYTES, Keyring
 
 
 class SettingsGroup(BaseModel):

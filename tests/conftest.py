@@ -10,11 +10,12 @@ import pytest
 from confluent_kafka.admin import NewTopic
 from pyspark.sql import SparkSession
 
-from pipelines.broker import LocalBroker
-from pipelines.kafka import admin
-from pipelines.session import spark_session
-from pipelines.topics import create_topics, new_topic_config
-from schemas.settings import ENV_PREFIX, Settings, load_settings
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.topic_setup import create_topics, new_topic_config
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.runtime.session import spark_session
+from halfway.schemas.settings import ENV_PREFIX, Settings
 
 _HERE = Path(__file__).parent
 _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}

@@ -1,1 +1,4 @@
-"""Pure functions: the protocol, its Spark adapter, decoding, routing. No I/O, no clock, no randomness."""
+"""Pure functions: the protocol, its Spark operator, decoding, rows. No I/O, no clock, no randomness, no `.collect()`.
+
+May import `schemas`.
+"""

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.headers import LocalTransactionState, Source
-from schemas.outcomes import Kind, Phase, Reason
-from schemas.reports import BucketReport, count_latencies
-from schemas.state import (
+from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.schemas.outcomes import Kind, Phase, Reason
+from halfway.schemas.reports import BucketReport, count_latencies
+from halfway.schemas.state_format import (
     ENTRY_SCHEMA,
     FORMAT_VERSION,
     NAME_TYPE,
@@ -24,7 +24,7 @@ from schemas.state import (
     decode_payload,
     encode_payload,
 )
-from transforms.protocol import Batch, BucketState, Clock, Op, Outcome, Rules, Transaction, resolve
+from halfway.transforms.protocol import Batch, BucketState, Clock, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
 _WAITING_ENTRY = {LocalTransactionState.COMMIT: WAITING_COMMIT, LocalTransactionState.ROLLBACK: WAITING_ROLLBACK}

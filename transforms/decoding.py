@@ -11,9 +11,9 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from schemas import headers as h
-from schemas.events import EVENT_SCHEMA, EventKind
-from schemas.outcomes import Reason
+from halfway.schemas import headers as h
+from halfway.schemas.events import EVENT_SCHEMA, EventKind
+from halfway.schemas.outcomes import Reason
 
 _ACTIONS = {"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "UNKNOWN": "UNKNOWN", "UNKNOW": "UNKNOWN"}
 # Not `$`: that one lets a line end follow.

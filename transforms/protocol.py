@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from schemas.headers import LocalTransactionState, Source
-from schemas.outcomes import Count, Kind, Phase, Reason
-from schemas.settings import ResolutionSettings
+from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.schemas.outcomes import Count, Kind, Phase, Reason
 
 
 class Half(NamedTuple):
@@ -103,17 +102,6 @@ class Rules(NamedTuple):
     check_max: int
     half_retention_ms: int
     resolved_retention_ms: int
-
-    @classmethod
-    def of(cls, settings: ResolutionSettings) -> "Rules":
-        """Take the numbers from the settings."""
-        return cls(
-            timeout_ms=settings.transactionTimeOut,
-            check_interval_ms=settings.transactionCheckInterval,
-            check_max=settings.transactionCheckMax,
-            half_retention_ms=settings.half_retention,
-            resolved_retention_ms=settings.resolved_retention,
-        )
 
 
 @dataclass(frozen=True, slots=True)

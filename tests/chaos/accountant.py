@@ -15,12 +15,12 @@ import pyarrow
 from confluent_kafka import Consumer
 from deltalake import DeltaTable, QueryBuilder
 
-from schemas.outcomes import Count, Reason
-from schemas.settings import Settings
-from schemas.tables import Table
+from halfway.schemas.outcomes import Count, Reason
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from tests.chaos.evidence import records_of
-from tests.chaos.generator import Control, Fate
-from tests.chaos.judge import Record, Sort, judge, meaning_of
+from tests.fuzz.generator import Control, Fate
+from tests.fuzz.judge import Record, Sort, judge, meaning_of
 
 _LIMIT_S = 30.0
 _MS = "CAST(CAST({0} AS BIGINT) / 1000 AS BIGINT) AS {0}"

@@ -15,10 +15,10 @@ from typing import NoReturn
 
 from confluent_kafka import Producer
 
-from clients import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from schemas.errors import SendError
-from schemas.settings import KafkaSettings
-from tests.chaos.ledger import Fate, Ledger, Plan, body_of, plan_of
+from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from halfway.schemas.errors import SendError
+from halfway.schemas.settings import KafkaSettings
+from tests.chaos.plans import Fate, Ledger, Plan, body_of, plan_of
 
 SETTINGS_FILE = "kafka.json"
 LEDGER_FILE = "ledger.db"

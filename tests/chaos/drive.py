@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from pipelines.job import ResolveJob
-from pipelines.sinks import BatchReport
-from schemas.settings import Settings
-from tests.chaos.generator import Made
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.schemas.settings import Settings
+from tests.fuzz.generator import Made
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import TableNotFoundError
 
-from schemas.settings import Settings
-from schemas.tables import Table
-from tests.chaos.auditor import Check, Evidence, Half, Place, Refused, Row, Verdict
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from tests.chaos.client import GARBAGE, LEDGER_FILE, STRAY
 from tests.chaos.launcher import JOURNAL_FILE
-from tests.chaos.ledger import Ledger, digest
+from tests.chaos.plans import Ledger, digest
+from tests.fuzz.auditor import Check, Evidence, Half, Place, Refused, Row, Verdict
 
 _LIMIT_S = 30.0
 _MS = "CAST(CAST({} AS BIGINT) / 1000 AS BIGINT)"

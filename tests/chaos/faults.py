@@ -13,9 +13,9 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from tests.chaos.auditor import Findings
 from tests.chaos.launcher import Step
 from tests.chaos.world import ChaosError, World, until
+from tests.fuzz.auditor import Findings
 
 LONGER_THAN_ALL_S = 20.0
 """Longer than transactionTimeOut and all checks together, than the services' session and their time to send."""

@@ -11,7 +11,7 @@ from random import Random
 
 from deltalake import DeltaTable
 
-from schemas.tables import Table
+from halfway.schemas.tables import Table
 from tests.chaos.faults import CannotBeMadeError, Fault, wait_for_the_end
 from tests.chaos.world import ROOT, ChaosError, World, until
 

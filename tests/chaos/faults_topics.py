@@ -9,13 +9,13 @@ from signal import SIGCONT, SIGSTOP
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
-from pipelines.kafka import admin, partition_counts
-from pipelines.topics import create_topics
-from schemas.tables import Table
-from tests.chaos.auditor import Findings
+from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.schemas.tables import Table
 from tests.chaos.evidence import ends_of, ids_in, query
 from tests.chaos.faults import CannotBeMadeError, Fault
 from tests.chaos.world import JVM_OPTIONS, ROOT, ChaosError, World, until
+from tests.fuzz.auditor import Findings
 
 _LIMIT_S = 30.0
 _MOST_PARTITIONS = 4

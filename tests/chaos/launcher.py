@@ -18,12 +18,13 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipelines import sinks, tables
-from pipelines.cli import app
-from pipelines.sinks import BatchReport, BatchWriter
-from schemas.headers import check_id
-from schemas.outcomes import Kind
-from schemas.tables import Table
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.resolve import sinks
+from halfway.pipelines.resolve.sinks import BatchReport, BatchWriter
+from halfway.pipelines.storage import delta_tables
+from halfway.schemas.headers import check_id
+from halfway.schemas.outcomes import Kind
+from halfway.schemas.tables import Table
 
 ARM_FILE = "arm.json"
 REACHED_FILE = "reached.json"
@@ -91,7 +92,7 @@ def put(path: Path, content: object) -> None:
 def wrap(folder: Path) -> None:
     """Put the steps into the product's batch writer."""
     steps = Steps(folder)
-    write, count, send_checks, append_once = BatchWriter.write, BatchWriter._count, BatchWriter._send_checks, tables.append_once
+    write, count, send_checks, append_once = BatchWriter.write, BatchWriter._count, BatchWriter._send_checks, delta_tables.append_once
 
     def written(self: BatchWriter, outcomes: DataFrame, batch_id: int) -> BatchReport:
         steps.reach(Step.BEFORE_PERSIST, batch_id)

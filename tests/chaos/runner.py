@@ -16,12 +16,12 @@ from typing import Any
 
 from rich.table import Table
 
-from pipelines.broker import LocalBroker
-from tests.chaos.auditor import Findings
+from halfway.pipelines.local.broker import LocalBroker
 from tests.chaos.faults import PROCESS_FAULTS, CannotBeMadeError, Fault
 from tests.chaos.faults_storage import DISK_BYTES, STORAGE_FAULTS
 from tests.chaos.faults_topics import TOPIC_FAULTS
 from tests.chaos.world import World
+from tests.fuzz.auditor import Findings
 
 FAULTS = [*PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS]
 _DISKS = ("checkpoints", "warehouse")

@@ -22,8 +22,8 @@ from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 from rich.table import Table as Shown
 
-from pipelines.broker import LocalBroker
-from schemas.tables import Table
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.tables import Table
 from tests.chaos.faults import PROCESS_FAULTS
 from tests.chaos.faults_storage import optimize
 from tests.chaos.footprint import memory_mib

@@ -14,20 +14,21 @@ from typing import Self
 
 from confluent_kafka import KafkaException
 
-from pipelines.broker import LocalBroker
-from pipelines.checkpoint import STATUS_FILE
-from pipelines.state import ends_in
-from pipelines.topics import create_topics
-from schemas.outcomes import Reason
-from schemas.settings import Settings, load_settings
-from schemas.tables import Table
-from tests.chaos.auditor import Findings, Verdict, audit
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.storage.checkpoint import STATUS_FILE
+from halfway.pipelines.storage.state_reader import ends_in
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from tests.chaos.client import LEDGER_FILE, PAUSE_FILE, SETTINGS_FILE, STRANGER
 from tests.chaos.evidence import TopicReader, gather, ids_in, query
 from tests.chaos.launcher import ARM_FILE, GO_FILE, REACHED_FILE, Step, put
-from tests.chaos.ledger import Fate, Ledger
+from tests.chaos.plans import Fate, Ledger
+from tests.fuzz.auditor import Findings, Verdict, audit
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 LIMIT_S = 150.0
 _MAX_STARTS = 6
 # Quick to start, for it lives for seconds; and snapshots of the state each few batches, so that there are some to damage.

@@ -16,17 +16,18 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pipelines.broker import LocalBroker
-from pipelines.demo import Progress, run_demo
-from pipelines.jars import ensure_jars
-from pipelines.tables import table_path
-from pipelines.topics import create_topics
-from schemas.settings import ENV_PREFIX, load_settings
-from schemas.tables import Table
-from tests.cluster.standalone import HOST, StandaloneCluster, children, until
+from halfway.conf.loader import load_settings
+from halfway.pipelines.demo.run import Progress, run_demo
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.runtime.jars import ensure_jars
+from halfway.pipelines.storage.delta_tables import table_path
+from halfway.schemas.settings import ENV_PREFIX
+from halfway.schemas.tables import Table
 from tests.conftest import unique_topics
+from tests.support.paths import ROOT
+from tests.support.standalone import HOST, StandaloneCluster, children, until
 
-ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
 BUILD, SUBMIT, STOP = BLOCKS[:3]
 MESSAGES = 400

@@ -8,13 +8,14 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from pipelines.broker import LocalBroker
-from pipelines.topics import create_topics
-from schemas.settings import KafkaSettings, load_settings
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.settings import KafkaSettings
 from tests.conftest import MakeTopics
-from tests.kafka.secure import Right, SecureBroker
-from tests.kafka.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of, way_in
-from tests.kafka.world import World
+from tests.support.secure_broker import Right, SecureBroker
+from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of, way_in
+from tests.support.world import World
 
 MakeWorld = Callable[..., World]
 

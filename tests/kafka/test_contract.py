@@ -7,23 +7,22 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer
 from pyspark.sql import SparkSession
 
-from pipelines.jars import ensure_jars
-from schemas import headers as names
-from schemas.outcomes import Reason
-from schemas.settings import KafkaSettings
-from schemas.tables import Table
+from halfway.pipelines.runtime.jars import ensure_jars
+from halfway.schemas import headers as names
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.settings import KafkaSettings
+from halfway.schemas.tables import Table
 from tests.conftest import MakeTopics
-from tests.kafka.client_world import headers_of, wait_until
 from tests.kafka.conftest import MakeWorld
-from tests.kafka.world import START_MS, World
+from tests.support.client_world import headers_of, wait_until
+from tests.support.paths import ROOT
+from tests.support.world import START_MS, World
 
-ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "contract.md").read_text()
 VECTORS = [
     (key, int(value), int(of_4), int(of_12))

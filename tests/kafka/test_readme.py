@@ -15,11 +15,11 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable, QueryBuilder
 
-from pipelines.broker import free_port
-from pipelines.home import home
-from tests.waiting import until
+from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.runtime.paths import home
+from tests.support.paths import ROOT
+from tests.support.waiting import until
 
-ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE))
 BLOCKS = {name: blocks for name, text in SECTIONS.items() if (blocks := re.findall(r"```sh\n(.*?)```", text, re.DOTALL))}

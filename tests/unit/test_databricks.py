@@ -11,13 +11,13 @@ import pytest
 import typer
 import yaml
 
-from pipelines.cli import app, task
-from pipelines.cli_common import settings_of
-from pipelines.session import refuse_connect
-from schemas.errors import HalfwayError, SettingsError, SetupError
-from schemas.settings import load_settings
+from halfway.conf.loader import load_settings
+from halfway.pipelines.cli.app import app, task
+from halfway.pipelines.cli.common import settings_of
+from halfway.pipelines.runtime.session import refuse_connect
+from halfway.schemas.errors import HalfwayError, SettingsError, SetupError
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 BUNDLE: dict[str, Any] = yaml.safe_load((ROOT / "databricks.yml").read_text())
 FILES = [path for pattern in BUNDLE["include"] for path in sorted(ROOT.glob(pattern))]
 JOBS: dict[str, Any] = {name: job for path in FILES for name, job in yaml.safe_load(path.read_text())["resources"]["jobs"].items()}

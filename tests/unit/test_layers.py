@@ -1,68 +1,157 @@
-"""Imports point one way: pipelines → transforms → schemas, clients → schemas (design §8); the core knows no engine."""
+"""The rooms and their doors: which folder may import which, and one name for one thing (docs/architecture.md)."""
 
 import ast
 import re
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from schemas.events import OUTCOME_SCHEMA
-from schemas.outcomes import Phase
-from schemas.state import ENTRY_SCHEMA, WAITING_COMMIT
-from transforms.protocol import Outcome, Transaction
+from halfway.schemas.events import OUTCOME_SCHEMA
+from halfway.schemas.outcomes import Phase
+from halfway.schemas.state_format import ENTRY_SCHEMA, WAITING_COMMIT
+from halfway.transforms.protocol import Outcome, Transaction
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
-ALLOWED = {
-    "schemas": {"schemas"},
-    "transforms": {"transforms", "schemas"},
-    "clients": {"clients", "schemas"},
-    "pipelines": {"pipelines", "transforms", "schemas"},
+FOLDERS = ("schemas", "transforms", "clients", "conf", "pipelines")
+GRANTS = {
+    "schemas": set(),
+    "transforms": {"schemas"},
+    "transforms/views": {"transforms", "schemas"},
+    "conf": {"schemas"},
+    "clients": {"clients/kafka", "schemas"},
+    "clients/kafka": {"schemas"},
+    "pipelines": {"pipelines/cli"},
+    "pipelines/runtime": {"conf", "schemas"},
+    "pipelines/kafka": {"clients/kafka", "schemas"},
+    "pipelines/storage": {"schemas"},
+    "pipelines/resolve": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "transforms", "schemas"},
+    "pipelines/operate": {
+        "pipelines/kafka",
+        "pipelines/storage",
+        "pipelines/runtime",
+        "transforms/views",
+        "schemas",
+    },
+    "pipelines/operate/doctor": {"pipelines/operate", "pipelines/kafka", "pipelines/storage", "pipelines/runtime", "schemas"},
+    "pipelines/local": {"pipelines/resolve", "pipelines/kafka", "pipelines/runtime", "conf", "schemas"},
+    "pipelines/demo": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "clients", "schemas"},
 }
-OURS = set(ALLOWED)
+"""Room → the rooms that it may import, besides itself. `pipelines/cli` may import all of them, and nobody imports it but the entry points."""
+GRANTS["pipelines/cli"] = set(GRANTS) - {"pipelines"}
+LARGEST_ROOM = 15
 
 
 def imported(path: Path) -> set[str]:
+    """Return the dotted names of the modules that a file imports, wherever in it."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
     return names
 
 
-def modules(package: str) -> list[Path]:
-    found = sorted((ROOT / package).rglob("*.py"))
+def modules(*folders: str) -> list[Path]:
+    found = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
     assert found
     return found
 
 
-@pytest.mark.parametrize("package", ALLOWED)
-def test_imports_point_one_way(package: str) -> None:
-    for path in modules(package):
-        ours = {name.split(".")[0] for name in imported(path)} & OURS
-        # The demo is a user of both sides: a service that sends, and an operator who looks.
-        allowed = ALLOWED[package] | ({"clients"} if path.name.startswith("demo") else set())
-        assert ours <= allowed, path
+def room_of(path: Path) -> str:
+    return str(path.parent.relative_to(ROOT))
+
+
+def rooms_imported(path: Path) -> set[str]:
+    """Return the rooms of the product's modules that a file imports."""
+    rooms = set()
+    for name in imported(path):
+        if name.startswith("halfway."):
+            module = ROOT / Path(*name.split(".")[1:])
+            if module.with_suffix(".py").is_file():
+                rooms.add(room_of(module))
+    return rooms
+
+
+@pytest.mark.parametrize("path", modules(*FOLDERS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_room_imports_what_it_is_granted(path: Path) -> None:
+    room = room_of(path)
+    assert rooms_imported(path) <= GRANTS[room] | {room}
+
+
+def test_rooms_import_each_other_in_no_circle() -> None:
+    left = {room: {to for path in modules(*FOLDERS) if room_of(path) == room for to in rooms_imported(path)} - {room} for room in GRANTS}
+    while free := [room for room, needs in left.items() if not needs & left.keys()]:
+        for room in free:
+            del left[room]
+    assert not left
+
+
+@pytest.mark.parametrize("room", GRANTS)
+def test_a_room_says_what_belongs_there_and_holds_no_more_than_one_can_see(room: str) -> None:
+    says = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
+    assert says and "ay import" in says
+    assert len([path for path in modules(room) if room_of(path) == room and path.stem != "__init__"]) <= LARGEST_ROOM
+
+
+def test_one_name_for_one_module() -> None:
+    """A command has the name of what it commands, and nobody imports it."""
+    names = Counter(path.stem for path in modules(*FOLDERS) if room_of(path) != "pipelines/cli" and not path.stem.startswith("__"))
+    assert {name for name, times in names.items() if times > 1} == set()
+    assert not {"home", "files", "reader", "ledger", "utils", "helpers", "common", "misc"} & names.keys()
+
+
+def test_one_name_for_one_class() -> None:
+    names: Counter[str] = Counter()
+    for path in modules(*FOLDERS):
+        names.update(node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef))
+    assert {name for name, times in names.items() if times > 1} == set()
+
+
+def test_nothing_is_imported_under_its_old_name() -> None:
+    """`import schemas` would be a second copy of every class, or an application's own package."""
+    for path in modules(*FOLDERS, "src", "tests", "benchmarks", "examples", "notebooks"):
+        for name in imported(path):
+            assert name.split(".")[0] not in FOLDERS, f"{path}: import halfway.{name}"
+    assert not {name.split(".")[0] for name in sys.modules} & set(FOLDERS)
+
+
+def test_tests_import_no_test_module_and_benchmarks_only_what_supports_tests() -> None:
+    for path in modules("tests"):
+        assert not [name for name in imported(path) if name.startswith("tests.") and re.search(r"\.(test_\w+|conftest)", name)], path
+    for path in modules("benchmarks"):
+        assert not [name for name in imported(path) if re.match(r"tests(?!\.support)", name)], path
 
 
 def test_the_core_needs_nothing_but_python() -> None:
-    used = {name.split(".")[0] for name in imported(ROOT / "transforms" / "protocol.py")}
-    assert used == {"collections", "dataclasses", "operator", "typing", "schemas"}
+    used = imported(ROOT / "transforms" / "protocol.py")
+    assert {name.split(".")[0] for name in used} == {"collections", "dataclasses", "operator", "typing", "halfway"}
+    assert rooms_imported(ROOT / "transforms" / "protocol.py") == {"schemas"}
+    assert not {name for name in used if name.startswith(("halfway.schemas.settings", "halfway.schemas.events"))}
 
 
-def test_nothing_that_decides_looks_at_a_clock_or_at_chance() -> None:
-    for path in modules("transforms"):
-        assert not {name.split(".")[0] for name in imported(path)} & {"time", "datetime", "random", "secrets", "uuid", "os"}, path
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("schemas", {"socket", "ssl", "os", "time", "random", "secrets", "uuid", "subprocess", "urllib", "confluent_kafka"}),
+        ("transforms", {"time", "datetime", "random", "secrets", "uuid", "os", "gc", "socket", "pathlib", "confluent_kafka"}),
+    ],
+)
+def test_a_room_keeps_its_sign(folder: str, forbidden: set[str]) -> None:
+    """No I/O, clock or chance in what the contract and the protocol are made of."""
+    for path in modules(folder):
+        assert not {name.split(".")[0] for name in imported(path)} & forbidden, path
+        assert not re.search(r"\.(collect|toPandas|toArrow|read_text|read_bytes|open)\(\)|(?<![\w.])open\(", path.read_text()), path
 
 
 def test_no_pickle_anywhere() -> None:
     """Whoever can write what is unpickled runs code here: state, tables and topics are Arrow, Parquet, JSON and bytes."""
     unpicklers = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
-    for package in (*OURS, "benchmarks", "examples", "notebooks"):
-        for path in modules(package):
-            assert not {part for name in imported(path) for part in name.split(".")} & unpicklers, path
-            assert not re.search(r"(read|to|allow)_pickle|pickleFile|saveAsPickle", path.read_text()), path
+    for path in modules(*FOLDERS, "src", "benchmarks", "examples", "notebooks"):
+        assert not {part for name in imported(path) for part in name.split(".")} & unpicklers, path
+        assert not re.search(r"(read|to|allow)_pickle|pickleFile|saveAsPickle", path.read_text()), path
 
 
 def test_one_definition_of_each_row() -> None:

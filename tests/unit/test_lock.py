@@ -2,9 +2,10 @@
 
 import re
 from importlib import metadata
-from pathlib import Path
 
-LOCK = Path(__file__).parents[2] / "requirements.lock"
+from tests.support.paths import ROOT
+
+LOCK = ROOT / "requirements.lock"
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; [^\\]+)?((?: --hash=sha256:[0-9a-f]{64})*)")
 
 

@@ -1,0 +1,194 @@
+"""The way out: librdkafka's idempotent producer behind a bounded queue, and the delivery reports of what is sent."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from halfway.clients.kafka.config import librdkafka_config, log_error
+from halfway.clients.kafka.diagnosis import WRONG_LOGIN, may_not, tls_problem
+from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
+from halfway.schemas.records import Record
+from halfway.schemas.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+_BUFFER_KBYTES = 256 * 1024
+_POLL_S = 0.1
+_FULL_QUEUE_WAIT_S = 0.05
+SURELY_NOT_STORED = frozenset(
+    (
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.INVALID_TIMESTAMP,
+        KafkaError.INVALID_REQUIRED_ACKS,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._PURGE_QUEUE,
+    )
+)
+"""Refusals before anything is appended. After every other failure the half may lie in the topic, and a ROLLBACK is sent."""
+
+
+class Outbox:
+    """librdkafka's producer, and the thread that serves its delivery reports.
+
+    Args:
+        settings: where Kafka is.
+        max_in_flight: how many records may wait for their acknowledgement.
+        send_timeout_ms: after how long an unacknowledged record counts as failed, and how long to wait for room in a full queue.
+        linger_ms: how long a record waits for others to share its request with.
+        message_bytes: the largest record.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, message_bytes: int) -> None:
+        """Connect, in the background.
+
+        Raises:
+            KafkaUnavailableError: librdkafka refuses the settings, for instance a CA file that is not there.
+        """
+        self._settings = settings
+        self._refusal: str | None = None
+        self._has_delivered = False
+        config = {
+            **librdkafka_config(settings),
+            "error_cb": self._on_error,
+            "acks": "all",
+            "enable.idempotence": True,
+            # Java's default; all that is sent for one id, by whichever client, lies in one partition (design §2).
+            "partitioner": "murmur2_random",
+            "linger.ms": linger_ms,
+            "message.timeout.ms": send_timeout_ms,
+            "message.max.bytes": message_bytes,
+            "queue.buffering.max.messages": max_in_flight,
+            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * message_bytes // 1024),
+        }
+        try:
+            self._producer = Producer(config)
+        except KafkaException as error:
+            raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
+        self._send_timeout_s = send_timeout_ms / 1000
+        self._stopping = threading.Event()
+        self._room, self._waiting = threading.Condition(), 0
+        self._poller = threading.Thread(target=self._poll, name="halfway-outbox", daemon=True)
+        self._poller.start()
+
+    def put(self, topic: str, record: Record, on_delivery: Callable[[KafkaError | None, Message], None]) -> None:
+        """Queue a record, waiting for room in a full queue as long as a send may take.
+
+        Raises:
+            QueueFullError: there was no room in time. It is certainly not sent.
+            SendError: librdkafka refuses the record, or Kafka us. It is certainly not sent.
+        """
+        deadline_s = time.monotonic() + self._send_timeout_s
+        if not self._has_delivered:
+            on_delivery = self._noting(on_delivery)
+            if self._refusal not in (None, WRONG_LOGIN):
+                # librdkafka may say it once only. Has it been put right since?
+                self._refusal = tls_problem(self._settings.as_librdkafka_dict())
+                if self._refusal:
+                    raise SendError(f"not sent: {self._refusal}")
+        while True:
+            try:
+                self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
+                return
+            except BufferError:
+                if time.monotonic() >= deadline_s:
+                    raise QueueFullError(
+                        f"{len(self._producer)} records wait to be sent and none got through in {self._send_timeout_s:g} s: is Kafka "
+                        "in reach? Send from fewer threads, or raise max_in_flight"
+                    ) from None
+                with self._room:
+                    self._waiting += 1
+                    self._room.wait(_FULL_QUEUE_WAIT_S)
+                    self._waiting -= 1
+            except KafkaException as error:
+                raise SendError(f"not sent: {error.args[0]}") from error
+
+    def cause(self, topic: str, error: KafkaError) -> str:
+        """Say why a record for `topic` was not delivered, and what to do where that is known."""
+        if error.code() == KafkaError._PURGE_QUEUE and self._refusal:
+            return self._refusal
+        if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return may_not(self._settings.security.user, "Write", "topic", topic)
+        return str(error)
+
+    def _on_error(self, error: KafkaError) -> None:
+        """Log an error of the connections; what time will not mend fails what is queued, as long as nothing ever got through."""
+        log_error(error)
+        # A single connection that fails is repeated soon, and tells nothing that "all brokers are down" does not.
+        if self._has_delivered or error.code() == KafkaError._TRANSPORT:
+            return
+        is_login = error.code() == KafkaError._AUTHENTICATION
+        refusal = WRONG_LOGIN if is_login else tls_problem(self._settings.as_librdkafka_dict())
+        if refusal:
+            self._refusal = refusal
+            self._producer.purge(in_flight=False, blocking=False)
+
+    def _noting(self, on_delivery: Callable[[KafkaError | None, Message], None]) -> Callable[[KafkaError | None, Message], None]:
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is None:
+                self._has_delivered = True
+            on_delivery(error, message)
+
+        return report
+
+    def close(self, deadline_s: float) -> bool:
+        """Deliver what is queued; return whether all of it was, or failed, in time. The thread goes on with what is left.
+
+        Args:
+            deadline_s: the time by `time.monotonic()` to give up at.
+        """
+        left = self._producer.flush(max(0.0, deadline_s - time.monotonic()))
+        self._stopping.set()
+        if left == 0:
+            self._poller.join(max(_POLL_S, deadline_s - time.monotonic()))
+        return left == 0
+
+    def _poll(self) -> None:
+        while not (self._stopping.is_set() and len(self._producer) == 0):
+            try:
+                served = self._producer.poll(_POLL_S)
+                if served and self._waiting:
+                    with self._room:
+                        self._room.notify(served)
+            except KafkaException as error:
+                # Fatal to librdkafka's producer: all that is sent from now on fails, and says why.
+                log.error("event=producer_failed error=%s", error.args[0])
+            except Exception:
+                log.exception("event=delivery_report_failed")
+
+
+class Report:
+    """The delivery report of one record, waited for by one thread; librdkafka calls it."""
+
+    __slots__ = ("_arrived", "error", "offset", "partition")
+
+    def __init__(self) -> None:
+        """Wait for one report."""
+        # A bare lock, held until the report comes: with an Event 8 threads send a fifth less.
+        self._arrived = threading.Lock()
+        self._arrived.acquire()
+        self.error: KafkaError | None = None
+        self.partition = self.offset = -1
+
+    def __call__(self, error: KafkaError | None, message: Message) -> None:
+        """Take the report."""
+        self.error = error
+        self.partition, self.offset = cast(int, message.partition()), cast(int, message.offset())
+        self._arrived.release()
+
+    def wait(self, limit_s: float) -> bool:
+        """Return whether the report came within `limit_s`."""
+        return self._arrived.acquire(timeout=limit_s)

@@ -1,0 +1,139 @@
+"""Load the settings: one YAML file, overridden by the environment, then by the command line (docs/contract.md)."""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+
+from halfway.schemas.errors import SettingsError, SetupError
+from halfway.schemas.settings import ENV_PREFIX, Settings
+
+
+def conf_file(name: str) -> Path:
+    """Return `conf/<name>`: of the current directory if it is there, or else the one that is shipped.
+
+    Raises:
+        SetupError: neither is there.
+    """
+    for place in (Path.cwd() / "conf", Path(__file__).resolve().parent):
+        if (place / name).is_file():
+            return place / name
+    raise SetupError(f"conf/{name} is missing: run in Halfway's source tree, or install its wheel again")
+
+
+def load_settings(
+    path: Path | None = None, *, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Read the settings: the file at `path`, then `HALFWAY__GROUP__NAME` of the environment, then `overrides`.
+
+    Args:
+        path: a YAML file; None for the built-in defaults, which `conf/default.yaml` repeats.
+        overrides: dotted name (`resolution.tick_interval`) → value.
+        environ: the environment; `os.environ` if None.
+
+    Raises:
+        SettingsError: an unknown name (the nearest right one is named), a wrong value, or no such file.
+    """
+    merged: dict[str, Any] = {}
+    for dotted, value, origin in [
+        *_from_file(path),
+        *_from_environment(os.environ if environ is None else environ),
+        *((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
+    ]:
+        _put(merged, dotted, value, origin)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
+    if path is None:
+        return
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise SettingsError(f"{path}{where}: this is not YAML") from None
+    if content is not None and not isinstance(content, dict):
+        raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
+    yield from _flatten(content or {}, (), str(path))
+
+
+def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: str) -> Iterator[tuple[str, object, str]]:
+    for name, value in content.items():
+        dotted = (*prefix, str(name))
+        if isinstance(value, dict) and not _is_mapping(dotted):
+            yield from _flatten(value, dotted, origin)
+        else:
+            yield ".".join(dotted), value, origin
+
+
+def _is_mapping(dotted: tuple[str, ...]) -> bool:
+    """Whether a setting's value is itself a mapping, whose names are the user's."""
+    return ".".join(dotted).lower() in {name for name, field in _all_settings() if get_origin(field.annotation) is Mapping}
+
+
+def secret_settings() -> frozenset[str]:
+    """Return the dotted names, in small letters, of the settings that hold a secret."""
+    return frozenset(name for name, field in _all_settings() if _holds_secret(field.annotation))
+
+
+def _all_settings(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in (model or Settings).model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _all_settings(inner, f"{prefix}{name.lower()}.")
+        else:
+            yield prefix + name.lower(), field
+
+
+def _holds_secret(annotation: Any) -> bool:
+    return annotation is SecretStr or any(_holds_secret(part) for part in get_args(annotation))
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    for name in sorted(environ):
+        if name.upper().startswith(ENV_PREFIX):
+            yield name[len(ENV_PREFIX) :].replace("__", ".").lower(), environ[name], name
+
+
+def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> None:
+    """Set one value under its group, names matched without regard to case as environments demand it."""
+    model: type[BaseModel] = Settings
+    *groups, last = dotted.split(".")
+    for depth, group in enumerate(groups):
+        field = _field(model, group, dotted, origin)
+        inner = model.model_fields[field].annotation
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            raise SettingsError(f"{origin}: {'.'.join(groups[: depth + 1])} is one value, not a group of settings")
+        merged, model = merged.setdefault(field, {}), inner
+    field = _field(model, last, dotted, origin)
+    if _is_group(model.model_fields[field]):
+        if value is None:
+            return
+        raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")
+    merged[field] = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
+
+
+def _is_group(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
+    by_lower = {field.lower(): field for field in model.model_fields}
+    if name.lower() in by_lower:
+        return by_lower[name.lower()]
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    raise SettingsError(f"{origin}: unknown setting {dotted!r}; {hint}")

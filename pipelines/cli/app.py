@@ -1,0 +1,49 @@
+"""The command line: `halfway`, or `python -m pipelines`. One module a command; here they come together."""
+
+from collections.abc import Sequence
+
+import typer
+
+from halfway.pipelines.cli import broker, demo, doctor, optimize, pending, replay, resolve, settle, status, topics
+from halfway.pipelines.cli.common import HalfwayGroup
+from halfway.schemas.errors import HalfwayError
+
+app = typer.Typer(
+    name="halfway",
+    cls=HalfwayGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    # Typer's own tracebacks show local variables, secrets among them.
+    pretty_exceptions_enable=False,
+    help="Transactional messages on Kafka, resolved by Spark.",
+)
+
+
+def task(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line as a task of Databricks, which takes any SystemExit for a failure, also that of code 0.
+
+    Args:
+        arguments: of the command line; those of the process if None.
+
+    Raises:
+        HalfwayError: the command failed, for the reason that it has logged.
+    """
+    code = app(list(arguments) if arguments is not None else None, prog_name="halfway", standalone_mode=False)
+    if code:
+        raise HalfwayError(f"halfway ended with exit code {code}: its error is above")
+
+
+# Groups of commands.
+app.add_typer(broker.app, name="broker")
+app.add_typer(topics.app, name="topics")
+
+# Single commands.
+app.command("resolve")(resolve.resolve)
+app.command("demo")(demo.demo)
+app.command("status")(status.status)
+app.command("pending")(pending.pending)
+app.command("commit")(settle.commit)
+app.command("rollback")(settle.rollback)
+app.command("replay")(replay.replay)
+app.command("doctor")(doctor.doctor)
+app.command("optimize")(optimize.optimize)

@@ -1,0 +1,38 @@
+"""`halfway broker`: the local development broker."""
+
+from typing import Annotated
+
+import typer
+
+from halfway.pipelines.cli.common import JsonOption, show_json, show_table
+from halfway.pipelines.local.broker import local_broker
+
+app = typer.Typer(no_args_is_help=True, help="Start and stop a local Kafka for development, on loopback.")
+
+
+@app.command()
+def start(
+    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port to listen on, from now on. Without it the one it had.")] = None,
+) -> None:
+    """Start the broker, which goes on in the background, and wait until it answers."""
+    broker = local_broker()
+    started = broker.start(port)
+    typer.echo(f"the broker {'runs' if started else 'was running already'} at {broker.status()['bootstrap_servers']}")
+
+
+@app.command()
+def stop() -> None:
+    """Stop the broker. Its data and its address stay for the next start."""
+    typer.echo("the broker is stopped" if local_broker().stop() else "the broker was not running")
+
+
+@app.command()
+def status(as_json: JsonOption = False) -> None:
+    """Tell whether the broker runs, and where."""
+    broker = local_broker()
+    facts = broker.status()
+    if as_json:
+        show_json(facts)
+        return
+    rows = [("running", "yes" if facts["running"] else "no"), ("address", facts["bootstrap_servers"] or "none yet")]
+    show_table(["broker", ""], [*rows, ("folder", broker.directory)])

@@ -1,0 +1,152 @@
+"""`halfway demo`: real traffic, and whether its outcome is right."""
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.storage.checkpoint import is_in_use
+
+if TYPE_CHECKING:
+    from halfway.pipelines.demo.run import DemoResult, Progress
+
+_LINE_EVERY_S = 5.0
+_SHOWN_PROBLEMS = 10
+
+
+def demo(
+    messages: Annotated[int, typer.Option(min=1, help="Transactions to send, beside the few that show what goes wrong.")] = 30,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Send real traffic by the real client and see it settled: exit code 0 only if all of it comes out right.
+
+    The job that is running is used; if there is none, one is started for as long as the demo takes.
+    """
+    # Here: delta-rs takes half a second to load, which other commands need not pay.
+    from halfway.pipelines.demo.own_job import OWN_SETTINGS  # noqa: PLC0415
+    from halfway.pipelines.demo.run import run_demo  # noqa: PLC0415
+
+    settings = settings_of(config, overrides)
+    settings.kafka.servers()
+    job_options: list[str] | None = None
+    if not is_in_use(settings.storage):
+        own_overrides = [*OWN_SETTINGS, *(overrides or ())]
+        settings = settings_of(config, own_overrides)
+        job_options = _options(config, own_overrides)
+    with _ended_by_sigterm(), _shown(is_quiet=as_json) as (say, show):
+        result = run_demo(settings, messages, job_options, say=say, show=show)
+    if as_json:
+        show_json(
+            {"ok": result.ok, "expected": asdict(result.expected), "found": asdict(result.found), "tables": result.tables},
+        )
+        _show_problems(result)
+    else:
+        _show_result(result)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+def _options(config: Path | None, overrides: Sequence[str]) -> list[str]:
+    """Return the command-line options of the job that is to run with the same settings."""
+    of_config = [] if config is None else ["--config", str(config)]
+    return [*of_config, *(part for text in overrides for part in ("--set", text))]
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as an error does, so that a job started for the demo is stopped."""
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["Progress"], None]]]:
+    """Yield what shows sentences, and what shows progress: a live table in a terminal, else a line now and then, nothing if quiet."""
+    console = Console()
+    if is_quiet:
+        yield lambda text: typer.echo(text, err=True), lambda _: None
+    elif console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield (
+                lambda text: console.print(text, markup=False, highlight=False, soft_wrap=True),
+                lambda progress: live.update(_progress_table(progress), refresh=True),
+            )
+    else:
+        yield typer.echo, _Lines()
+
+
+class _Lines:
+    """Prints progress as a line, at most one each 5 s."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, progress: "Progress") -> None:
+        if progress.seconds >= self._next_s:
+            self._next_s = progress.seconds + _LINE_EVERY_S
+            typer.echo(" ".join(f"{name}={value}" for name, value in _progress_facts(progress).items()))
+
+
+def _progress_facts(progress: "Progress") -> dict[str, str]:
+    counts = {name: str(value) for name, value in asdict(progress.found).items()}
+    return {"sent": f"{progress.sent}/{progress.total}", **counts, "seconds": f"{progress.seconds:.0f}"}
+
+
+def _progress_table(progress: "Progress") -> Table:
+    facts = _progress_facts(progress)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in facts:
+        table.add_column(_called(name), justify="right")
+    table.add_row(*facts.values())
+    return table
+
+
+def _show_result(result: "DemoResult") -> None:
+    found = asdict(result.found)
+    rows = [
+        (_called(name), expected, found[name], "ok" if expected == found[name] else "WRONG")
+        for name, expected in asdict(result.expected).items()
+    ]
+    show_table(["outcome", "expected", "found", ""], rows)
+    _show_problems(result)
+    typer.echo("The tables:")
+    for name, path in result.tables.items():
+        typer.echo(f"  {name:<10}  {path}")
+    typer.echo("To look at them, in Python:")
+    typer.echo("  import deltalake, pyarrow")
+    typer.echo(f'  messages = deltalake.QueryBuilder().register("messages", deltalake.DeltaTable("{result.tables["messages"]}"))')
+    typer.echo(
+        '  print(pyarrow.table(messages.execute("SELECT transaction_id, tags, keys, body FROM messages LIMIT 10").read_all()).to_pandas())'
+    )
+    typer.echo(f"{'ok' if result.ok else 'NOT ok'}: {result.prefix}* after {result.seconds:.0f} s")
+
+
+def _show_problems(result: "DemoResult") -> None:
+    for problem in result.problems[:_SHOWN_PROBLEMS]:
+        typer.echo(f"wrong: {problem}", err=True)
+    if len(result.problems) > _SHOWN_PROBLEMS:
+        typer.echo(f"wrong: and {len(result.problems) - _SHOWN_PROBLEMS} more", err=True)
+
+
+def _called(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,19 @@
+"""`halfway optimize`: make few large files of the tables' many small ones."""
+
+from dataclasses import asdict
+
+from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.runtime.session import own_session, spark_session
+from halfway.pipelines.storage.compaction import compact_tables
+
+
+def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Make few large files of the tables' many small ones. The job may go on running; do it each hour or so."""
+    settings = settings_of(config, overrides)
+    with own_session():
+        done = compact_tables(spark_session(settings), settings.storage)
+    if as_json:
+        show_json([asdict(compaction) for compaction in done])
+        return
+    rows = [(one.table, one.files_removed, one.files_added, one.files, f"{one.bytes / 1024**2:.1f}", one.log_files_removed) for one in done]
+    show_table(["table", "files replaced", "by", "files now", "MiB now", "of its log deleted"], rows)

@@ -1,0 +1,94 @@
+"""`halfway commit` and `halfway rollback`: settle one transaction by hand."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, say, settings_of, show_json
+from halfway.pipelines.operate.settle import Target, find_pending, settle
+from halfway.pipelines.runtime.reader_session import reader_session
+from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.records import encode_key
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
+RemarkOption = Annotated[str | None, typer.Option(help="Why; it is kept in the op record, with your name.")]
+GroupOption = Annotated[str | None, typer.Option(help="Its producer group: send without looking whether it is pending.")]
+IncarnationOption = Annotated[int | None, typer.Option(min=0, help="Its incarnation, with --group; 0 without it.")]
+
+
+def commit(
+    transaction_id: IdArgument,
+    *,
+    remark: RemarkOption = None,
+    group: GroupOption = None,
+    incarnation: IncarnationOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit a pending transaction by hand: its message goes to the table `messages`."""
+    _settle(
+        action=LocalTransactionState.COMMIT,
+        transaction_id=transaction_id,
+        remark=remark,
+        group=group,
+        incarnation=incarnation,
+        config=config,
+        overrides=overrides,
+        as_json=as_json,
+    )
+
+
+def rollback(
+    transaction_id: IdArgument,
+    *,
+    remark: RemarkOption = None,
+    group: GroupOption = None,
+    incarnation: IncarnationOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Roll a pending transaction back by hand: nobody will ever read its message."""
+    _settle(
+        action=LocalTransactionState.ROLLBACK,
+        transaction_id=transaction_id,
+        remark=remark,
+        group=group,
+        incarnation=incarnation,
+        config=config,
+        overrides=overrides,
+        as_json=as_json,
+    )
+
+
+def _settle(
+    *,
+    action: LocalTransactionState,
+    transaction_id: str,
+    remark: str | None,
+    group: str | None,
+    incarnation: int | None,
+    config: ConfigOption,
+    overrides: SetOption,
+    as_json: bool,
+) -> None:
+    if incarnation is not None and group is None:
+        raise typer.BadParameter("needs --group: without it both are looked up", param_hint="--incarnation")
+    settings = settings_of(config, overrides)
+    settings.kafka.servers()
+    encode_key(transaction_id)
+    if group is not None:
+        target = Target(transaction_id, group, incarnation or 0)
+    else:
+        with reader_session(settings, say) as spark:
+            target = find_pending(spark, settings, transaction_id)
+    sent = settle(settings, target, action, remark)
+    if as_json:
+        show_json(asdict(sent))
+        return
+    typer.echo(
+        f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
+        f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch, unless another verdict came before"
+    )

@@ -1,0 +1,67 @@
+"""`halfway status`: how the job stands, on one page."""
+
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+
+import typer
+
+from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, duration_text, say, settings_of, show_json, show_table
+from halfway.pipelines.operate.status import Status, job_status
+from halfway.pipelines.runtime.reader_session import reader_session
+
+_SHOWN_GROUPS = 20
+
+
+def status(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show how the job stands: horizon, lag, pending, counts, rates, last batch. A running job is not disturbed."""
+    settings = settings_of(config, overrides)
+    with reader_session(settings, say) as spark:
+        now = job_status(spark, settings, time.time_ns() // 1_000_000)
+    if as_json:
+        show_json(asdict(now))
+        return
+    show_table(["job", ""], _rows(now))
+    if now.totals:
+        rates = now.rates or {}
+        over = f"a second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
+        counted = [(name.replace("_", " "), f"{total:,}", rates.get(name, "")) for name, total in now.totals.items()]
+        show_table(["since the checkpoint began", "", over], counted)
+    if now.pending_by_group:
+        _show_groups(now)
+
+
+def _show_groups(now: Status) -> None:
+    groups = now.pending_by_group
+    rows = [
+        (row["producer_group"], f"{row['pending']:,}", duration_text(row["oldest_age_ms"]), "away" if row["is_away"] else "")
+        for row in groups[:_SHOWN_GROUPS]
+    ]
+    show_table(["group", "pending", "oldest", ""], rows)
+    if len(groups) > _SHOWN_GROUPS:
+        typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} groups with fewer (--json has all)")
+
+
+def _rows(now: Status) -> list[tuple[str, str]]:
+    running = {True: "yes", False: "no: time stands still", None: "cannot be told from this machine"}[now.is_running]
+    if now.horizon_ms is None:
+        horizon = "none yet: nothing falls due before every partition has a tick"
+    else:
+        horizon = f"{_utc(now.horizon_ms)}, {duration_text(now.horizon_lag_ms)} ago"
+    if now.unread is None:
+        unread = f"unknown: {now.kafka_error}"
+    else:
+        unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items())
+    rows = [("running", running), ("horizon", horizon), ("not read yet", unread), ("last batch", _last_batch(now))]
+    away = ", ".join(now.absent_groups) or "none"
+    return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups that are away", away)]
+
+
+def _last_batch(now: Status) -> str:
+    if now.last_batch is None:
+        return "none yet"
+    return f"{now.last_batch['batch_id']} took {now.last_batch['seconds']:.2f} s, until {_utc(now.last_batch['written_at_ms'])}"
+
+
+def _utc(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

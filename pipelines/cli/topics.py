@@ -1,0 +1,44 @@
+"""`halfway topics`: the three topics of Halfway."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.kafka.topic_setup import BROKER_DEFAULT_REPLICATION, DEFAULT_PARTITIONS, UNLIMITED, TopicReport, create_topics
+
+app = typer.Typer(no_args_is_help=True, help="Create and verify the topics.")
+
+
+@app.callback()
+def topics() -> None:
+    """Create and verify the topics."""
+
+
+@app.command()
+def create(
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of each new topic.")] = DEFAULT_PARTITIONS,
+    replication: Annotated[
+        int, typer.Option(min=-1, help="Copies of each new topic; -1 for the broker's default.")
+    ] = BROKER_DEFAULT_REPLICATION,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Create the topics that are missing, and verify those that exist."""
+    if replication == 0:
+        raise typer.BadParameter("0 copies hold nothing", param_hint="--replication")
+    reports = create_topics(settings_of(config, overrides), partitions, replication)
+    if as_json:
+        show_json([asdict(report) for report in reports])
+        return
+    columns = ["topic", "partitions", "time", "kept", "largest", ""]
+    show_table(columns, [_row(report) for report in reports])
+
+
+def _row(report: TopicReport) -> tuple[object, ...]:
+    kept = "for ever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
+    largest = f"{report.max_message_bytes / 1024**2:.3g} MiB"
+    remarks = "; ".join(["created" if report.created else "was there", *report.notes])
+    return report.topic, report.partitions, report.timestamp_type, kept, largest, remarks

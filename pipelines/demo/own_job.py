@@ -1,0 +1,95 @@
+"""The job of `halfway demo`: the one that is running, or one started for the time of the demo."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from halfway.pipelines.demo.watch import read_status
+from halfway.pipelines.runtime.paths import home
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.settings import StorageSettings
+
+OWN_SETTINGS = (
+    "trigger.available_now=false",
+    "resolution.transactionTimeOut=2s",
+    "resolution.transactionCheckInterval=2s",
+    "resolution.transactionCheckMax=3",
+)
+"""Settings of a job of the demo's own, so that checks and discards are over within two minutes; the user's own `--set` go before them."""
+
+# The first start fetches JARs.
+_START_LIMIT_S = 600.0
+_STOP_LIMIT_S = 60.0
+_POLL_S = 0.2
+
+
+def job_log() -> Path:
+    """Return where the demo's own job logs to."""
+    return home() / "demo-job.log"
+
+
+@contextmanager
+def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callable[[], None]]:
+    """Run `halfway resolve` as a child until the block is left.
+
+    Args:
+        storage: whose job it is.
+        options: of the command line.
+
+    Yields:
+        A function that raises if the job has ended.
+
+    Raises:
+        HalfwayError: the job ended, or did not write its first batch within 10 minutes; the message has its last words.
+    """
+    log_file = job_log()
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    before = read_status(storage)
+    with log_file.open("wb") as log:
+        # A session of its own: Ctrl-C is for the demo, which then ends the job.
+        job = subprocess.Popen(
+            [sys.executable, "-m", "halfway", "resolve", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def check() -> None:
+        if job.poll() is not None:
+            raise HalfwayError(f"the job ended with exit code {job.returncode}: {_last_words(log_file)} (its log: {log_file})")
+
+    try:
+        deadline_s = time.monotonic() + _START_LIMIT_S
+        while read_status(storage) == before:
+            check()
+            if time.monotonic() > deadline_s:
+                raise HalfwayError(f"the job did nothing within {_START_LIMIT_S:g} s (its log: {log_file})")
+            time.sleep(_POLL_S)
+        yield check
+    finally:
+        _stop(job)
+
+
+def _stop(job: subprocess.Popen[bytes]) -> None:
+    """End the job between two batches; if that takes too long, at once, which costs no more than a crash."""
+    if job.poll() is not None:
+        return
+    job.terminate()
+    try:
+        job.wait(_STOP_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
+def _last_words(log_file: Path) -> str:
+    """Return the last error line of a job's log, or else its last line."""
+    lines = [line.strip() for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")

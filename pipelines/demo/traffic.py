@@ -1,0 +1,232 @@
+"""What `halfway demo` sends, by the real client, and what must come of it.
+
+The demo is a program on top of both sides, the job's and the producer's: this module is the one place in `pipelines` that imports
+`clients`. Words and numbers are those of RocketMQ's example TransactionProducer: topic, tags, keys, and the outcome by index modulo 3.
+"""
+
+import secrets
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from confluent_kafka import KafkaError, Message, Producer
+
+from halfway.clients.messages import CheckRequest, HalfMessage
+from halfway.clients.producer import TransactionProducer
+from halfway.pipelines.kafka.admin import librdkafka_log
+from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.headers import DELAY_HEADERS, LocalTransactionState
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.records import HalfHeaders, OpHeaders
+from halfway.schemas.settings import Settings
+
+TOPIC = "TopicTest1234"
+TAGS = ("TagA", "TagB", "TagC", "TagD", "TagE")
+ORDERS_GROUP = "demo-orders"
+SILENT_GROUP = "demo-silent"
+STRANGER_GROUP = "demo-stranger"
+SILENT_MESSAGES = 2
+_EVERY_BYTE = bytes(range(256))
+_LOCAL_OUTCOMES = (LocalTransactionState.UNKNOWN, LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK)
+_CLOSE_LIMIT_S = 15.0
+_SEND_LIMIT_S = 30.0
+
+
+class End(StrEnum):
+    """How a transaction ends."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+    DISCARDED = "discarded"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What came, or must come, of one demo: transactions, but for `quarantined`, which are records."""
+
+    committed: int = 0
+    rolled_back: int = 0
+    checked: int = 0
+    """Transactions that were asked about at least once, however they ended."""
+    discarded: int = 0
+    quarantined: int = 0
+    pending: int = 0
+
+
+class Planned(NamedTuple):
+    """A transaction to send; `outcome` is what its local transaction says at once."""
+
+    transaction_id: str
+    body: bytes
+    tags: str
+    keys: str
+    group: str
+    outcome: LocalTransactionState
+    end: End
+
+
+class Pointer(NamedTuple):
+    """Where a record lies."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class OrderListener:
+    """Answers from the transaction's id alone, so that any instance of the group, also a later demo's, gives the right answer."""
+
+    def execute_local_transaction(self, message: HalfMessage, arg: Planned) -> LocalTransactionState:  # noqa: ARG002
+        """Say what the plan says; the unknown ones are asked about later."""
+        return arg.outcome
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
+        """Say how the local transaction ended: those that were unknown have committed by now."""
+        index = message.transaction_id.rpartition("-")[2]
+        is_rolled_back = index.isdecimal() and _local_outcome(int(index)) is LocalTransactionState.ROLLBACK
+        return LocalTransactionState.ROLLBACK if is_rolled_back else LocalTransactionState.COMMIT
+
+
+class SilentListener:
+    """Never knows."""
+
+    def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:  # noqa: ARG002
+        """Do not know."""
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:  # noqa: ARG002
+        """Do not know either."""
+        return LocalTransactionState.UNKNOWN
+
+
+class Traffic:
+    """The demo's traffic: sent by a thread of its own, while the group members answer checks until `close`.
+
+    All ids of one demo begin with `prefix`, which no other demo has: used topics and tables do no harm.
+    """
+
+    def __init__(self, settings: Settings, messages: int) -> None:
+        """Plan `messages` transactions and the special ones; nothing is sent or connected before `start`."""
+        self._settings = settings
+        self.prefix = f"demo-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}-"
+        self.stranger_id = f"{self.prefix}stranger"
+        self.delayed_id = f"{self.prefix}delayed"
+        self.planned = self._plan(messages)
+        self.quarantined = (Reason.GROUP_MISMATCH, Reason.DELAY_NOT_SUPPORTED, Reason.MISSING_KEY)
+        self.sent = 0
+        """How many of `planned`, in its order."""
+        self.keyless: Pointer | None = None
+        """Where the record without a key went, once it is sent."""
+        self.failure: Exception | None = None
+        self._orders = TransactionProducer(settings.kafka, ORDERS_GROUP, OrderListener())
+        self._silent = TransactionProducer(settings.kafka, SILENT_GROUP, SilentListener())
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="demo-traffic", daemon=True)
+
+    def expected(self) -> Counts:
+        """Return what must come of it."""
+        ends = [planned.end for planned in self.planned.values()]
+        return Counts(
+            committed=ends.count(End.COMMITTED),
+            rolled_back=ends.count(End.ROLLED_BACK),
+            checked=sum(planned.outcome is LocalTransactionState.UNKNOWN for planned in self.planned.values()),
+            discarded=ends.count(End.DISCARDED),
+            quarantined=len(self.quarantined),
+            pending=0,
+        )
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether everything was sent."""
+        return self.sent == len(self.planned)
+
+    def __enter__(self) -> Self:
+        """Start to send, and to answer checks."""
+        self._orders.start()
+        self._silent.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop sending, and leave the groups."""
+        self._stopping.set()
+        for producer in (self._orders, self._silent):
+            producer.close(_CLOSE_LIMIT_S)
+        self._thread.join(_CLOSE_LIMIT_S)
+
+    def _plan(self, messages: int) -> dict[str, Planned]:
+        numbered = [
+            Planned(
+                f"{self.prefix}{index}",
+                f"Hello Halfway {index}".encode(),
+                TAGS[index % len(TAGS)],
+                f"KEY{index}",
+                ORDERS_GROUP,
+                _local_outcome(index),
+                End.ROLLED_BACK if _local_outcome(index) is LocalTransactionState.ROLLBACK else End.COMMITTED,
+            )
+            for index in range(messages)
+        ]
+        unknown = LocalTransactionState.UNKNOWN
+        stranger = Planned(self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger", ORDERS_GROUP, unknown, End.COMMITTED)
+        # The silent ones go last: until they are discarded, a rollback that the job has missed would have been asked about.
+        silent = [
+            Planned(
+                f"{self.prefix}silent{n}", f"Hello silence {n}".encode(), TAGS[1], f"KEY-silent{n}", SILENT_GROUP, unknown, End.DISCARDED
+            )
+            for n in range(SILENT_MESSAGES)
+        ]
+        return {planned.transaction_id: planned for planned in (*numbered, stranger, *silent)}
+
+    def _run(self) -> None:
+        try:
+            for planned in self.planned.values():
+                if self._stopping.is_set():
+                    return
+                self._send(planned)
+        except Exception as error:
+            self.failure = error
+
+    def _send(self, planned: Planned) -> None:
+        producer = self._orders if planned.group == ORDERS_GROUP else self._silent
+        producer.send_in_transaction(
+            TOPIC, planned.body, transaction_id=planned.transaction_id, tags=planned.tags, keys=planned.keys, arg=planned
+        )
+        if planned.transaction_id == self.stranger_id:
+            self._send_wrong_records()
+        self.sent += 1
+
+    def _send_wrong_records(self) -> None:
+        """Send what no proper client sends: a stranger's verdict, a delayed half, a record without a key."""
+        kafka = self._settings.kafka
+        options = {"partitioner": "murmur2_random", "enable.idempotence": "true", "client.id": "halfway-demo"}
+        producer = Producer({**kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
+        delivered: dict[str, Pointer] = {}
+        failures: list[KafkaError] = []
+
+        def send(name: str, topic: str, key: str | None, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
+            def on_delivery(error: KafkaError | None, message: Message) -> None:
+                if error is not None:
+                    failures.append(error)
+                else:
+                    delivered[name] = Pointer(topic, message.partition() or 0, message.offset() or 0)
+
+            # A key of None keeps librdkafka's "no key", which is not an empty one.
+            producer.produce(topic, value, None if key is None else key.encode(), headers=list(headers), on_delivery=on_delivery)
+
+        verdict = OpHeaders(action=LocalTransactionState.ROLLBACK, producer_group=STRANGER_GROUP)
+        half = HalfHeaders(real_topic=TOPIC, producer_group=ORDERS_GROUP).to_headers()
+        send("verdict", kafka.op_topic, self.stranger_id, None, verdict.to_headers())
+        send("delayed", kafka.half_topic, self.delayed_id, b"Hello later", [*half, (DELAY_HEADERS[0], b"3")])
+        send("keyless", kafka.half_topic, None, b"Hello whoever", [])
+        left = producer.flush(_SEND_LIMIT_S)
+        if left or failures:
+            raise KafkaUnavailableError(f"the demo's records were not stored: {failures[0].str() if failures else 'no answer'}")
+        self.keyless = delivered["keyless"]
+
+
+def _local_outcome(index: int) -> LocalTransactionState:
+    return _LOCAL_OUTCOMES[index % len(_LOCAL_OUTCOMES)]

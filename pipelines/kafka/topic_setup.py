@@ -1,0 +1,244 @@
+"""Make the three topics, and check that existing ones keep what the rules need (design §2, R17)."""
+
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from halfway.clients.kafka.diagnosis import may_not
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin, partition_counts, unavailable
+from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.settings import Settings
+
+DEFAULT_PARTITIONS = 4
+BROKER_DEFAULT_REPLICATION = -1
+UNLIMITED = -1
+_DAY_MS = 86_400_000
+_POLL_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TopicReport:
+    """What one topic is like; `notes` are differences that break no rule, `problems` those that do."""
+
+    topic: str
+    partitions: int
+    created: bool
+    timestamp_type: str
+    retention_ms: int
+    max_message_bytes: int
+    min_insync_replicas: int
+    notes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def create_topics(
+    settings: Settings, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
+) -> list[TopicReport]:
+    """Create those of the three topics that are missing, and verify them all.
+
+    Args:
+        settings: name the topics, and the numbers they must hold.
+        partitions: of each new topic.
+        replication: copies of each new topic; -1 for the broker's default.
+
+    Raises:
+        TopicError: if Kafka refuses a topic, or an existing one breaks a rule (R17).
+        AccessError: a right is missing.
+        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+    """
+    client = admin(settings)
+    there = partition_counts(client, _names(settings))
+    missing = [topic for topic in _names(settings) if topic not in there]
+    created = [topic for topic in missing if _create(client, settings, topic, partitions, replication)]
+    _wait_until_known(client, missing)
+    return _verify(client, settings, created, partitions)
+
+
+def verify_topics(settings: Settings) -> list[TopicReport]:
+    """Return what the three topics are like.
+
+    Raises:
+        TopicError: if one is missing or breaks a rule (R17).
+        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+    """
+    return _verify(admin(settings), settings, [], None)
+
+
+def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
+    """Return what those of the three topics that exist are like, whatever that is.
+
+    Raises:
+        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+    """
+    counts = partition_counts(client, _names(settings))
+    configs = _configs(client, list(counts)) if counts else {}
+    return [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
+
+
+def check_half_retention(settings: Settings) -> None:
+    """Refuse a half topic that deletes halves before they can expire: R17, asked at each start of the job.
+
+    Raises:
+        TopicError: if the half topic is missing, or its `retention.ms` is shorter than `half_retention`; -1 is unlimited.
+        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+    """
+    client, topic = admin(settings), settings.kafka.half_topic
+    if topic not in partition_counts(client, [topic]):
+        raise TopicError(missing_topics([topic]))
+    problem = _retention_problem(settings, topic, _configs(client, [topic])[topic])
+    if problem:
+        raise TopicError(problem)
+
+
+def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
+    """Return the configuration that a new topic of ours gets.
+
+    Ops are kept as long as halves: a job that reads both from the earliest offset must not find a half without its verdict.
+    """
+    config = {
+        "message.timestamp.type": "LogAppendTime",
+        "cleanup.policy": "delete",
+        "max.message.bytes": str(_needed_bytes(settings)),
+    }
+    if topic != settings.kafka.check_topic:
+        config["retention.ms"] = str(_good_retention_ms(settings))
+    return config
+
+
+def _names(settings: Settings) -> list[str]:
+    return [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
+
+
+def _needed_bytes(settings: Settings) -> int:
+    return settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
+
+
+def _good_retention_ms(settings: Settings) -> int:
+    return max(7 * _DAY_MS, settings.resolution.half_retention + _DAY_MS)
+
+
+def _create(client: Admin, settings: Settings, topic: str, partitions: int, replication: int) -> bool:
+    """Create one topic; False if somebody else was quicker."""
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=new_topic_config(settings, topic))
+    future = client.create_topics([new], request_timeout=REQUEST_LIMIT_S)[topic]
+    try:
+        future.result()
+    except KafkaException as error:
+        failure: KafkaError = error.args[0]
+        if failure.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+            return False
+        if failure.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            raise AccessError(may_not(client.user, "Create", "topic", topic)) from None
+        if failure.code() < 0:  # librdkafka's own: no broker has answered
+            raise unavailable(client, failure) from None
+        raise TopicError(f"Kafka does not create topic {topic}: {failure.str()}") from None
+    log.info("event=topic_created topic=%s partitions=%d", topic, partitions)
+    return True
+
+
+def _wait_until_known(client: Admin, topics: list[str]) -> None:
+    """Wait until brokers tell of topics just made: the answer to the creation comes from the controller alone."""
+    deadline = time.monotonic() + REQUEST_LIMIT_S
+    while len(partition_counts(client, topics)) < len(topics):
+        if time.monotonic() > deadline:
+            raise KafkaUnavailableError(f"topics were created but no broker knows them after {REQUEST_LIMIT_S:g} s: {', '.join(topics)}")
+        time.sleep(_POLL_S)
+
+
+def _verify(client: Admin, settings: Settings, created: list[str], partitions: int | None) -> list[TopicReport]:
+    reports = inspect_topics(client, settings)
+    missing = [topic for topic in _names(settings) if topic not in {report.topic for report in reports}]
+    if missing:
+        raise TopicError(missing_topics(missing))
+    problems = [problem for report in reports for problem in report.problems]
+    if problems:
+        raise TopicError("; ".join(problems))
+    return [_created(report, report.topic in created, partitions) for report in reports]
+
+
+def _created(report: TopicReport, created: bool, partitions: int | None) -> TopicReport:
+    notes = list(report.notes)
+    if partitions is not None and report.partitions != partitions:
+        notes.append(f"has {report.partitions} partitions, not {partitions}: existing topics are left as they are")
+    return replace(report, created=created, notes=tuple(notes))
+
+
+def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str, str]) -> TopicReport:
+    return TopicReport(
+        topic=topic,
+        partitions=partitions,
+        created=False,
+        timestamp_type=config["message.timestamp.type"],
+        retention_ms=int(config["retention.ms"]),
+        max_message_bytes=int(config["max.message.bytes"]),
+        min_insync_replicas=int(config["min.insync.replicas"]),
+        notes=tuple(_notes(settings, topic, config)),
+        problems=tuple(_problems(settings, topic, config)),
+    )
+
+
+def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+    futures = client.describe_configs(resources, request_timeout=REQUEST_LIMIT_S)
+    answers = {resource.name: _config(client, resource.name, future) for resource, future in futures.items()}
+    return {topic: {name: str(entry.value) for name, entry in answer.items()} for topic, answer in answers.items()}
+
+
+def _config(client: Admin, topic: str, future: "Future[dict[str, ConfigEntry]]") -> dict[str, ConfigEntry]:
+    try:
+        return future.result()
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise AccessError(may_not(client.user, "DescribeConfigs", "topic", topic)) from None
+        raise unavailable(client, error.args[0]) from None
+
+
+def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
+    problems = []
+    if topic == settings.kafka.half_topic:
+        problems.append(_retention_problem(settings, topic, config))
+    if "compact" in config["cleanup.policy"]:
+        what = f"topic {topic} is compacted, which loses all but the last record of an id"
+        problems.append(f"{what}: {_alter(topic, 'cleanup.policy', 'delete')}")
+    needed = _needed_bytes(settings)
+    if int(config["max.message.bytes"]) < needed:
+        what = f"topic {topic} takes messages up to {config['max.message.bytes']} bytes, fewer than max_body_bytes and headers need"
+        problems.append(f"{what}: {_alter(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes")
+    return [problem for problem in problems if problem]
+
+
+def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
+    retention_ms, needed_ms = int(config["retention.ms"]), settings.resolution.half_retention
+    if retention_ms == UNLIMITED or retention_ms >= needed_ms:
+        return None
+    what = f"topic {topic} keeps halves for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
+    return f"{what}: {_alter(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
+
+
+def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
+    notes = []
+    if config["message.timestamp.type"] != "LogAppendTime":
+        notes.append("CreateTime: the clocks of producers and job time the transactions, not the broker's alone")
+    retention_ms = int(config["retention.ms"])
+    if topic == settings.kafka.op_topic and retention_ms != UNLIMITED and retention_ms < settings.resolution.half_retention:
+        notes.append("keeps verdicts shorter than half_retention: a job that starts anew would miss some")
+    if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
+        notes.append("retention.bytes is set: under load records go before retention.ms is over")
+    return notes
+
+
+def _alter(topic: str, name: str, value: object) -> str:
+    return f"set it by `kafka-configs.sh --bootstrap-server … --alter --topic {topic} --add-config {name}={value}`"
+
+
+def missing_topics(topics: list[str]) -> str:
+    """Return the words for topics that are not there."""
+    return f"no topic {', '.join(topics)}: `halfway topics create` makes it"

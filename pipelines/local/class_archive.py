@@ -1,0 +1,128 @@
+"""The JVM's class archive: what Spark, Delta and Kafka load at a start, from one mapped file instead of from 300 JARs.
+
+`make jars` makes it, once for a version of all of these; without it everything works, and a start takes 7 s longer
+(docs/performance.md). The JVM compares it with the JARs itself, and passes over one that does not fit.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.kafka.writer import HeaderList, Outbox
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.runtime.jars import class_archive, ensure_jars
+from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.paths import locked
+from halfway.pipelines.runtime.session import spark_session
+from halfway.schemas import headers as h
+from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.settings import Settings
+
+_EXIT_LIMIT_S = 120
+_LIMIT_S = 600
+
+
+def ensure_class_archive() -> None:
+    """Make the class archive of this Spark and this Java where it is not there yet, in about a minute.
+
+    Raises:
+        SetupError: if Java or the JARs are missing, or the job that it is made from fails (the message names its log).
+    """
+    ensure_jars("spark")
+    archive = class_archive(find_java())
+    folder = archive.parent.parent
+    with locked(folder / ".archive.lock"):
+        if not archive.is_file():
+            sys.stderr.write("archiving the classes that Spark loads, once, so that it starts quicker: about a minute ...\n")
+            for old in archive.parent.glob("*.jsa"):
+                old.unlink()
+            partial = archive.with_suffix(".partial")
+            _make_in_own_process(partial, folder / "classes.log")
+            partial.rename(archive)
+
+
+def _make_in_own_process(archive: Path, log: Path) -> None:
+    command = [sys.executable, "-m", "halfway.pipelines.local.class_archive", str(archive)]
+    environ = {name: value for name, value in os.environ.items() if name != "SPARK_MASTER"}
+    with log.open("w") as output:
+        try:
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, timeout=_LIMIT_S, check=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise SetupError(f"a job to make it from failed ({type(error).__name__}); see {log}") from None
+    if not archive.is_file():
+        raise SetupError(f"this Java makes none; see {log}")
+
+
+def _run_a_job(archive: Path) -> None:
+    """Run the job on a few records, in this process, and end its JVM, which then writes the archive."""
+    with tempfile.TemporaryDirectory(prefix="halfway-classes-") as folder:
+        broker = LocalBroker(Path(folder) / "broker")
+        broker.start()
+        try:
+            settings = load_settings(environ={}, overrides=_overrides(Path(folder), broker))
+            create_topics(settings, 1)
+            _send_some(settings)
+            spark = spark_session(settings, archive_classes=archive)
+            ResolveJob(settings).run(lambda: spark)
+            _end_jvm(spark)
+        finally:
+            broker.stop()
+
+
+def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
+    return {
+        "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
+        "storage.warehouse": str(folder / "warehouse"),
+        "storage.checkpoint": str(folder / "checkpoint"),
+        "trigger.available_now": True,
+        **{f"resolution.{name}": 1 for name in ("transactionTimeOut", "transactionCheckInterval", "tick_interval")},
+    }
+
+
+def _send_some(settings: Settings) -> None:
+    """Send a half that is committed, one that is asked for, and one that goes to quarantine."""
+    group: HeaderList = [(h.PGROUP, b"archive")]
+    halves, ops = Outbox(settings, settings.kafka.half_topic), Outbox(settings, settings.kafka.op_topic)
+    for key in (b"committed", b"asked"):
+        halves.put(key, b"body", [*group, (h.REAL_TOPIC, b"archive")])
+    halves.put(b"broken", b"body", group)
+    ops.put(b"committed", None, [*group, (h.ACTION, h.LocalTransactionState.COMMIT.encode())])
+    halves.flush()
+    ops.flush()
+
+
+def _end_jvm(spark: SparkSession) -> None:
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    # It lives until its standard input ends.
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_EXIT_LIMIT_S)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the archive if it is not there; tell on stderr what is in the way. Without one all works, so that is no failure.
+
+    With an argument: run a job, in this process, that leaves its archive there.
+    """
+    if arguments:
+        _run_a_job(Path(arguments[0]))
+        return 0
+    try:
+        ensure_class_archive()
+    except HalfwayError as error:
+        sys.stderr.write(f"warning: no class archive, so that Spark takes longer to start: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,4 @@
+"""The checks of `halfway doctor`: machine, Kafka, storage.
+
+May import what `operate` may import.
+"""

@@ -1,0 +1,177 @@
+"""`halfway doctor` on Kafka: is it there, are the topics right, are their copies safe, may we use them, what time is it there?"""
+
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from time import monotonic, time
+
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import TopicDescription
+
+from halfway.pipelines.kafka.admin import (
+    JOB_GROUPS,
+    OPERATOR_GROUP,
+    REQUEST_LIMIT_S,
+    Admin,
+    admin,
+    describe_topics,
+    job_rights,
+    librdkafka_log,
+    missing_rights,
+    requested,
+)
+from halfway.pipelines.kafka.topic_setup import UNLIMITED, TopicReport, inspect_topics, missing_topics
+from halfway.pipelines.operate.doctor.findings import Finding, State, looked_at
+from halfway.schemas.headers import PARTITIONS, TICK
+from halfway.schemas.settings import KafkaSettings, Settings
+
+_TAIL = 50
+"""How many records from the end a tick is looked for: in an idle partition every record is one."""
+_READ_LIMIT_S = 5.0
+
+
+def kafka(settings: Settings) -> Iterator[Finding]:
+    """Look at Kafka and the three topics; what cannot be reached is not looked into."""
+    clients: list[Admin] = []
+    yield from looked_at("kafka", lambda: _reachable(settings, clients))
+    if not clients:
+        yield Finding("topics", State.UNKNOWN, "not looked at: Kafka is not in reach")
+        return
+    reports: list[TopicReport] = []
+    yield from looked_at("topics", lambda: _topics(clients[0], settings, reports))
+    descriptions: dict[str, TopicDescription] = {}
+    yield from looked_at("access", lambda: _access(clients[0], settings.kafka, descriptions))
+    yield from _copies(reports, descriptions)
+    if settings.kafka.half_topic in descriptions:
+        yield from looked_at("clock", lambda: _clock(clients[0], settings.kafka))
+
+
+def _reachable(settings: Settings, clients: list[Admin]) -> Iterator[Finding]:
+    client = admin(settings)
+    brokers = requested(client, lambda: client.list_topics(timeout=REQUEST_LIMIT_S)).brokers
+    clients.append(client)
+    count = f"{len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
+    yield Finding("kafka", State.OK, f"{settings.kafka.servers()} answers: {count}, {settings.kafka.security.protocol}")
+
+
+def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> Iterator[Finding]:
+    reports.extend(inspect_topics(client, settings))
+    names = [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
+    missing = [name for name in names if name not in {report.topic for report in reports}]
+    if missing:
+        yield Finding("topics", State.PROBLEM, missing_topics(missing))
+    for report in reports:
+        yield from (Finding("topics", State.PROBLEM, problem) for problem in report.problems)
+        yield from (Finding("topics", State.WARNING, f"{report.topic}: {note}") for note in report.notes)
+        if not report.problems and not report.notes:
+            kept = "kept for ever" if report.retention_ms == UNLIMITED else f"kept {report.retention_ms / 86_400_000:.3g} d"
+            partitions = f"{report.partitions} partition{'s' if report.partitions != 1 else ''}"
+            yield Finding("topics", State.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, {kept}")
+
+
+def _access(client: Admin, settings: KafkaSettings, descriptions: dict[str, TopicDescription]) -> Iterator[Finding]:
+    """Ask Kafka what this user may do."""
+    descriptions.update(describe_topics(client, job_rights(settings)))
+    missing = missing_rights(client, job_rights(settings), **JOB_GROUPS)
+    yield from (Finding("access", State.PROBLEM, text) for text in missing)
+    if descriptions and not missing:
+        yield Finding("access", State.OK, "this user may read and write what the job reads and writes")
+
+
+def _copies(reports: list[TopicReport], descriptions: Mapping[str, TopicDescription]) -> Iterator[Finding]:
+    """Look at how many copies there are, and how many must be there for a write to count."""
+    wrong: list[Finding] = []
+    for report in reports:
+        partitions = descriptions[report.topic].partitions if report.topic in descriptions else []
+        # The partition that is worst off speaks for its topic.
+        in_sync, copies = min(((len(partition.isr), len(partition.replicas)) for partition in partitions), default=(0, 0))
+        for state, text in copy_problems(copies, in_sync, report.min_insync_replicas):
+            wrong.append(Finding("copies", state, f"{report.topic} {text}"))
+    yield from wrong
+    if reports and not wrong:
+        yield Finding("copies", State.OK, "the loss of one broker loses nothing")
+
+
+def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[State, str]]:
+    """Yield what is wrong with a topic of so many copies, of which so many are in sync."""
+    if not copies:
+        return
+    if in_sync < min(min_in_sync, copies) or min_in_sync > copies:
+        way_out = f"start the brokers that are down, or set min.insync.replicas to at most {max(1, copies - 1)}"
+        yield (
+            State.PROBLEM,
+            f"takes no writes: {in_sync} of {copies} copies are in sync, and min.insync.replicas is {min_in_sync}: {way_out}",
+        )
+    elif in_sync < copies:
+        yield State.WARNING, f"has {in_sync} of {copies} copies in sync: a broker is down or slow"
+    if copies == 1:
+        yield State.WARNING, "has one copy: a broker lost is messages lost; in production 3 copies and min.insync.replicas=2"
+    elif min_in_sync == 1:
+        yield State.WARNING, "has min.insync.replicas=1: a write may be on one broker alone; in production 2 of 3"
+    elif min_in_sync == copies:
+        yield State.WARNING, f"has min.insync.replicas={copies} of {copies} copies: with one broker down nothing can be written"
+
+
+def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
+    """Tell how far the broker's clock is from the one that published the last tick; nothing depends on it, it is shown."""
+    tick = requested(client, lambda: _last_tick(settings))
+    if tick is None:
+        yield Finding("clock", State.OK, "unknown before the job has run: no tick in the half topic")
+        return
+    kind, broker_ms = tick.timestamp()
+    if kind != TIMESTAMP_LOG_APPEND_TIME:
+        yield Finding("clock", State.OK, "not the broker's: the half topic has CreateTime")
+        return
+    headers = _headers(tick)
+    ahead_ms = broker_ms - int(headers[TICK] or 0)
+    when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
+    ago_s = max(0.0, time() - broker_ms / 1000)
+    far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
+    yield Finding("clock", State.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
+
+
+def _last_tick(settings: KafkaSettings) -> Message | None:
+    """Return the last tick in partition 0 of the half topic, if there is one near the end."""
+    options = {
+        **settings.as_librdkafka_dict(),
+        "group.id": OPERATOR_GROUP,
+        "enable.auto.commit": "false",
+        "enable.partition.eof": "true",
+    }
+    consumer = Consumer(options, logger=librdkafka_log)
+    try:
+        place = TopicPartition(settings.half_topic, 0)
+        low, high = consumer.get_watermark_offsets(place, timeout=_READ_LIMIT_S)
+        consumer.assign([TopicPartition(settings.half_topic, 0, max(low, high - _TAIL))])
+        return _last(lambda: consumer.poll(0.5), high)
+    finally:
+        consumer.close()
+
+
+def _last(poll: Callable[[], Message | None], end: int) -> Message | None:
+    """Return the last tick that `poll` brings before offset `end`."""
+    tick, deadline = None, monotonic() + _READ_LIMIT_S
+    while monotonic() < deadline:
+        record = poll()
+        if record is None:
+            continue
+        error = record.error()
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                break
+            raise KafkaException(error)
+        if {TICK, PARTITIONS} <= _headers(record).keys():
+            tick = record
+        if (record.offset() or 0) >= end - 1:
+            break
+    return tick
+
+
+def _headers(record: Message) -> dict[str, str | bytes | None]:
+    return dict(record.headers() or ())

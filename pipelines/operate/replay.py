@@ -1,0 +1,260 @@
+"""Sending discarded messages anew: each as a half of the next incarnation, once, however often it is asked for.
+
+What makes it safe to repeat and to interrupt is that nothing is remembered but what the half topic says. Of each id the latest
+discarded incarnation, i, is sent as i + 1 unless a half of that id and group with a higher incarnation than i was written after the
+discard. Looked at are, in this order, `messages`, the state, and then, whole, the half topic since the discard: there lies also what
+has not been read yet, what an interrupted replay has sent, and what was rolled back. The record times of halves written after a
+discard are not below `discarded_at`, because that is a horizon: the job had read a tick of this time in every partition.
+
+The guarantee has these limits:
+
+- A message that was discarded before the oldest record that the half topic retains is *unproven*: that it was replayed before, and
+  rolled back, cannot be ruled out. It is left alone unless asked for.
+- Two replays at once are refused where the checkpoint is a local folder. Elsewhere the second half of one incarnation is a counted
+  duplicate (R12) as long as the first is pending or remembered.
+- Where producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set it back.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Message
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.kafka.range_reader import TopicScan
+from halfway.pipelines.kafka.writer import HeaderList, Outbox
+from halfway.pipelines.storage.checkpoint import sole_replay
+from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.state_reader import read_state
+from halfway.schemas.errors import NotPendingError
+from halfway.schemas.headers import TICK
+from halfway.schemas.records import HalfHeaders, Headers, RecordError, encode_key
+from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.tables import Table
+from halfway.transforms.views.pending import view_pending
+
+_SAY_EVERY_S = 5.0
+_NAMED_IDS = 5
+_PARTITION_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """The latest discard of an id."""
+
+    producer_group: str
+    incarnation: int
+    discarded_ms: int
+    half_partition: int
+    half_offset: int
+
+
+Candidates = dict[str, Discarded]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """How many messages were sent anew, had been before, and were left alone because that cannot be told any more."""
+
+    replayed: int
+    already_replayed: int
+    unproven: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which discarded messages to send: by id, or, without ids, all that fit the others."""
+
+    transaction_ids: Sequence[str] = ()
+    producer_group: str | None = None
+    reason: str | None = None
+    unproven: bool = False
+    """Also those of which it cannot be told any more whether they were replayed before."""
+
+
+def replay(spark: SparkSession, settings: Settings, wanted: Wanted, say: Callable[[str], None]) -> ReplayResult:
+    """Send discarded messages anew; what was sent before is not sent again.
+
+    Args:
+        spark: to read the tables and the state with.
+        settings: the job's.
+        wanted: which ones.
+        say: is told now and then, in a sentence, how far it is.
+
+    Raises:
+        NotPendingError: an id was not discarded; nothing was sent.
+        CheckpointInUseError: another replay is under way.
+        TopicError: there is no half topic.
+        KafkaUnavailableError: Kafka cannot be read or does not take a record; to repeat the command goes on from there.
+    """
+    with sole_replay(settings.storage):
+        candidates = _latest_discards(spark, settings.storage, wanted)
+        asked = len(candidates)
+        _leave_out_known(spark, settings.storage, candidates)
+        unproven = 0
+        if candidates:
+            with TopicScan.open(settings, settings.kafka.half_topic) as scan:
+                if not wanted.unproven:
+                    unproven = _leave_out_unproven(scan, candidates)
+                _leave_out_sent(scan, candidates, say)
+        left = len(candidates)
+        replayed = _send(spark, settings, candidates, say) if candidates else 0
+        return ReplayResult(replayed, asked - unproven - left, unproven)
+
+
+def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Wanted) -> Candidates:
+    """Return of each id that is wanted its latest discard."""
+    found: Candidates = {}
+    if table_exists(spark, storage, Table.DISCARDED):
+        rows = read_table(spark, storage, Table.DISCARDED)
+        if wanted.transaction_ids:
+            rows = rows.where(F.col("transaction_id").isin(list(wanted.transaction_ids)))
+        discarded_ms = F.unix_millis("discarded_at").alias("discarded_ms")
+        latest = F.max(F.struct("incarnation", discarded_ms, "half_partition", "half_offset", "producer_group", "reason")).alias("latest")
+        by_id = rows.groupBy("transaction_id").agg(latest).select("transaction_id", "latest.*")
+        if wanted.producer_group is not None:
+            by_id = by_id.where(F.col("producer_group") == wanted.producer_group)
+        if wanted.reason is not None:
+            by_id = by_id.where(F.col("reason") == wanted.reason)
+        for row in _columns(by_id.drop("reason").toArrow()):
+            transaction_id, incarnation, at_ms, partition, offset, group = row
+            found[transaction_id] = Discarded(group, incarnation, at_ms, partition, offset)
+    missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in found]
+    if missing:
+        named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
+        raise NotPendingError(f"not discarded, so nothing was sent: {named}")
+    return found
+
+
+def _leave_out_known(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> None:
+    """Drop what is committed or pending in a higher incarnation."""
+    if not candidates:
+        return
+    # Incarnation 0 is the rule: the files' statistics pass nearly all of the table over.
+    committed = read_table(spark, storage, Table.MESSAGES).where(F.col("incarnation") > 0)
+    for row in _columns(committed.select("transaction_id", "incarnation", "producer_group").toArrow()):
+        _drop_if_higher(candidates, *row)
+    pending = view_pending(read_state(spark, storage).rows).transactions
+    replayed = pending.filter(pc.greater(pending["incarnation"], 0))
+    for row in _columns(replayed.select(["transaction_id", "incarnation", "producer_group"])):
+        _drop_if_higher(candidates, *row)
+
+
+def _leave_out_unproven(scan: TopicScan, candidates: Candidates) -> int:
+    """Drop what was discarded before the topic's memory begins; return how many."""
+    known_since_ms = scan.known_since_ms()
+    ends = {number: high for number, (_, high) in scan.retained.items()}
+    unproven = [
+        transaction_id
+        for transaction_id, row in candidates.items()
+        # A half beyond the end was in another topic of this name, which is gone.
+        if row.discarded_ms < known_since_ms or row.half_offset >= ends.get(row.half_partition, 0)
+    ]
+    for transaction_id in unproven:
+        del candidates[transaction_id]
+    return len(unproven)
+
+
+def _leave_out_sent(scan: TopicScan, candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Drop what the half topic holds in a higher incarnation since its discard, whatever became of that."""
+    if not candidates:
+        return
+    line = _Line(say, "reading the half topic for what was replayed before")
+    for record in scan.since(min(row.discarded_ms for row in candidates.values()), line):
+        key = record.key()
+        transaction_id = key.decode(errors="replace") if key is not None else ""
+        discarded = candidates.get(transaction_id)
+        if discarded is None or record.timestamp()[1] < discarded.discarded_ms:
+            continue
+        half = _half_of(record)
+        if half is not None:
+            _drop_if_higher(candidates, transaction_id, half.incarnation, half.producer_group)
+        if not candidates:
+            return
+
+
+def _half_of(record: Message) -> HalfHeaders | None:
+    """Return a half's headers; None for what is no half, or breaks the contract: the job has quarantined that."""
+    try:
+        headers = cast(Headers, record.headers() or [])
+        if any(name == TICK for name, _ in headers):
+            return None
+        return HalfHeaders.from_headers(headers)
+    except (RecordError, UnicodeDecodeError):
+        return None
+
+
+def _drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: int, producer_group: str) -> None:
+    discarded = candidates.get(transaction_id)
+    if discarded is not None and discarded.producer_group == producer_group and incarnation > discarded.incarnation:
+        del candidates[transaction_id]
+
+
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
+    """Send the halves; return how many Kafka has."""
+    line = _Line(say, "sending")
+    outbox, total = Outbox(settings, settings.kafka.half_topic), len(candidates)
+    for done, row in enumerate(_rows(spark, settings.storage, candidates)):
+        discarded = candidates.pop(row["transaction_id"], None)
+        if discarded is not None:
+            # Where the topic keeps producers' times, a later replay must find this half after the discard.
+            at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
+            outbox.put(encode_key(row["transaction_id"]), bytes(row["body"]), next_half(row), at_ms=at_ms)
+        line(done, total)
+    outbox.flush()
+    return outbox.delivered
+
+
+def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:
+    """Stream the rows of `discarded` to send, with their bodies, some at a time."""
+    spark.conf.set("spark.sql.files.maxPartitionBytes", str(_PARTITION_BYTES))
+    pointers = pa.table(
+        {
+            "transaction_id": pa.array(candidates, pa.string()),
+            "half_partition": pa.array([row.half_partition for row in candidates.values()], pa.int32()),
+            "half_offset": pa.array([row.half_offset for row in candidates.values()], pa.int64()),
+        }
+    )
+    chosen = F.broadcast(spark.createDataFrame(pointers))
+    rows = read_table(spark, storage, Table.DISCARDED).join(chosen, pointers.column_names)
+    names = ("transaction_id", "topic", "queue_id", "tags", "keys", "body", "properties", "producer_group", "incarnation")
+    return rows.select(*names, F.unix_millis("born_at").alias("born_at_ms")).toLocalIterator()
+
+
+def next_half(row: Row) -> HeaderList:
+    """Return the headers of a discarded message's next incarnation: all that the table holds, `BORN_TIMESTAMP` kept."""
+    properties: dict[str, str | None] = row["properties"] or {}
+    headers = HalfHeaders(
+        real_topic=row["topic"],
+        producer_group=row["producer_group"],
+        queue_id=row["queue_id"],
+        tags=row["tags"],
+        keys=row["keys"],
+        born_at_ms=row["born_at_ms"],
+        incarnation=row["incarnation"] + 1,
+        properties={name: value for name, value in properties.items() if value is not None},
+    )
+    return [*headers.to_headers(), *((name, None) for name, value in properties.items() if value is None)]
+
+
+def _columns(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+
+
+class _Line:
+    """Says how far a long piece of work is, at most every 5 s."""
+
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self._say = say
+        self._what = what
+        self._next_s = time.monotonic() + _SAY_EVERY_S
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + _SAY_EVERY_S
+            self._say(f"{self._what}: {done:,} of {total:,}")

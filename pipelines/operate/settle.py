@@ -1,0 +1,130 @@
+"""Settling a transaction by hand: an op record as its producer would send it."""
+
+import getpass
+import socket
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+from confluent_kafka import Message
+from pydantic import ValidationError
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.kafka.writer import HeaderList, Outbox
+from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.state_reader import StoredState, read_state
+from halfway.schemas.errors import NotPendingError
+from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.outcomes import Phase
+from halfway.schemas.records import OpHeaders, RecordError, encode_key
+from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.tables import Table
+from halfway.transforms.views.pending import phase_of, view_pending
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whose verdict it is: an op must name its half's group and incarnation (R11, R13)."""
+
+    transaction_id: str
+    producer_group: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class SentOp:
+    """Where the op record lies."""
+
+    transaction_id: str
+    producer_group: str
+    incarnation: int
+    action: LocalTransactionState
+    topic: str
+    partition: int
+    offset: int
+
+
+def find_pending(spark: SparkSession, settings: Settings, transaction_id: str) -> Target:
+    """Look a pending transaction up in the state.
+
+    Raises:
+        NotPendingError: it is not pending; the message says what is known of it.
+    """
+    stored = read_state(spark, settings.storage)
+    pending = view_pending(stored.rows).transactions
+    for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
+        return Target(transaction_id, row["producer_group"], row["incarnation"])
+    known = _what_is_known(spark, settings.storage, stored, transaction_id)
+    raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
+
+
+def settle(settings: Settings, target: Target, action: LocalTransactionState, remark: str | None = None) -> SentOp:
+    """Send COMMIT or ROLLBACK, and wait until Kafka has it. The job acts on it if no verdict came before (R2).
+
+    Args:
+        settings: the job's.
+        target: whose it is.
+        action: the verdict.
+        remark: why; who did it is put before it.
+
+    Raises:
+        RecordError: the id or the group is not what design §2 allows.
+        SettingsError: it must be signed, and there is no key for the group.
+        KafkaUnavailableError: Kafka does not take it.
+    """
+    by_whom = f"by hand, by {_user()}@{socket.gethostname()}"
+    text = f"{by_whom}: {remark}" if remark else by_whom
+    try:
+        op = OpHeaders(action=action, producer_group=target.producer_group, incarnation=target.incarnation, remark=text)
+    except ValidationError as error:
+        raise RecordError.from_validation(error) from None
+    keyring = settings.kafka.signing.keyring_of(target.producer_group)
+    headers: HeaderList = list(op.signed(target.transaction_id, keyring).to_headers())
+    placed: list[tuple[int, int]] = []
+
+    def note(message: Message) -> None:
+        placed.append((message.partition() or 0, message.offset() or 0))
+
+    outbox = Outbox(settings, settings.kafka.op_topic)
+    outbox.put(encode_key(target.transaction_id), None, headers, on_delivered=note)
+    outbox.flush()
+    [(partition, offset)] = placed
+    return SentOp(target.transaction_id, target.producer_group, target.incarnation, action, settings.kafka.op_topic, partition, offset)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container's user need not have a name.
+        return "unknown"
+
+
+def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
+    """Say what became of a transaction that is not pending: by the tables, or else by what is remembered."""
+
+    def latest(table: Table, *columns: str | Column) -> list[object] | None:
+        if not table_exists(spark, storage, table):
+            return None
+        rows = read_table(spark, storage, table).where(F.col("transaction_id") == transaction_id)
+        first = rows.orderBy(F.col("incarnation").desc()).select("incarnation", *columns).first()
+        return list(first) if first is not None else None
+
+    committed = latest(Table.MESSAGES, F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss"))
+    if committed is not None:
+        return f"it was committed at {committed[1]} UTC, see the table messages"
+    discarded = latest(Table.DISCARDED, "reason", "check_times")
+    phase = phase_of(stored.rows, transaction_id)
+    if discarded is not None and phase in (None, Phase.DISCARDED):
+        _, reason, check_times = discarded
+        return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` sends it anew"
+    if phase is Phase.ROLLED_BACK:
+        return "it was rolled back"
+    if phase is not None:
+        return f"it was settled as {phase.name}"
+    if stored.batch_id is None:
+        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without looking"
+    return (
+        f"no half of it has been read up to batch {stored.batch_id}, or it was rolled back and is forgotten; with --group and "
+        "--incarnation the op is sent without looking"
+    )

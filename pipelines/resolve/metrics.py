@@ -1,0 +1,184 @@
+"""Prometheus metrics of the job, under RocketMQ's names where it has them (`rocketmq_…` is `halfway_…` here).
+
+What is counted lies in the state of the buckets, so totals go on over restarts as if there had been none. After a start they are shown
+once every bucket has spoken, which the first tick brings about: a sum of some buckets would be a wrong number.
+"""
+
+import errno
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import accumulate
+from threading import Lock
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.schemas.errors import SetupError
+from halfway.schemas.outcomes import Count, Reason
+from halfway.schemas.reports import LATENCY_BOUNDS_S, LATENCY_SUM_MS, BucketReport, latency_counts
+from halfway.schemas.settings import MetricsSettings
+
+BATCH_BOUNDS_S = (0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300)
+DISCARD_REASONS = (Reason.CHECK_MAX, Reason.EXPIRED)
+QUARANTINE_REASONS = tuple(reason for reason in Reason if reason not in DISCARD_REASONS)
+# Every half that was lost is counted by the protocol, as its own kind.
+_COUNTED_AS = {Reason.HALF_LOST: str(Count.LOST)}
+
+
+class JobMetrics(Collector):
+    """What the job has done since its checkpoint began, and how it stands now. Give it each batch's report; a scrape reads it."""
+
+    def __init__(self, buckets: int, clock: Callable[[], float] = time.time) -> None:
+        """Start with nothing known.
+
+        Args:
+            buckets: how many must have spoken before anything that sums over them is shown.
+            clock: seconds since 1970. It is only shown: nothing is decided by it.
+        """
+        self._lock = Lock()
+        self._expected = buckets
+        self._clock = clock
+        self._started_s = clock()
+        self._buckets: dict[int, BucketReport] = {}
+        self._horizon_ms: int | None = None
+        self._last_batch_s: float | None = None
+        self._batch_counts = [0] * (len(BATCH_BOUNDS_S) + 1)
+        self._batch_sum_s = 0.0
+        self._unread: Mapping[str, int] = {}
+
+    def __call__(self, report: BatchReport) -> None:
+        """Take in one batch."""
+        with self._lock:
+            self._buckets.update(report.buckets)
+            self._horizon_ms = report.horizon_ms if report.horizon_ms is not None else self._horizon_ms
+            self._last_batch_s = self._clock()
+            self._batch_counts[sum(report.seconds > bound for bound in BATCH_BOUNDS_S)] += 1
+            self._batch_sum_s += report.seconds
+            self._unread = self._unread if report.unread is None else report.unread
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric; one that is not known yet has no sample."""
+        with self._lock:
+            buckets = list(self._buckets.values()) if len(self._buckets) == self._expected else []
+            metrics = [*self._of_the_run(), *_of_pending(buckets, self._horizon_ms), *_of_totals(buckets)]
+        yield from metrics
+
+    def _of_the_run(self) -> Iterator[Metric]:
+        yield _gauge("start_timestamp_seconds", "When this run of the job began (Unix time).", self._started_s)
+        yield _gauge("last_batch_timestamp_seconds", "When the last batch of this run was done (Unix time).", self._last_batch_s)
+        yield _histogram(
+            "batch_seconds",
+            "Seconds a batch of this run took, its writes included.",
+            BATCH_BOUNDS_S,
+            self._batch_counts,
+            self._batch_sum_s,
+        )
+        lag_s = None if self._horizon_ms is None else max(0.0, self._clock() - self._horizon_ms / 1000)
+        yield _gauge("horizon_lag_seconds", "How far the horizon, up to which everything is read, is behind the clock here.", lag_s)
+        unread = GaugeMetricFamily(
+            "halfway_unread_records", "Records that Kafka held and the job had not read when its last batch was done.", labels=["topic"]
+        )
+        for topic, records in sorted(self._unread.items()):
+            unread.add_metric([topic], records)
+        yield unread
+
+
+def _of_pending(buckets: list[BucketReport], horizon_ms: int | None) -> Iterator[Metric]:
+    known = bool(buckets)
+    pending, checked = sum(bucket.pending for bucket in buckets), sum(bucket.checked for bucket in buckets)
+    yield _gauge("half_messages", "Half messages without a verdict: all that are pending.", pending if known else None)
+    by_checked = {"false": pending - checked, "true": checked} if known else {}
+    split = GaugeMetricFamily(
+        "halfway_pending_messages",
+        "The messages of halfway_half_messages, by whether a check request has been sent for them.",
+        labels=["checked"],
+    )
+    for label, value in by_checked.items():
+        split.add_metric([label], value)
+    yield split
+    oldest_ms = min((bucket.oldest_ms for bucket in buckets if bucket.oldest_ms is not None), default=horizon_ms)
+    age_s = None if not known or horizon_ms is None or oldest_ms is None else max(0, horizon_ms - oldest_ms) / 1000
+    yield _gauge("oldest_half_message_age_seconds", "Age of the oldest pending half message at the horizon; 0 without one.", age_s)
+    absent = max((bucket.absent_groups for bucket in buckets), default=None)
+    yield _gauge("absent_groups", "Producer groups of which no instance is there to be asked: their checks are put off.", absent)
+
+
+def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
+    totals = _sum(bucket.totals for bucket in buckets) if buckets else None
+    halves_and_ops = {"half": Count.HALVES, "op": Count.OPS}
+    yield _counter("records", "Halves and ops read that keep the contract.", totals, ("kind", halves_and_ops))
+    yield _counter("commit_messages", "Messages committed: rows of the messages table.", totals, Count.COMMITTED)
+    yield _counter("rollback_messages", "Messages rolled back.", totals, Count.ROLLED_BACK)
+    yield _counter("checks", "Check requests due and sent; one sent again after a crash counts once.", totals, Count.CHECKED)
+    yield _counter("checks_put_off", "Checks and discards put off because the producer group was away.", totals, Count.PUT_OFF)
+    yield _counter("unknown_answers", "Ops that said UNKNOWN.", totals, Count.UNKNOWN)
+    by_reason = {str(reason): str(reason) for reason in DISCARD_REASONS}
+    yield _counter("discarded_messages", "Messages discarded: rows of the discarded table.", totals, ("reason", by_reason))
+    by_reason = {str(reason): _COUNTED_AS.get(reason, str(reason)) for reason in QUARANTINE_REASONS}
+    yield _counter("quarantined_records", "Records quarantined: rows of the quarantine table.", totals, ("reason", by_reason))
+    duplicates = {"half": Count.DUPLICATE_HALF, "op": Count.DUPLICATE_OP}
+    yield _counter("duplicates", "Halves and ops that said again what was known, and changed nothing.", totals, ("kind", duplicates))
+    yield _histogram(
+        "finish_message_latency",
+        "Seconds from half to commit, between the timestamps of their records.",
+        LATENCY_BOUNDS_S,
+        latency_counts(totals) if totals is not None else None,
+        0 if totals is None else totals[LATENCY_SUM_MS] / 1000,
+    )
+
+
+def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return total
+
+
+def _gauge(name: str, text: str, value: float | None) -> Metric:
+    return GaugeMetricFamily(f"halfway_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, totals: Mapping[str, int] | None, of: str | tuple[str, Mapping[str, str]]) -> Metric:
+    """Return a counter of one of the totals, or of several of them by a label whose values are fixed."""
+    label, names = of if isinstance(of, tuple) else ("", {"": of})
+    family = CounterMetricFamily(f"halfway_{name}", text, labels=[label] if label else [])
+    if totals is not None:
+        for value, total in names.items():
+            family.add_metric([value] if label else [], totals.get(total, 0))
+    return family
+
+
+def _histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int] | None, total: float) -> Metric:
+    family = HistogramMetricFamily(f"halfway_{name}", text)
+    if counts is not None:
+        names = [*(str(float(bound)) for bound in bounds), "+Inf"]
+        family.add_metric([], list(zip(names, accumulate(counts), strict=True)), total)
+    return family
+
+
+@contextmanager
+def served(metrics: Collector, settings: MetricsSettings) -> Iterator[None]:
+    """Serve `metrics` at `http://<host>:<port>/metrics` as long as the context lasts.
+
+    Raises:
+        SetupError: if the port is taken, or the host is not one of this machine's.
+    """
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    try:
+        server, thread = start_http_server(settings.port, settings.host, registry)
+    except OSError as error:
+        why = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
+        raise SetupError(
+            f"metrics.port {settings.port} of {settings.host} {why}: end that process, or set metrics.port to a free one (0: no metrics)"
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,54 @@
+"""Where the job reads: both topics in one stream, so that one batch sees both up to one point."""
+
+import json
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+from halfway.schemas.settings import KafkaSettings
+
+
+def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
+    """Return the stream of Kafka records of the half and op topics, with headers."""
+    options = source_options(kafka) | {"startingOffsets": kafka.starting_offsets}
+    if kafka.max_offsets_per_trigger:
+        options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
+    return spark.readStream.format("kafka").options(**options).load()
+
+
+def source_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Return what Spark's Kafka source needs to read both topics quickly."""
+    return {
+        **kafka.as_spark_options(),
+        "subscribe": f"{kafka.half_topic},{kafka.op_topic}",
+        "includeHeaders": "true",
+        # Records that were deleted before they were read are lost: that is never passed over.
+        "failOnDataLoss": "true",
+        # 500 by default: each partition of a nearly idle batch would wait for it.
+        "kafka.fetch.max.wait.ms": "10",
+        "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
+        "kafka.max.poll.records": "10000",
+        "kafka.receive.buffer.bytes": str(1024 * 1024),
+    }
+
+
+def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:
+    """Return per topic how many records were in Kafka and not read after the batch that this progress is of.
+
+    None where Spark does not say: before the first batch, and for a trigger without data.
+    """
+    source = progress.sources[0] if progress is not None and progress.sources else None
+    read, latest = (_offsets(source.endOffset), _offsets(source.latestOffset)) if source is not None else (None, None)
+    if not read or not latest:
+        return None
+    return {
+        topic: sum(max(0, offset - read.get(topic, {}).get(partition, 0)) for partition, offset in partitions.items())
+        for topic, partitions in latest.items()
+    }
+
+
+def _offsets(text: str) -> Mapping[str, Mapping[str, int]] | None:
+    """Read `{"topic": {"0": 12}}`; Spark says null where it does not know."""
+    offsets: Mapping[str, Mapping[str, int]] | None = json.loads(text)
+    return offsets

@@ -1,0 +1,161 @@
+"""The JARs of `conf/ivy.xml`, fetched once into `<home>/jars/<set>/` by the Ivy that PySpark ships."""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, get_args
+
+from halfway.conf.loader import conf_file
+from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.paths import home, locked
+from halfway.schemas.errors import HalfwayError, SetupError
+
+JarSet = Literal["spark", "kafka"]
+_WHAT = {"spark": "Spark's connectors, about 23 MB", "kafka": "the local Kafka, about 45 MB"}
+_MARKER = ".complete"
+_FETCH_LIMIT_S = 1800
+
+
+def ensure_jars(conf: JarSet) -> list[Path]:
+    """Return the JARs of one set of `conf/ivy.xml`, fetching them first where they are not there yet.
+
+    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files: a killed
+    fetch is not taken for a complete one, and another `ivy.xml` is fetched anew. Calls at the same time wait for each other.
+
+    Raises:
+        SetupError: if Java or Ivy is missing, the fetch fails (the message names its log), or a JAR is not the one that is pinned.
+    """
+    ivy_xml = conf_file("ivy.xml")
+    stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
+    folder = home() / "jars" / conf
+    jars = _complete(folder, stamp)
+    if jars:
+        return jars
+    with locked(folder.parent / ".lock"):
+        jars = _complete(folder, stamp)
+        if not jars:
+            _fetch(conf, ivy_xml, stamp, folder)
+            jars = _complete(folder, stamp)
+    if not jars:
+        raise SetupError(f"the JARs in {folder} changed while they were fetched: remove that folder and try again")
+    return jars
+
+
+def jars_present(conf: JarSet) -> list[Path]:
+    """Return the JARs of one set that were fetched already, none if they were not; nothing is fetched.
+
+    Raises:
+        SetupError: if `conf/ivy.xml` is missing.
+    """
+    return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
+
+
+def class_archive(java: Path) -> Path:
+    """Return where the classes that a start of this Spark loads on this Java are archived, if they are (`halfway.pipelines.local.class_archive`)."""
+    binary = java.resolve()
+    made = binary.stat()
+    spark = importlib.util.find_spec("pyspark")
+    what = f"{binary} {made.st_size} {made.st_mtime_ns} {metadata.version('pyspark')} {spark and spark.origin}"
+    return home() / "jars" / "spark" / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.jsa"
+
+
+def class_path(jars: list[Path]) -> str:
+    """Return the class path of these JARs."""
+    return os.pathsep.join(str(jar) for jar in jars)
+
+
+def _complete(folder: Path, stamp: str) -> list[Path]:
+    """Return the JARs that the marker of `folder` names, or none if it is another `ivy.xml`'s or one of them is gone."""
+    try:
+        found_stamp, *names = (folder / _MARKER).read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    jars = [folder / name for name in names]
+    return jars if found_stamp == stamp and all(jar.is_file() for jar in jars) else []
+
+
+def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
+    for left_over in folder.parent.glob(f".{conf}-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{conf}-", dir=folder.parent))
+    try:
+        _run_ivy(conf, ivy_xml, partial, folder.parent / f"{conf}.log")
+        fetched = partial / conf
+        names = sorted(jar.name for jar in fetched.glob("*.jar"))
+        _verify(conf, [fetched / name for name in names])
+        (fetched / _MARKER).write_text("\n".join([stamp, *names]) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        fetched.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _verify(conf: JarSet, jars: list[Path]) -> None:
+    """Refuse JARs that are not those of `conf/jars.sha256`: Ivy only compares them with what the same server says of them."""
+    pinned = conf_file("jars.sha256")
+    known = {name: digest for digest, name in (line.split() for line in pinned.read_text().splitlines())}
+    for jar in jars:
+        digest, name = hashlib.sha256(jar.read_bytes()).hexdigest(), f"{conf}/{jar.name}"
+        if known.get(name) != digest:
+            what = "is not the one that is pinned" if name in known else "is not pinned"
+            raise SetupError(
+                f"{jar.name} was fetched and {what} in {pinned}: if ivy.xml was changed on purpose, put `{digest}  {name}` there; "
+                "if not, somebody has changed the file on its way"
+            )
+
+
+def _run_ivy(conf: JarSet, ivy_xml: Path, target: Path, log: Path) -> None:
+    command = [str(find_java()), "-cp", str(_ivy_jar()), "org.apache.ivy.Main", "-ivy", str(ivy_xml), "-confs", conf]
+    command += ["-retrieve", f"{target}/[conf]/[artifact]-[revision].[ext]", "-types", "jar", "bundle"]
+    sys.stderr.write(f"fetching the JARs of {_WHAT[conf]}, once ...\n")
+    with log.open("w") as output:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, timeout=_FETCH_LIMIT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise SetupError(f"fetching the JARs took more than {_FETCH_LIMIT_S} s; see {log}, and try again") from None
+    if done.returncode != 0 or not any((target / conf).glob("*.jar")):
+        raise SetupError(f"cannot fetch the JARs ({_cause(log)}); is Maven Central in reach? See {log}, and try again")
+
+
+def _cause(log: Path) -> str:
+    """Return the first line in which Ivy says what it did not get."""
+    lines = [line.strip(" \t:") for line in log.read_text(errors="replace").splitlines()]
+    telling = [line for line in lines if "not found" in line or "FAILED" in line or "Exception" in line or "rror:" in line]
+    return telling[0] if telling else "Ivy does not say why"
+
+
+def _ivy_jar() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = [jar for place in places for jar in sorted(Path(place).glob("jars/ivy-*.jar"))]
+    if not found:
+        raise SetupError("PySpark with its jars folder is missing: run `make setup`, or `pip install pyspark`")
+    return found[-1]
+
+
+def main(names: list[str]) -> int:
+    """Fetch the sets named, and return the exit code."""
+    wrong = [name for name in names if name not in get_args(JarSet)]
+    if wrong or not names:
+        sys.stderr.write("usage: python -m halfway.pipelines.runtime.jars {spark,kafka} ...\n")
+        return 2
+    try:
+        for conf in get_args(JarSet):
+            if conf in names:
+                ensure_jars(conf)
+    except HalfwayError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,107 @@
+"""The state as it lies in the checkpoint, read by Spark's own `statestore` source: beside a running job, or with none.
+
+Nothing is locked and nothing is written: a batch that the job has committed does not change any more. It keeps a hundred of them.
+"""
+
+import json
+import logging
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from halfway.pipelines.storage.checkpoint import checkpoint_file
+from halfway.pipelines.storage.file_systems import names_in, read_text
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.settings import StorageSettings
+
+log = logging.getLogger(__name__)
+
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class StoredState:
+    """The state after one batch. Before the first one there is no batch, and nothing in it."""
+
+    batch_id: int | None
+    rows: list[tuple[int, bytes]]
+    """One a bucket (`STATE_SCHEMA`): format version and payload."""
+    read_to: dict[str, dict[int, int]]
+    """By topic and partition the offset up to which records have been read, that one not included."""
+
+
+def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: int = 0) -> StoredState:
+    """Return the state after the last batch that is committed.
+
+    Args:
+        spark: to read with.
+        storage: the job's.
+        batches_ago: go back so many batches, or to the first one that is kept if there are not so many.
+
+    Raises:
+        HalfwayError: it cannot be read.
+    """
+    for left in reversed(range(_TRIES)):
+        batch_id = _committed(spark, storage, batches_ago)
+        if batch_id is None:
+            return StoredState(None, [], {})
+        try:
+            return StoredState(batch_id, _rows(spark, storage, batch_id), _read_to(spark, storage, batch_id))
+        except (PySparkException, Py4JJavaError, FileNotFoundError) as error:
+            # A job that goes on may have removed this batch meanwhile; a later one is there then.
+            if not left and _committed(spark, storage, batches_ago) == batch_id:
+                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {_first_line(error)}") from None
+            log.info("event=state_read_again batch_id=%d", batch_id)
+    raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
+
+
+def _committed(spark: SparkSession, storage: StorageSettings, batches_ago: int) -> int | None:
+    """Return a batch that is committed; of the oldest ones the state may have been removed already."""
+    names = names_in(spark, checkpoint_file(storage, "commits"))
+    batches = sorted(int(name) for name in names if name.isdecimal())
+    return batches[max(0, len(batches) - 1 - batches_ago)] if batches else None
+
+
+def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
+    """Return the state after the last committed batch, left where it lies: one row a bucket (`STATE_SCHEMA`).
+
+    Persist it where it is used twice, so that both uses see it though the job goes on and removes it.
+
+    Raises:
+        HalfwayError: the job has not finished a batch with this checkpoint.
+    """
+    batch_id = _committed(spark, storage, 0)
+    if batch_id is None:
+        raise HalfwayError(f"there is no state in {storage.checkpoint} yet: run `halfway resolve` with it, or set storage.checkpoint")
+    return _states(spark, storage, batch_id)
+
+
+def _rows(spark: SparkSession, storage: StorageSettings, batch_id: int) -> list[tuple[int, bytes]]:
+    states = _states(spark, storage, batch_id)
+    return [(format_version, bytes(payload)) for format_version, payload in states.collect()]
+
+
+def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
+    # Spark 4.2 cannot read a state in a session that has run no stream, unless its stream manager was asked for (SPARK-58973).
+    _ = spark.streams.active
+    stored = spark.read.format("statestore").option("batchId", batch_id).load(storage.checkpoint)
+    return stored.select("value.groupState.format_version", "value.groupState.payload")
+
+
+def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> dict[str, dict[int, int]]:
+    text = read_text(spark, checkpoint_file(storage, f"offsets/{batch_id}"))
+    if text is None:
+        raise FileNotFoundError(f"offsets/{batch_id}")
+    return ends_in(text)
+
+
+def ends_in(offsets: str) -> dict[str, dict[int, int]]:
+    """Return where a batch ended, from the third line of a file of Spark's offset log: a version and metadata are the first two."""
+    topics: dict[str, dict[str, int]] = json.loads(offsets.splitlines()[2])
+    return {topic: {int(partition): offset for partition, offset in places.items()} for topic, places in topics.items()}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

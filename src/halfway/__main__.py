@@ -1,0 +1,6 @@
+"""`python -m halfway` is the command `halfway`."""
+
+from halfway.pipelines.cli.app import app
+
+if __name__ == "__main__":
+    app(prog_name="halfway")

@@ -1,0 +1,244 @@
+"""How the client answers checks: each once, by one instance of its group, offsets only after the answer."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from halfway import (
+    CheckRequest,
+    LocalTransactionState,
+    TransactionProducer,
+)
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.settings import KafkaSettings
+from tests.conftest import MakeTopics, unique_topics
+from tests.support.client_world import (
+    COMMIT,
+    GROUP,
+    LIMIT_S,
+    ROOT,
+    Gate,
+    Listener,
+    check_of,
+    committed,
+    fail,
+    is_closed,
+    make_topics,
+    members,
+    ops,
+    send_checks,
+    wait_until,
+)
+
+
+@pytest.mark.parametrize("state", list(LocalTransactionState))
+def test_check_is_answered(kafka: KafkaSettings, state: LocalTransactionState) -> None:
+    listener = Listener(check=lambda _: state)
+    request = check_of("t1", times=3, incarnation=2)
+    send_checks(kafka, request)  # before the group first came
+    with TransactionProducer(kafka, GROUP, listener):
+        ops(kafka, at_least=1)
+    sent = ops(kafka)
+    answer = {"ACTION": str(state), "PGROUP": GROUP, "INCARNATION": "2", "FROM_CHECK": "true", "CHECK_TIMES": "3"}
+    assert sent == [("t1", answer)]
+    assert listener.checked == [request]
+    assert committed(kafka) == {0: 1}
+
+
+def _exit(_: object) -> LocalTransactionState:
+    sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    ("check", "remark"), [(fail, "ValueError: no stock"), (lambda _: None, "the listener returned None"), (_exit, "SystemExit: 3")]
+)
+def test_check_without_an_answer_is_unknown(kafka: KafkaSettings, check: Callable[[CheckRequest], Any], remark: str) -> None:
+    listener = Listener(check=lambda request: check(request) if request.transaction_id == "t1" else COMMIT)
+    with TransactionProducer(kafka, GROUP, listener):
+        send_checks(kafka, check_of("t1"), check_of("t2"))
+        ops(kafka, at_least=2)
+    answers = dict(ops(kafka))
+    assert answers["t2"]["ACTION"] == "COMMIT"
+    answer = answers["t1"]
+    assert answer["ACTION"] == "UNKNOWN"
+    assert answer["REMARK"].startswith(remark)
+
+
+def test_check_delivered_twice_is_answered_once(kafka: KafkaSettings) -> None:
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener):
+        send_checks(kafka, check_of("t1"))
+        wait_until(lambda: committed(kafka) == {0: 1}, "t1 is answered")
+        send_checks(kafka, check_of("t1"), check_of("t1", times=2), check_of("end"))
+        ops(kafka, at_least=3)
+    sent = ops(kafka)
+    assert sorted((name, headers["CHECK_TIMES"]) for name, headers in sent) == [("end", "1"), ("t1", "1"), ("t1", "2")]
+    assert [request.check_id for request in listener.checked] == ["t1:0.7:1", "t1:0.7:2", "end:0.7:1"]
+    assert committed(kafka) == {0: 4}
+
+
+def test_check_delivered_again_while_it_is_answered(kafka: KafkaSettings) -> None:
+    gate = Gate()
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        if request.transaction_id == "t1":
+            gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    listener = Listener(check=check)
+    with TransactionProducer(kafka, GROUP, listener, check_threads=2):
+        send_checks(kafka, check_of("t1"))
+        gate.entered.get(timeout=LIMIT_S)
+        send_checks(kafka, check_of("t1"), check_of("end"))
+        assert [name for name, _ in ops(kafka, at_least=1)] == ["end"]
+        gate.opened.set()
+        ops(kafka, at_least=2)
+    assert [request.transaction_id for request in listener.checked] == ["t1", "end"]
+    assert sorted(name for name, _ in ops(kafka)) == ["end", "t1"]
+    assert committed(kafka) == {0: 3}
+
+
+def test_checks_of_others_and_broken_ones_are_passed_over(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Producer({"bootstrap.servers": kafka.servers()})
+    broken.produce(kafka.check_topic, b"s3cret", b"t3", partition=0, headers=[("PGROUP", GROUP.encode()), ("REAL_TOPIC", b"orders")])
+    broken.produce(kafka.check_topic, b"s3cret", None, partition=0)
+    assert broken.flush(LIMIT_S) == 0
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener):
+        send_checks(kafka, check_of("t1", group="shop2"), check_of("t2", group="Shop"), check_of("t4"))
+        ops(kafka, at_least=1)
+    sent = ops(kafka)
+    assert [name for name, _ in sent] == ["t4"]
+    assert [request.transaction_id for request in listener.checked] == ["t4"]
+    assert committed(kafka) == {0: 5}
+    skipped = [record.getMessage() for record in caplog.records if "event=check_skipped" in record.getMessage()]
+    assert skipped == [
+        "event=check_skipped partition=0 offset=0 detail='missing_header: TRANSACTION_CHECK_TIMES'",
+        "event=check_skipped partition=0 offset=1 detail='missing_header: REAL_TOPIC'",
+    ]
+
+
+def test_two_instances_share_the_checks(topics: MakeTopics) -> None:
+    kafka = topics(partitions=4).kafka
+    listeners = Listener(), Listener()
+    with TransactionProducer(kafka, GROUP, listeners[0]), TransactionProducer(kafka, GROUP, listeners[1]):
+        wait_until(lambda: members(kafka) == [2, 2], "each instance has two partitions")
+        for partition in range(4):
+            send_checks(kafka, *(check_of(f"t{partition}-{number}") for number in range(10)), partition=partition)
+        ops(kafka, at_least=40)
+    sent = ops(kafka)
+    names = {f"t{partition}-{number}" for partition in range(4) for number in range(10)}
+    assert {name for name, _ in sent} == names
+    assert len(sent) == 40
+    assert [len(listener.checked) for listener in listeners] == [20, 20]
+    assert committed(kafka) == dict.fromkeys(range(4), 10)
+
+
+def test_an_instance_that_leaves_hands_over_what_it_did_not_answer(topics: MakeTopics) -> None:
+    kafka = topics(partitions=2).kafka
+    gate = Gate()
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    leaving, staying = Listener(check=check), Listener()
+    first = TransactionProducer(kafka, GROUP, leaving)
+    first.start()
+    send_checks(kafka, *(check_of(f"t{number}") for number in range(5)))
+    assert gate.entered.get(timeout=LIMIT_S) == "t0"
+    with ThreadPoolExecutor(1) as pool:
+        closing = pool.submit(first.close)
+        wait_until(lambda: is_closed(first), "close has begun")
+        gate.opened.set()
+        assert closing.result(LIMIT_S) is True
+    assert [request.transaction_id for request in leaving.checked] == ["t0"]
+    assert committed(kafka) == {0: 1}
+    with TransactionProducer(kafka, GROUP, staying):
+        ops(kafka, at_least=5)
+    assert [request.transaction_id for request in staying.checked] == ["t1", "t2", "t3", "t4"]
+    assert committed(kafka) == {0: 5}
+
+
+def test_reading_pauses_while_too_many_are_open(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "clients")
+    gate = Gate()
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    names = [f"t{number}" for number in range(50)]
+    listener = Listener(check=check)
+    with TransactionProducer(kafka, GROUP, listener, max_open_checks=4):
+        send_checks(kafka, *(check_of(name) for name in names))
+        wait_until(lambda: "event=checks_paused open=4" in caplog.text, "reading is paused")
+        gate.opened.set()
+        ops(kafka, at_least=50)
+    sent = ops(kafka)
+    assert sorted(name for name, _ in sent) == sorted(names)
+    assert [request.transaction_id for request in listener.checked] == names
+    assert "event=checks_resumed" in caplog.text
+    assert committed(kafka) == {0: 50}
+
+
+def test_answer_that_fails_is_sent_again(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
+    names = unique_topics(broker)
+    kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
+    make_topics(kafka, {kafka.half_topic, kafka.check_topic})
+    send_checks(kafka, check_of("t1"))
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener, send_timeout_ms=1000):
+        wait_until(lambda: "event=answer_not_sent transaction_id='t1' check=1" in caplog.text, "the answer failed")
+        assert committed(kafka) == {}
+        make_topics(kafka, {kafka.op_topic})
+        assert [name for name, _ in ops(kafka, at_least=1)] == ["t1"]
+    assert len(listener.checked) == 1
+    assert committed(kafka) == {0: 1}
+
+
+KILLED = """
+import sys, threading
+from halfway import LocalTransactionState, TransactionProducer
+from halfway.schemas.settings import KafkaSettings
+
+class Listener:
+    def execute_local_transaction(self, message, arg): raise AssertionError
+    def check_local_transaction(self, message):
+        if message.transaction_id == "t2":
+            sys.stdout.write("t2 is asked\\n")
+            sys.stdout.flush()
+            threading.Event().wait()
+        return LocalTransactionState.COMMIT
+
+settings = KafkaSettings.model_validate_json(sys.argv[1])
+TransactionProducer(settings, "shop", Listener(), check_threads=2, session_timeout_ms=6000).start()
+threading.Event().wait()
+"""
+
+
+def test_offsets_are_committed_only_after_the_answer(kafka: KafkaSettings) -> None:
+    send_checks(kafka, check_of("t1"), check_of("t2"), check_of("t3"))
+    process = subprocess.Popen([sys.executable, "-c", KILLED, kafka.model_dump_json()], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "t2 is asked\n"
+        wait_until(lambda: committed(kafka) == {0: 1}, "t1's offset is committed")
+        assert sorted(name for name, _ in ops(kafka, at_least=2)) == ["t1", "t3"]
+        assert committed(kafka) == {0: 1}
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener, session_timeout_ms=6000):
+        ops(kafka, at_least=4)
+    sent = ops(kafka)
+    assert [request.transaction_id for request in listener.checked] == ["t2", "t3"]
+    assert sorted(name for name, _ in sent) == ["t1", "t2", "t3", "t3"]
+    assert committed(kafka) == {0: 3}

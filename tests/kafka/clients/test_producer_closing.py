@@ -1,0 +1,211 @@
+"""Closing the client: nothing is lost, and nothing keeps it for ever, whatever became of Kafka."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from halfway import CheckRequest, HalfMessage, LocalTransactionState, ProducerClosedError, TransactionProducer
+from halfway.clients.producer import CLOSE_GRACE_S
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.settings import KafkaSettings
+from tests.support.client_world import (
+    COMMIT,
+    GROUP,
+    LIMIT_S,
+    ROLLBACK,
+    ROOT,
+    Gate,
+    Listener,
+    check_of,
+    committed,
+    frozen,
+    is_closed,
+    ops,
+    own_topics,
+    send_checks,
+    wait_until,
+)
+
+BUSY_S = 3.0
+"""What a busy machine may add to a time limit."""
+
+
+def test_close_sends_what_waits_and_refuses_the_rest(kafka: KafkaSettings) -> None:
+    producer = TransactionProducer(kafka, GROUP, Listener(), linger_ms=1000)
+    result = producer.send_in_transaction("orders", b"")
+    assert producer.close() is True
+    assert [name for name, _ in ops(kafka)] == [result.transaction_id]
+    assert producer.close() is True
+    with pytest.raises(ProducerClosedError):
+        producer.send_in_transaction("orders", b"")
+    with pytest.raises(ProducerClosedError):
+        producer.start()
+
+
+def test_close_waits_for_a_running_local_transaction(kafka: KafkaSettings) -> None:
+    gate = Gate()
+
+    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
+        gate.pass_through(message.transaction_id)
+        return ROLLBACK
+
+    producer = TransactionProducer(kafka, GROUP, Listener(execute))
+    with ThreadPoolExecutor(3) as pool:
+        sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="t1")
+        gate.entered.get(timeout=LIMIT_S)
+        closing = [pool.submit(producer.close) for _ in range(2)]
+        wait_until(lambda: is_closed(producer), "close has begun")
+        assert not any(close.done() for close in closing)
+        gate.opened.set()
+        assert sending.result(LIMIT_S).state is ROLLBACK
+        assert [close.result(LIMIT_S) for close in closing] == [True, True]
+    assert [(name, headers["ACTION"]) for name, headers in ops(kafka)] == [("t1", "ROLLBACK")]
+
+
+def test_close_gives_up_in_time_and_the_op_still_goes_out(kafka: KafkaSettings) -> None:
+    gate = Gate()
+
+    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
+        gate.pass_through(message.transaction_id)
+        return COMMIT
+
+    producer = TransactionProducer(kafka, GROUP, Listener(execute))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="t1")
+        gate.entered.get(timeout=LIMIT_S)
+        assert producer.close(0.5) is False
+        gate.opened.set()
+        assert sending.result(LIMIT_S).state is COMMIT
+    assert [name for name, _ in ops(kafka, at_least=1)] == ["t1"]
+
+
+def test_close_by_a_listener_is_refused(kafka: KafkaSettings) -> None:
+    def execute(*_: object) -> LocalTransactionState:
+        producer.close()
+        return COMMIT
+
+    listener = Listener(execute, lambda _: execute())
+    with TransactionProducer(kafka, GROUP, listener) as producer:
+        producer.send_in_transaction("orders", b"", transaction_id="t1")
+        send_checks(kafka, check_of("t1"))
+        sent = ops(kafka, at_least=2)
+    assert [headers["ACTION"] for _, headers in sent] == ["UNKNOWN", "UNKNOWN"]
+    assert all(headers["REMARK"].startswith("RuntimeError: close() cannot be called by a listener") for _, headers in sent)
+
+
+def test_close_without_a_broker_ends(own_broker: LocalBroker) -> None:
+    kafka = own_topics(own_broker)
+    gate = Gate()
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    with TransactionProducer(kafka, GROUP, Listener(check=check), send_timeout_ms=2000) as producer:
+        producer.send_in_transaction("orders", b"", transaction_id="t1")
+        send_checks(kafka, check_of("t1"))
+        assert gate.entered.get(timeout=LIMIT_S) == "t1"
+        own_broker.stop()
+        gate.opened.set()
+        try:
+            start_s = time.monotonic()
+            assert producer.close() is False
+            assert time.monotonic() - start_s < LIMIT_S
+        finally:
+            own_broker.start()
+    assert committed(kafka) == {}
+
+
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.0), (0.0, 0.0), (None, 2.0 + CLOSE_GRACE_S)])
+def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, timeout_s: float | None, limit_s: float) -> None:
+    kafka = own_topics(own_broker)
+    gate = Gate()
+
+    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
+        gate.pass_through(message.transaction_id)
+        return COMMIT
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    producer = TransactionProducer(kafka, GROUP, Listener(execute, check), send_timeout_ms=2000)
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="sent")
+        send_checks(kafka, check_of("asked"))
+        assert {gate.entered.get(timeout=LIMIT_S) for _ in range(2)} == {"sent", "asked"}
+        with frozen(own_broker):
+            gate.opened.set()
+            assert sending.result(LIMIT_S).state is COMMIT
+            start_s = time.monotonic()
+            assert producer.close(timeout_s) is False
+            assert time.monotonic() - start_s < limit_s + BUSY_S
+
+
+class _Hang(logging.Handler):
+    """Hangs the thread that logs a certain line."""
+
+    def __init__(self, line: str, gate: Gate) -> None:
+        super().__init__()
+        self._line, self._gate = line, gate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._line in record.getMessage():
+            self._gate.pass_through(self._line)
+
+
+@pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.0), (None, 5.0 + CLOSE_GRACE_S)])
+def test_librdkafka_that_hangs_in_its_close_does_not_hang_ours(
+    kafka: KafkaSettings, timeout_s: float | None, limit_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+    handler = _Hang("event=check_partitions_revoked", gate)
+    caplog.set_level(logging.INFO, "halfway.clients.checks")
+    logging.getLogger("halfway.clients.checks").addHandler(handler)
+    try:
+        producer = TransactionProducer(kafka, GROUP, Listener(), send_timeout_ms=5000)
+        producer.send_in_transaction("orders", b"", transaction_id="t1")
+        send_checks(kafka, check_of("t2"))
+        ops(kafka, at_least=2)
+        start_s = time.monotonic()
+        assert producer.close(timeout_s) is False
+        assert time.monotonic() - start_s < limit_s + BUSY_S
+        assert gate.entered.get(timeout=LIMIT_S)  # it did hang, in the callback that librdkafka's close waits for
+        assert "event=close_incomplete sends=True checks=False delivered=True" in caplog.text
+    finally:
+        gate.opened.set()
+        logging.getLogger("halfway.clients.checks").removeHandler(handler)
+
+
+ENDS = """
+import os, signal, sys
+from halfway import LocalTransactionState, TransactionProducer
+from halfway.schemas.settings import KafkaSettings
+
+class Listener:
+    def execute_local_transaction(self, message, arg):
+        os.kill(int(sys.argv[2]), signal.SIGSTOP)
+        return LocalTransactionState.COMMIT
+    def check_local_transaction(self, message): raise AssertionError
+
+producer = TransactionProducer(KafkaSettings.model_validate_json(sys.argv[1]), "shop", Listener())
+producer.send_in_transaction("orders", b"")
+sys.exit(producer.close(0.5))
+"""
+
+
+def test_a_process_ends_though_close_did_not(own_broker: LocalBroker) -> None:
+    kafka = own_topics(own_broker)
+    pid = own_broker.pid()
+    assert pid is not None
+    try:
+        done = subprocess.run([sys.executable, "-c", ENDS, kafka.model_dump_json(), str(pid)], cwd=ROOT, check=False, timeout=LIMIT_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert done.returncode == 0  # False: `close` said that not all was done

@@ -1,0 +1,91 @@
+"""The order service as its own processes with the real job: an order and its message, both or neither, wherever it crashes."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from examples.orders import CRASHED, GROUP
+from halfway.schemas.settings import KafkaSettings
+from tests.conftest import MakeTopics
+from tests.kafka.pipelines.cli.test_resolve import Job
+from tests.support.client_world import ROOT, ops, wait_until
+
+# Kafka gives a dead instance's partitions to the next one after 10 s: the checks of that time must not use up the last one.
+QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100}
+
+
+class Service:
+    """The service: one database, and a process for each thing it is told to do."""
+
+    def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
+        self.database = folder / "orders.db"
+        names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
+        self._environ = {**os.environ, **{f"HALFWAY__KAFKA__{name.upper()}": str(getattr(kafka, name)) for name in names}}
+
+    def __call__(self, *arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "examples.orders", *arguments, "--database", str(self.database)]
+        done = subprocess.run(command, cwd=ROOT, env=self._environ, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    def orders(self) -> list[tuple[str, int]]:
+        with sqlite3.connect(self.database) as database:
+            return database.execute("SELECT item, quantity FROM orders ORDER BY rowid").fetchall()
+
+
+@pytest.fixture
+def job(topics: MakeTopics, tmp_path: Path) -> Iterator[Job]:
+    running = Job(topics(), tmp_path)
+    yield running
+    running.kill()
+
+
+def rows(job: Job, table: str, columns: str) -> list[dict[str, Any]]:
+    opened = DeltaTable(str(job.warehouse / table))
+    found = QueryBuilder().register("found", opened).execute(f"SELECT {columns} FROM found ORDER BY committed_at")
+    result: list[dict[str, Any]] = pyarrow.table(found).to_pylist()
+    return result
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_both_or_neither(job: Job, tmp_path: Path) -> None:
+    kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in job.options.items() if "kafka." in name})
+    service = Service(kafka, tmp_path)
+    job.start(**QUICK)
+
+    assert service("place", "apples", "--quantity", "3").endswith(": COMMIT\n")
+    assert service("place", "figs", "--quantity", "101").endswith(": ROLLBACK\n")
+    wait_until(lambda: len(job.delivered()) == 1, "the message about the apples", limit_s=120)
+
+    service("place", "pears", "--crash", "after-commit", code=CRASHED)
+    service("place", "plums", "--crash", "before-commit", code=CRASHED)
+    assert service.orders() == [("apples", 3), ("pears", 1)]
+    assert sorted(headers["ACTION"] for _, headers in ops_of(kafka)) == ["COMMIT", "ROLLBACK"]
+    assert len(job.delivered()) == 1
+
+    # Asked more than once, where the first question lay there before anybody came back to answer it: the answer is the same.
+    answers = set(service("serve", "--until", "2").splitlines())
+    assert sorted(answer.split(": ")[1] for answer in answers) == ["COMMIT", "ROLLBACK"]
+    wait_until(lambda: len(job.delivered()) == 2, "the message about the pears", limit_s=60)
+    assert service.orders() == [("apples", 3), ("pears", 1)]
+    assert rows(job, "messages", "CAST(body AS STRING) AS body, check_times > 0 AS asked, producer_group") == [
+        {"body": '{"item": "apples", "quantity": 3}', "asked": False, "producer_group": GROUP},
+        {"body": '{"item": "pears", "quantity": 1}', "asked": True, "producer_group": GROUP},
+    ]
+    assert len(service("list").splitlines()) == 2
+    by_check = [headers for _, headers in ops_of(kafka) if "FROM_CHECK" in headers]
+    assert {headers["ACTION"] for headers in by_check} == {"COMMIT", "ROLLBACK"}
+
+
+def ops_of(kafka: KafkaSettings) -> list[tuple[str, dict[str, str]]]:
+    """The service's ops, without the job's ticks."""
+    return [(name, headers) for name, headers in ops(kafka) if "ACTION" in headers]

@@ -1,0 +1,64 @@
+"""Records of every shape through the real job: each accounted for exactly once (a small run of `make fuzz`)."""
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import pandas
+import pyarrow
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from halfway.schemas.outcomes import Count, Reason
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
+from tests.chaos.accountant import keep_books
+from tests.fuzz.fuzz import CHECK_MAX, PARTITIONS, SETTINGS, fuzz
+from tests.fuzz.generator import Control, Fate
+from tests.kafka.conftest import MakeWorld
+
+BROKEN = {
+    *(Reason.MISSING_KEY, Reason.KEY_TOO_LONG, Reason.KEY_NOT_UTF8, Reason.MISSING_HEADER, Reason.BAD_HEADER, Reason.DUPLICATE_HEADER),
+    *(Reason.UNKNOWN_ACTION, Reason.DELAY_NOT_SUPPORTED, Reason.BODY_TOO_LARGE, Reason.BAD_TICK),
+}
+RULED = {
+    *(Reason.CONFLICTING_VERDICT, Reason.LATE_VERDICT, Reason.ORPHAN_OP, Reason.GROUP_MISMATCH),
+    *(Reason.ID_CONFLICT, Reason.STALE_INCARNATION, Reason.INCARNATION_REFUSED),
+}
+
+
+@pytest.mark.timeout(300)
+def test_every_record_of_every_shape_is_accounted_for(world: MakeWorld, tmp_path: Path) -> None:
+    w = world(partitions=PARTITIONS, **{**SETTINGS, "kafka.max_offsets_per_trigger": 12_000, "trigger.available_now": False})
+    result = fuzz(w.settings, lambda: w.spark, records=20_000, seed=7, limit_s=280)
+    books = result.books
+    assert books.examples == []
+    assert books.records > 20_000
+    assert set(books.only) >= BROKEN
+    assert set(books.found) >= BROKEN | RULED
+
+    # The same books with mistakes in them: each one shows.
+    counts = result.run.counts + Counter({Count.HALVES: 1})
+    committed = next(name for name, promised in result.control.items() if promised.fate is Fate.COMMIT)
+    control = {**result.control, committed: Control(Fate.ROLLBACK, 0)}
+    found = keep_books(with_mistakes(w.settings, tmp_path / "mistakes"), counts, control, CHECK_MAX).examples
+    shown = (
+        "is refused for [], not for",
+        "in quarantine has another value",
+        "is refused for ['bad_header', 'bad_header']",
+        "halves counted",
+        "control rollback",
+    )
+    assert [sum(part in line for line in found) for part in shown] == [1] * len(shown)
+
+
+def with_mistakes(settings: Settings, warehouse: Path) -> Settings:
+    """Copy the tables, with one broken record missing from quarantine, one changed, one twice."""
+    for table in (Table.MESSAGES, Table.DISCARDED):
+        shutil.copytree(Path(settings.storage.warehouse) / table, warehouse / table)
+    rows = DeltaTable(str(Path(settings.storage.warehouse) / Table.QUARANTINE)).to_pyarrow_table().to_pandas()
+    broken = rows.index[(rows["reason"] == Reason.BAD_HEADER) & (rows["value"].str.len() > 0)]
+    rows.at[broken[0], "value"] = b"another"
+    changed = pandas.concat([rows, rows.loc[[broken[1]]]]).drop(index=broken[2])
+    write_deltalake(warehouse / Table.QUARANTINE, pyarrow.Table.from_pandas(changed, preserve_index=False))
+    return settings.model_copy(update={"storage": settings.storage.model_copy(update={"warehouse": str(warehouse)})})

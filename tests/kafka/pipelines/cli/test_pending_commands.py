@@ -1,0 +1,228 @@
+"""`pending`, `commit`, `rollback` and `status`: beside a running job, and with none."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfway.schemas.settings import Settings
+from tests.conftest import MakeTopics
+from tests.kafka.conftest import MakeWorld
+from tests.kafka.pipelines.cli.test_resolve import Job
+from tests.support.commands import facts, groups_away, invoke, records, run
+from tests.support.waiting import until
+from tests.support.world import START_MS, World
+
+
+@pytest.fixture
+def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
+    storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
+    return topics(overrides={**storage, "state.buckets": 4, "state.shuffle_partitions": 1})
+
+
+@pytest.fixture
+def job(settings: Settings, tmp_path: Path) -> Iterator[Job]:
+    """A job as a process of its own, whose first check is an hour away."""
+    running = Job(settings, tmp_path)
+    running.start(**{"trigger.interval": "3s"})
+    until((tmp_path / "checkpoint" / "status.json").exists, "the first batch")
+    yield running
+    running.kill()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.slow
+def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settings, job: Job, spark_free_world: World) -> None:
+    """Commands as processes of their own, each with a Spark of its own, which takes its time beside the job."""
+    w = spark_free_world
+    w.half("a")
+    w.half("b")
+    w.half("c", PGROUP=b"h", INCARNATION=b"2")
+    rows: list[dict[str, Any]] = []
+
+    def all_are_read() -> bool:
+        rows[:] = facts(run(settings, "pending", "--json"))
+        return len(rows) == 3
+
+    until(all_are_read, "all halves in the state")
+    columns = ["transaction_id", "incarnation", "producer_group", "topic", "age_ms", "check_times", "next_due_ms"]
+    assert [list(row) for row in rows] == [columns] * 3
+    ages_ms = [row["age_ms"] for row in rows]
+    assert ages_ms == sorted(ages_ms, reverse=True)
+    assert all(0 < age_ms < 200_000 for age_ms in ages_ms)
+    [c] = [row for row in rows if row["transaction_id"] == "c"]
+    assert (c["producer_group"], c["incarnation"], c["topic"], c["check_times"]) == ("h", 2, "orders", 0)
+    shown = run(settings, "pending", "--group", "h")
+    assert shown.returncode == 0
+    assert "starting a small Spark" in shown.stderr
+    assert len([line for line in shown.stdout.splitlines() if line.strip().startswith("c ")]) == 1
+    assert "WARN" not in shown.stdout + shown.stderr
+
+    sent = facts(run(settings, "commit", "c", "--json"))
+    assert (sent["transaction_id"], sent["producer_group"], sent["incarnation"], sent["action"]) == ("c", "h", 2, "COMMIT")
+    done = run(settings, "rollback", "b", "--remark", "order 17 was cancelled")
+    assert (done.returncode, done.stdout.startswith("sent ROLLBACK of b (group g, incarnation 0)")) == (0, True), done.stderr
+    until(lambda: job.delivered() == ["c"], "what was committed by hand")
+    ops = {op.key(): dict(op.headers() or ()) for op in records(settings, settings.kafka.op_topic)}
+    assert ops[b"c"]["INCARNATION"] == b"2"
+    assert ops[b"b"]["REMARK"].startswith(b"by hand, by ")
+    assert ops[b"b"]["REMARK"].endswith(b": order 17 was cancelled")
+    again = run(settings, "rollback", "c")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "error: the transaction c is not pending: it was committed at " in again.stderr
+
+    status = facts(run(settings, "status", "--json"))
+    assert (status["is_running"], status["pending"]) == (True, 1)
+    assert sorted(status["absent_groups"]) == groups_away(settings.kafka.servers())
+    counted = {name: status["totals"][name] for name in ("halves", "committed", "rolled_back")}
+    assert counted == {"halves": 3, "committed": 1, "rolled_back": 1}
+    assert 0 < status["horizon_lag_ms"] < 60_000
+    assert status["last_batch"]["batch_id"] >= status["batch_id"] > 1
+    assert set(status["unread"]) == {settings.kafka.half_topic, settings.kafka.op_topic}
+    assert status["rates_over_s"] > 0
+    assert job.process is not None
+    assert job.process.poll() is None, "the job was disturbed"
+    assert "Traceback" not in job.log
+
+
+@pytest.fixture
+def spark_free_world(settings: Settings) -> World:
+    """Only to produce with."""
+    return World(None, settings)  # type: ignore[arg-type]
+
+
+def test_pending_filters_and_says_what_each_waits_for(world: MakeWorld) -> None:
+    w = world(**{"resolution.transactionCheckMax": 1})
+    w.half("asked", 0)
+    w.half("[young]", 6_000)
+    w.half("away", 1, PGROUP=b"h")
+    w.tick(6_001)
+    w.resolve()
+    w.tick(6_100, w.away("h"))
+    w.resolve()
+    shown = invoke(w.settings, "pending")
+    assert "no job is running" in shown.stderr
+    table = shown.stdout
+    assert [line.split()[0] for line in table.splitlines() if "orders" in line] == ["asked", "away", "[young]"]
+    assert "all checks unanswered" in table
+    assert "which is away" in table
+    due = START_MS + 12_001
+    young = {"producer_group": "g", "topic": "orders", "age_ms": 100, "check_times": 0, "next_due_ms": due}
+    assert facts(invoke(w.settings, "pending", "--json"))[2] == {"transaction_id": "[young]", "incarnation": 0, **young}
+
+    def ids(*options: str) -> list[str]:
+        return [row["transaction_id"] for row in facts(invoke(w.settings, "pending", "--json", *options))]
+
+    assert ids("--limit", "2") == ["asked", "away"]
+    assert ids("--group", "g") == ["asked", "[young]"]
+    assert ids("--older-than", "100") == ["asked", "away"]
+    assert ids("--older-than", "99ms") == ["asked", "away", "[young]"]
+    assert ids("--group", "nobody") == []
+
+
+def test_pending_and_status_before_the_first_batch(world: MakeWorld) -> None:
+    w = world()
+    w.half("a")
+    shown = invoke(w.settings, "pending", "--json")
+    assert facts(shown) == []
+    assert "has no batch yet" in shown.stderr
+    status = facts(invoke(w.settings, "status", "--json"))
+    assert (status["batch_id"], status["last_batch"], status["horizon_ms"], status["rates"]) == (None, None, None, None)
+    assert status["unread"] == {w.settings.kafka.half_topic: 1, w.settings.kafka.op_topic: 0}
+    assert invoke(w.settings, "status").exit_code == 0
+
+
+def test_status_counts_what_is_not_read_and_tells_rates_by_the_horizon(world: MakeWorld) -> None:
+    w = world()
+    w.half("a")
+    w.tick(1_000)
+    w.resolve()
+    w.half("b")
+    w.half("c", PGROUP=b"h")
+    w.op("a", b"COMMIT", 1_500)
+    w.tick(3_000, w.away("h"))
+    w.resolve()
+    w.half("d")
+    status = facts(invoke(w.settings, "status", "--json"))
+    assert status["horizon_ms"] == START_MS + 3_000
+    assert status["unread"] == {w.settings.kafka.half_topic: 1, w.settings.kafka.op_topic: 0}
+    assert (status["rates_over_s"], status["rates"]["halves"], status["rates"]["committed"]) == (2.0, 1.0, 0.5)
+    assert status["pending_by_group"] == [
+        {"producer_group": "g", "pending": 1, "oldest_age_ms": 3_000, "is_away": False},
+        {"producer_group": "h", "pending": 1, "oldest_age_ms": 3_000, "is_away": True},
+    ]
+    assert (status["is_running"], status["absent_groups"]) == (False, ["h"])
+    table = invoke(w.settings, "status").stdout
+    assert "no: time stands still" in table
+    assert "2023-11-14 22:13:23 UTC" in table
+
+
+def test_status_without_kafka_tells_the_rest(world: MakeWorld) -> None:
+    w = world()
+    w.half("a")
+    w.tick(1_000)
+    w.resolve()
+    kafka = w.settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    status = facts(invoke(w.settings.model_copy(update={"kafka": kafka}), "status", "--json"))
+    assert (status["pending"], status["unread"]) == (1, None)
+    assert "Kafka" in status["kafka_error"]
+
+
+def test_what_is_not_pending_is_refused_with_what_is_known(world: MakeWorld) -> None:
+    w = world(**{"resolution.transactionCheckMax": 1})
+    w.half("silent", 0)
+    w.half("rolled", 0)
+    w.op("rolled", b"ROLLBACK", 1)
+    w.tick(6_001)
+    w.resolve()
+    w.tick(36_001)
+    w.resolve()
+    before = len(records(w.settings, w.settings.kafka.op_topic))
+    told = {
+        "silent": "it was discarded (check_max, after 1 checks): `halfway replay silent` sends it anew",
+        "rolled": "it was rolled back",
+        "never": "no half of it has been read up to batch 1",
+    }
+    for transaction_id, known in told.items():
+        done = invoke(w.settings, "commit", transaction_id)
+        assert (done.exit_code, done.stdout) == (1, "")
+        assert f"error: the transaction {transaction_id} is not pending: {known}" in done.stderr
+    assert len(records(w.settings, w.settings.kafka.op_topic)) == before, "nothing was sent"
+
+
+def test_with_group_and_incarnation_it_is_sent_without_looking(settings: Settings) -> None:
+    done = run(settings, "commit", "x", "--group", "h", "--incarnation", "3", "--json")
+    assert facts(done)["topic"] == settings.kafka.op_topic
+    assert done.stderr == "", "no Spark was started"
+    [op] = records(settings, settings.kafka.op_topic)
+    headers = dict(op.headers() or ())
+    assert (op.key(), headers["ACTION"], headers["PGROUP"], headers["INCARNATION"]) == (b"x", b"COMMIT", b"h", b"3")
+    assert (op.partition(), op.offset()) == (facts(done)["partition"], facts(done)["offset"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["commit", "x", "--incarnation", "1"], 2, "--group"),
+        (["commit"], 2, "ID"),
+        (["rollback", "x", "--group", ""], 1, "error: bad_header: producer_group"),
+        (["rollback", "y" * 256, "--group", "g"], 1, "error: key_too_long"),
+        (["pending", "--older-than", "soon"], 2, "--older-than"),
+        (["replay"], 2, "--all"),
+        (["replay", "x", "--all"], 2, "--all"),
+        (["replay", "x", "--reason", "expired"], 2, "--all"),
+        (["replay", "--all", "--reason", "boredom"], 2, "check_max"),
+    ],
+)
+def test_wrong_usage(settings: Settings, arguments: list[str], code: int, told: str) -> None:
+    done = invoke(settings, *arguments)
+    assert (done.exit_code, done.stdout) == (code, "")
+    assert told in done.stderr
+
+
+def test_kafka_out_of_reach_is_one_line(settings: Settings) -> None:
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+    done = run(settings.model_copy(update={"kafka": kafka}), "commit", "x", "--group", "g")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: ")

@@ -1,0 +1,190 @@
+"""`halfway demo` as a user runs it, and its judgement of tables that are wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.demo.run import time_limit_s
+from halfway.pipelines.demo.traffic import End, Planned, Traffic
+from halfway.pipelines.demo.verdict import Accountant
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.storage.checkpoint import is_in_use
+from halfway.pipelines.storage.delta_tables import table_path
+from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.tables import Table
+from tests.conftest import MakeTopics, unique_topics
+from tests.support.paths import ROOT
+from tests.support.waiting import until
+
+QUICK = {
+    "resolution.transactionTimeOut": "2s",
+    "resolution.transactionCheckInterval": "2s",
+    "resolution.transactionCheckMax": 3,
+}
+_START_LIMIT_S = 90
+
+
+@pytest.fixture
+def overrides(broker: LocalBroker, tmp_path: Path) -> dict[str, object]:
+    """Settings of a job with topics, tables and checkpoint of its own."""
+    storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
+    return {**unique_topics(broker), **storage, "state.buckets": 8, "state.shuffle_partitions": 2}
+
+
+def options(overrides: Mapping[str, object]) -> list[str]:
+    return ["--config", "conf/default.yaml", *(part for name, value in overrides.items() for part in ("--set", f"{name}={value}"))]
+
+
+def run_demo(overrides: Mapping[str, object], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "halfway", "demo", *arguments, *options(overrides)]
+    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False)
+
+
+@contextmanager
+def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """`halfway resolve`, from its first batch on."""
+    status = Path(str(overrides["storage.checkpoint"])) / "status.json"
+    before = status.read_bytes() if status.exists() else b""
+    command = [sys.executable, "-m", "halfway", "resolve", *options({**overrides, **QUICK})]
+    with log_file.open("wb") as log:
+        job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        until(lambda: job.poll() is not None or (status.exists() and status.read_bytes() != before), "a batch of the job", _START_LIMIT_S)
+        assert job.poll() is None, log_file.read_text()
+        yield job
+    finally:
+        job.terminate()
+        try:
+            job.wait(60)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
+
+
+def ids(overrides: Mapping[str, object], table: str) -> list[str | None]:
+    rows = QueryBuilder().register("rows", DeltaTable(f"{overrides['storage.warehouse']}/{table}"))
+    return [row["transaction_id"] for row in pa.table(rows.execute("SELECT transaction_id FROM rows").read_all()).to_pylist()]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_a_demo_comes_out_right_also_a_second_time_on_the_same_tables(overrides: dict[str, object], tmp_path: Path) -> None:
+    first = run_demo(overrides, "--json", "--messages", "30")
+    assert first.returncode == 0, first.stderr
+    counts = {"committed": 21, "rolled_back": 10, "checked": 13, "discarded": 2, "quarantined": 3, "pending": 0}
+    tables = {name: f"{overrides['storage.warehouse']}/{name}" for name in ("messages", "discarded", "quarantine")}
+    assert json.loads(first.stdout) == {"ok": True, "expected": counts, "found": counts, "tables": tables}
+    assert "no job is running: starting one" in first.stderr
+    assert first.stderr.count("created the topic") == 3
+
+    with running_job({**overrides, **QUICK}, tmp_path / "job.log") as job:
+        second = run_demo({**overrides, **QUICK}, "--messages", "4")
+        assert job.poll() is None, "the demo must leave alone a job that is not its own"
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "a job is running: using it" in second.stdout
+    assert "created the topic" not in second.stdout
+    assert second.stdout.splitlines()[-1].startswith("ok: demo-")
+    found = {line.split()[0]: line.split()[-2] for line in second.stdout.splitlines() if line.endswith("ok ")}
+    assert found == {"committed": "4", "rolled": "1", "checked": "5", "discarded": "2", "quarantined": "3", "pending": "0"}
+
+    messages = ids(overrides, "messages")
+    assert len(messages) == len(set(messages)) == 21 + 4
+    assert len(ids(overrides, "discarded")) == 4
+    assert len(ids(overrides, "quarantine")) == 6
+
+
+def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[str, object]) -> None:
+    checkpoint = Path(str(overrides["storage.checkpoint"]))
+    checkpoint.mkdir()
+    facts = {"format_version": 1, "buckets": 3, "half_topic": overrides["kafka.half_topic"], "op_topic": overrides["kafka.op_topic"]}
+    (checkpoint / "halfway.json").write_text(json.dumps(facts))
+    ended = run_demo(overrides, "--json")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("error: the job ended with exit code 1: the checkpoint")
+    assert "state.buckets = 3" in last
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None:
+    command = [sys.executable, "-m", "halfway", "demo", "--json", *options(overrides)]
+    demo = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    checkpoint = Path(str(overrides["storage.checkpoint"]))
+    storage = StorageSettings(checkpoint=str(checkpoint))
+    try:
+        until(lambda: demo.poll() is not None or (checkpoint / "status.json").exists(), "the start of a job", _START_LIMIT_S)
+        assert is_in_use(storage)
+        demo.send_signal(signal.SIGTERM)
+        out, err = demo.communicate(timeout=60)
+    finally:
+        if demo.poll() is None:
+            demo.kill()
+    assert (demo.returncode, out) == (128 + signal.SIGTERM, ""), err
+    assert not is_in_use(storage), "the demo's job runs on"
+
+
+def test_the_time_limit_is_what_a_discard_takes_and_a_minute() -> None:
+    assert time_limit_s(load_settings(environ={}, overrides=QUICK)) == 4 * 2 + 2 + 60
+
+
+@pytest.fixture
+def demo_settings(topics: MakeTopics, tmp_path: Path) -> Settings:
+    return topics(overrides={"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")})
+
+
+def row(planned: Planned, **changes: object) -> dict[str, object]:
+    """A row of `messages` or `discarded` as the job would write it."""
+    own = {"body": planned.body, "tags": planned.tags, "keys": planned.keys, "producer_group": planned.group}
+    return {"transaction_id": planned.transaction_id, "topic": "TopicTest1234", **own, "check_times": 0, "reason": "check_max", **changes}
+
+
+def problems(settings: Settings, traffic: Traffic, messages: list[dict[str, object]], discarded: list[dict[str, object]]) -> list[str]:
+    for table, rows in ((Table.MESSAGES, messages), (Table.DISCARDED, discarded)):
+        if rows:
+            write_deltalake(table_path(settings.storage, table), pa.Table.from_pylist(rows))
+    with closing(Accountant(settings, traffic)) as accountant:
+        account = accountant.account()
+    assert not account.is_settled
+    return [problem for problem in account.problems if not problem.startswith("quarantined for")]
+
+
+def test_tables_that_are_right_have_no_problem_and_others_rows_do_not_count(demo_settings: Settings) -> None:
+    traffic, other = Traffic(demo_settings, 3), Traffic(demo_settings, 3)
+    committed = [planned for planned in traffic.planned.values() if planned.end is End.COMMITTED]
+    theirs = [row(planned, body=b"other") for planned in other.planned.values()]
+    assert problems(demo_settings, traffic, [*map(row, committed), *theirs], []) == []
+
+
+def test_each_wrong_row_is_named(demo_settings: Settings) -> None:
+    traffic = Traffic(demo_settings, 6)
+    unknown, committed, rolled_back, _, altered, _, stranger, silent, _ = traffic.planned.values()
+    delayed = row(stranger, transaction_id=traffic.delayed_id)
+    messages = [
+        row(unknown, check_times=1),
+        row(committed),
+        row(committed),
+        row(rolled_back),
+        row(altered, body=altered.body + b"\n", tags="TagX"),
+        delayed,
+    ]
+    discarded = [row(silent, reason="expired"), row(stranger)]
+    assert sorted(problems(demo_settings, traffic, messages, discarded)) == sorted(
+        [
+            f"{unknown.transaction_id}: check_times is 1, the check topic has []",
+            f"{committed.transaction_id} is there 2 times: committed, committed",
+            f"{rolled_back.transaction_id} was committed, expected rolled_back",
+            f"{altered.transaction_id}: body, tags came out other than sent",
+            f"{traffic.delayed_id} was committed, and must not be there at all",
+            f"{silent.transaction_id} was discarded for expired, expected check_max",
+            f"{stranger.transaction_id} was discarded, expected committed",
+        ]
+    )

@@ -1,0 +1,163 @@
+"""Topics on a real broker: made right, verified, and refused where they break a rule (R17)."""
+
+import json
+import uuid
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from typer.testing import CliRunner
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.kafka import admin as kafka_module
+from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.topic_setup import check_half_retention, create_topics, verify_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.errors import KafkaUnavailableError, TopicError
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.settings import Settings
+
+DAY_MS = 86_400_000
+MakeSettings = Callable[..., Settings]
+
+
+@pytest.fixture
+def names(broker: LocalBroker) -> MakeSettings:
+    """Return settings that name three topics of the test's own, which do not exist yet."""
+    unique = uuid.uuid4().hex[:8]
+    own = {f"kafka.{kind}_topic": f"{unique}-{kind}" for kind in ("half", "op", "check")}
+    own["kafka.bootstrap_servers"] = str(broker.status()["bootstrap_servers"])
+    return lambda **overrides: load_settings(
+        environ={}, overrides={**own, **{name.replace("__", "."): value for name, value in overrides.items()}}
+    )
+
+
+def make(settings: Settings, topic: str, **config: object) -> None:
+    """Make one topic as somebody else might have."""
+    text = {name.replace("_", "."): str(value) for name, value in config.items()}
+    client = admin(settings)
+    client.create_topics([NewTopic(topic, num_partitions=1, config=text)])[topic].result()
+
+
+def alter(settings: Settings, topic: str, name: str, value: object) -> None:
+    """Change one setting of a topic."""
+    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    client = admin(settings)
+    for done in client.incremental_alter_configs([resource]).values():
+        done.result()
+
+
+def test_missing_topics_are_created(names: MakeSettings) -> None:
+    settings = names()
+    reports = create_topics(settings, 3)
+    assert [report.topic for report in reports] == [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
+    for report in reports:
+        assert (report.created, report.partitions, report.timestamp_type, report.notes) == (True, 3, "LogAppendTime", ())
+        assert report.max_message_bytes == settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
+    assert partition_counts(admin(settings), [reports[0].topic, "none"]) == {reports[0].topic: 3}
+
+
+@pytest.mark.parametrize(("half_retention", "retention_ms"), [("72h", 7 * DAY_MS), ("6d", 7 * DAY_MS), ("30d", 31 * DAY_MS)])
+def test_halves_and_ops_outlive_half_retention(names: MakeSettings, half_retention: str, retention_ms: int) -> None:
+    half, op, _check = create_topics(names(resolution__half_retention=half_retention), 1)
+    assert (half.retention_ms, op.retention_ms) == (retention_ms, retention_ms)
+
+
+def test_creating_again_changes_nothing(names: MakeSettings) -> None:
+    settings = names()
+    create_topics(settings, 2)
+    again = create_topics(settings, 2)
+    assert [(report.created, report.partitions, report.notes) for report in again] == [(False, 2, ())] * 3
+    assert again == verify_topics(settings)
+    noted = create_topics(settings, 5)
+    assert all(report.partitions == 2 and "has 2 partitions, not 5" in report.notes[0] for report in noted)
+
+
+def test_only_the_missing_one_is_created(names: MakeSettings) -> None:
+    settings = names()
+    make(settings, settings.kafka.op_topic, max_message_bytes=8_000_000)
+    assert [report.created for report in create_topics(settings, 1)] == [True, False, True]
+
+
+def test_create_time_is_noted_not_refused(names: MakeSettings) -> None:
+    settings = names()
+    make(settings, settings.kafka.half_topic, max_message_bytes=8_000_000, message_timestamp_type="CreateTime")
+    half, op, _check = create_topics(settings, 1)
+    assert half.timestamp_type == "CreateTime"
+    assert half.notes[0].startswith("CreateTime")
+    assert op.notes == ()
+
+
+def test_verdicts_kept_shorter_than_halves_are_noted(names: MakeSettings) -> None:
+    settings = names()
+    make(settings, settings.kafka.op_topic, max_message_bytes=8_000_000, retention_ms=DAY_MS)
+    assert any("keeps verdicts shorter" in note for note in create_topics(settings, 1)[1].notes)
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "value", "way_out"),
+    [
+        ("half_topic", "retention.ms", 3 * DAY_MS - 1, f"retention.ms={7 * DAY_MS}"),
+        ("half_topic", "cleanup.policy", "compact", "cleanup.policy=delete"),
+        ("op_topic", "cleanup.policy", "compact,delete", "cleanup.policy=delete"),
+        ("check_topic", "max.message.bytes", 5 * 1024**2 - 1, f"max.message.bytes={5 * 1024**2}"),
+    ],
+)
+def test_a_topic_that_breaks_a_rule_is_refused_with_the_way_out(
+    names: MakeSettings, topic: str, name: str, value: object, way_out: str
+) -> None:
+    settings = names()
+    create_topics(settings, 1)
+    alter(settings, getattr(settings.kafka, topic), name, value)
+    for refuse in (lambda: verify_topics(settings), lambda: create_topics(settings, 1)):
+        with pytest.raises(TopicError, match=getattr(settings.kafka, topic)) as caught:
+            refuse()
+        assert f"--add-config {way_out}`" in str(caught.value)
+
+
+@pytest.mark.parametrize(("retention_ms", "ok"), [(3 * DAY_MS - 1, False), (3 * DAY_MS, True), (-1, True)])
+def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention_ms: int, ok: bool) -> None:
+    settings = names()
+    make(settings, settings.kafka.half_topic, retention_ms=retention_ms)
+    if ok:
+        check_half_retention(settings)
+    else:
+        with pytest.raises(TopicError, match=f"shorter than half_retention \\({3 * DAY_MS} ms\\)"):
+            check_half_retention(settings)
+
+
+def test_a_missing_topic_says_how_to_make_it(names: MakeSettings) -> None:
+    for refuse in (check_half_retention, verify_topics):
+        with pytest.raises(TopicError, match="halfway topics create"):
+            refuse(names())
+
+
+def test_what_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
+    with pytest.raises(TopicError, match="replication factor of 3"):
+        create_topics(names(), 1, replication=3)
+
+
+def test_wrong_security_is_told(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_module, "REQUEST_LIMIT_S", 2.0)
+    with pytest.raises(KafkaUnavailableError, match=r"speaks no TLS, kafka\.security\.protocol is SSL"):
+        verify_topics(names(kafka__security__protocol="SSL"))
+    with pytest.raises(KafkaUnavailableError, match=r"ssl\.ca\.location"):
+        verify_topics(names(kafka__security__protocol="SSL", kafka__security__ca="/none.pem"))
+
+
+def test_the_command_prints_its_facts(names: MakeSettings) -> None:
+    kafka = names().kafka
+    chosen = [f"kafka.{name}={getattr(kafka, name)}" for name in ("bootstrap_servers", "half_topic", "op_topic", "check_topic")]
+    command = ["topics", "create", "--partitions", "2", *(part for pair in chosen for part in ("--set", pair))]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0
+    assert [(fact["topic"], fact["partitions"], fact["created"]) for fact in json.loads(result.stdout)] == [
+        (kafka.half_topic, 2, True),
+        (kafka.op_topic, 2, True),
+        (kafka.check_topic, 2, True),
+    ]
+    table = CliRunner().invoke(app, command).stdout
+    assert table.count("was there") == 3
+    assert "5 MiB" in table

@@ -1,0 +1,208 @@
+"""The doctor on a real Kafka, with topics wrong in each way, and on tables of the real job."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.operate.doctor.findings import State, disk
+from halfway.pipelines.operate.doctor.kafka_checks import kafka
+from halfway.pipelines.operate.doctor.storage_checks import found_locally, storage
+from halfway.pipelines.resolve.ticks import TickPublisher
+from halfway.pipelines.runtime.paths import home
+from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage.checkpoint import facts_of, query_id_of, sole_user
+from halfway.pipelines.storage.delta_tables import owner_of
+from halfway.pipelines.storage.file_systems import check_writable
+from halfway.schemas.errors import SetupError
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
+from tests.conftest import MakeTopics, unique_topics
+from tests.kafka.conftest import MakeWorld
+from tests.kafka.pipelines.kafka.test_topic_setup import alter
+from tests.support.waiting import until
+
+DAY_MS = 86_400_000
+Told = dict[tuple[str, str], str]
+
+
+def told(settings: Settings) -> Told:
+    """Return what is found wrong with Kafka and storage; the text by check and state."""
+    found = [*kafka(settings), *storage(settings)]
+    return {(each.check, str(each.state)): each.text for each in found if each.state is not State.OK}
+
+
+ONE_COPY = ("copies", "warning")
+"""The tests' Kafka has one broker: that is told, always."""
+
+
+@pytest.fixture
+def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
+    return topics(overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
+
+
+def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
+    TickPublisher(settings).publish()
+    names = {"kafka": ("bootstrap_servers", "half_topic", "op_topic", "check_topic"), "storage": ("warehouse", "checkpoint")}
+    chosen = [f"{group}.{name}={getattr(getattr(settings, group), name)}" for group, each in names.items() for name in each]
+    command = ["doctor", *(part for pair in chosen for part in ("--set", pair))]
+    result = CliRunner().invoke(app, [*command, "--json"])
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    assert answer["ok"] is True
+    assert {each["state"] for each in answer["checks"] if each["check"] != "copies"} == {"ok"}
+    assert {each["check"] for each in answer["checks"]} == {
+        *("python", "java", "jars", "settings", "kafka", "topics", "access", "copies"),
+        *("clock", "warehouse", "checkpoint", "ownership", "disk", "metrics"),
+    }
+    [clock] = [each["text"] for each in answer["checks"] if each["check"] == "clock"]
+    assert "delivery included (last tick 20" in clock
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    lines = CliRunner().invoke(app, command).stdout.splitlines()
+    assert len(lines) == len(answer["checks"])
+
+
+@pytest.mark.parametrize(
+    ("topic", "name", "value", "state", "words"),
+    [
+        ("half_topic", "retention.ms", 3 * DAY_MS - 1, "problem", "shorter than half_retention"),
+        ("half_topic", "cleanup.policy", "compact", "problem", "cleanup.policy=delete"),
+        ("check_topic", "max.message.bytes", 1_000_000, "problem", "lower resolution.max_body_bytes"),
+        ("op_topic", "message.timestamp.type", "CreateTime", "warning", "the clocks of producers"),
+        ("op_topic", "retention.ms", DAY_MS, "warning", "keeps verdicts shorter"),
+        ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
+    ],
+)
+def test_a_topic_that_is_set_up_wrong(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
+    alter(settings, getattr(settings.kafka, topic), name, value)
+    found = told(settings)
+    assert set(found) == {("topics", state), ONE_COPY}
+    assert words in found["topics", state]
+    assert getattr(settings.kafka, topic) in found["topics", state]
+
+
+def test_more_copies_demanded_than_there_are(settings: Settings) -> None:
+    alter(settings, settings.kafka.op_topic, "min.insync.replicas", 2)
+    assert "takes no writes: 1 of 1 copies" in told(settings)["copies", "problem"]
+
+
+def test_topics_that_are_not_there(broker: LocalBroker, settings: Settings) -> None:
+    client = admin(settings)
+    client.delete_topics([settings.kafka.check_topic])[settings.kafka.check_topic].result()
+    until(lambda: not partition_counts(client, [settings.kafka.check_topic]), "the deletion", 30)
+    found = told(settings)
+    assert found["topics", "problem"] == f"no topic {settings.kafka.check_topic}: `halfway topics create` makes it"
+    none = load_settings(environ={}, overrides=unique_topics(broker))
+    missing = [each for each in kafka(none) if each.state is not State.OK]
+    assert [each.check for each in missing] == ["topics"]
+
+
+def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
+    assert [each.text for each in kafka(settings) if each.check == "clock"] == ["unknown before the job has run: no tick in the half topic"]
+
+
+@pytest.fixture
+def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBroker]:
+    """A broker with an authorizer, in which everybody may do what no ACL speaks of."""
+    monkeypatch.setenv("HALFWAY_HOME", str(home()))
+    (tmp_path / "conf").mkdir()
+    own = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\nallow.everyone.if.no.acl.found=true\n"
+    (tmp_path / "conf" / "broker.properties").write_text(Path("conf/broker.properties").read_text() + own)
+    monkeypatch.chdir(tmp_path)
+    running = LocalBroker(tmp_path / "broker")
+    running.start()
+    yield running
+    running.stop()
+
+
+def test_what_this_user_may_not_do(guarded: LocalBroker, tmp_path: Path) -> None:
+    places = {"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")}
+    settings = load_settings(environ={}, overrides={**unique_topics(guarded), **places})
+    create_topics(settings, 1)
+    assert set(told(settings)) == {ONE_COPY}
+    topic = settings.kafka.op_topic
+    deny = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
+    allow = AclBinding(*deny, AclOperation.ALL, AclPermissionType.ALLOW)
+    client = admin(settings)
+    for done in client.create_acls([allow, AclBinding(*deny, AclOperation.WRITE, AclPermissionType.DENY)]).values():
+        done.result()
+    found = told(settings)
+    assert set(found) == {ONE_COPY, ("access", "problem")}
+    assert f"may not Write topic {topic}" in found["access", "problem"]
+    assert f"--operation Write --topic {topic}`" in found["access", "problem"]
+    blind = AclBinding(*deny, AclOperation.DESCRIBE_CONFIGS, AclPermissionType.DENY)
+    for done in client.create_acls([blind]).values():
+        done.result()
+    found = told(settings)
+    assert f"may not DescribeConfigs topic {topic}" in found["topics", "problem"]
+    assert "may not Write" in found["access", "problem"], "what else can be looked at is looked at"
+
+
+def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSession, tmp_path: Path) -> None:
+    w = world()
+    w.half("a")
+    w.op("a", b"COMMIT", 1)
+    w.resolve()
+    assert told(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
+    places = w.settings.storage
+    by_spark = {table: owner_of(spark, places, table) for table in Table}
+    assert set(by_spark.values()) == {query_id_of(spark, places)}
+    found = found_locally(places)
+    assert (found.tables, found.query_id, found.has_run, found.facts) == (
+        by_spark,
+        query_id_of(spark, places),
+        True,
+        facts_of(spark, places),
+    )
+
+    messages = Path(places.warehouse) / Table.MESSAGES
+    DeltaTable(str(messages)).create_checkpoint()
+    for commit in (messages / "_delta_log").glob("*.json"):
+        commit.unlink()
+    assert found_locally(places) == found, "from the log's checkpoint, once its first files are cleaned away"
+
+    moved = places.model_copy(update={"checkpoint": str(tmp_path / "another")})
+    other = told(w.settings.model_copy(update={"storage": moved}))
+    assert "belongs to another checkpoint" in other["ownership", "problem"]
+    assert "--adopt" in other["ownership", "problem"]
+    more = told(w.settings.model_copy(update={"state": w.settings.state.model_copy(update={"buckets": 5})}))
+    assert "state.buckets = 4, not 5" in more["ownership", "problem"]
+    with sole_user(places):
+        assert ["a job is running on it" in each.text for each in storage(w.settings) if each.check == "checkpoint"] == [True]
+    shutil.rmtree(messages)
+    assert "is missing" in told(w.settings)["ownership", "problem"]
+
+
+def test_places_that_only_spark_can_reach_are_tried_by_it(spark: SparkSession, tmp_path: Path) -> None:
+    check_writable(spark, tmp_path.as_uri())
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(SetupError, match="cannot be written"):
+        check_writable(spark, "file:///proc/none")
+    with pytest.raises(SetupError, match="cannot be written"):
+        check_writable(spark, "nosuchfs://bucket/place")
+
+
+def test_tables_of_a_catalog_are_not_looked_for_in_folders(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    settings = load_settings(environ={}, overrides={"storage.catalog_schema": "default", "storage.checkpoint": str(tmp_path / "c")})
+    assert spark_session(settings) is spark
+    assert [(each.check, each.state) for each in storage(settings)] == [
+        ("warehouse", State.UNKNOWN),
+        ("checkpoint", State.OK),
+        ("ownership", State.OK),
+    ]
+    assert [each.text.split(" for the ")[1] for each in disk(settings.storage)] == [f"checkpoint {tmp_path}/c"]
+    (tmp_path / "c" / "halfway.json").write_text('{"buckets": 5}')
+    [ownership] = [each for each in storage(settings) if each.check == "ownership"]
+    assert "was made with" in ownership.text

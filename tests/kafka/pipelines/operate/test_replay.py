@@ -1,0 +1,241 @@
+"""`replay`: each discarded message once, however often the command is repeated or killed."""
+
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+from confluent_kafka import Consumer, Message, TopicPartition
+
+from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.storage.checkpoint import sole_replay
+from halfway.schemas.headers import Source
+from halfway.schemas.tables import Table
+from tests.kafka.conftest import MakeWorld
+from tests.support.commands import command_line, facts, invoke, records, run
+from tests.support.world import START_MS, World, half_headers
+
+QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
+
+
+def now_ms() -> int:
+    """Now, in the test's time: halves that a command sends have it."""
+    return time.time_ns() // 1_000_000 - START_MS
+
+
+def discard(w: World, *ids: str, at_ms: int = 0, **headers: bytes | None) -> None:
+    """Let these halves go unanswered until they are discarded."""
+    for transaction_id in ids:
+        w.half(transaction_id, at_ms, **headers)
+    for later_ms in (6_001, 36_001):
+        w.tick(at_ms + later_ms)
+        w.resolve()
+    assert set(ids) <= {row.transaction_id for row in w.rows(Table.DISCARDED)}
+
+
+def replayed(w: World, *arguments: str) -> tuple[int, int, int]:
+    told = facts(invoke(w.settings, "replay", *arguments, "--json"))
+    return told["replayed"], told["already_replayed"], told["unproven"]
+
+
+def halves(w: World) -> list[Message]:
+    return records(w.settings, w.settings.kafka.half_topic)
+
+
+def incarnations(found: Iterable[Message]) -> Counter[tuple[bytes, bytes]]:
+    """How often each id is there in each incarnation above 0."""
+    marked = [(half.key() or b"", dict(half.headers() or ()).get("INCARNATION", b"0")) for half in found]
+    return Counter((key, incarnation) for key, incarnation in marked if incarnation != b"0")
+
+
+@pytest.mark.slow
+def test_it_comes_out_as_it_was_sent_first(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    body = bytes(range(256))
+    headers = {"TAGS": b"", "KEYS": b"k1 k2", "REAL_QID": b"3", "BORN_TIMESTAMP": b"1699999999999", "own": "größe".encode()}
+    empty: list[tuple[str, bytes | None]] = [*half_headers(**headers), ("nothing", None)]
+    w.produce(Source.HALF, "a", body, empty)
+    discard(w, "plain", INCARNATION=b"4")
+    [discarded] = [row for row in w.rows(Table.DISCARDED) if row.transaction_id == "a"]
+    assert replayed(w, "--all") == (2, 0, 0)
+    sent = {half.key(): half for half in halves(w)}
+    assert dict(sent[b"a"].headers() or ()) == {**dict(empty), "INCARNATION": b"1"}
+    assert sent[b"a"].value() == body
+    assert dict(sent[b"plain"].headers() or ())["INCARNATION"] == b"5"
+    later_ms = now_ms() + 10_000
+    w.op("a", b"COMMIT", later_ms, INCARNATION=b"1")
+    w.op("plain", b"COMMIT", later_ms, INCARNATION=b"5")
+    w.tick(later_ms)
+    w.resolve()
+    messages = w.by_id(Table.MESSAGES)
+    same = ("topic", "queue_id", "tags", "keys", "body", "properties", "producer_group", "born_at")
+    assert {name: messages["a"][name] for name in same} == {name: discarded[name] for name in same}
+    assert (messages["a"].incarnation, messages["plain"].incarnation) == (1, 5)
+    assert w.rows(Table.QUARANTINE) == []
+
+
+@pytest.mark.slow
+def test_repeating_does_nothing_twice_whatever_became_of_it(world: MakeWorld) -> None:
+    """Not read yet, pending, committed, rolled back, and both forgotten (R11): the half topic still knows."""
+    w = world(**QUICK_DISCARD)
+    discard(w, "a", "b", "c")
+    assert replayed(w, "a") == (1, 0, 0)
+    assert replayed(w, "--all") == (2, 1, 0)
+    assert replayed(w, "--all") == (0, 3, 0), "not read by the job yet"
+    sent_ms = now_ms()
+    w.tick(sent_ms + 1_000)
+    w.resolve()
+    assert replayed(w, "--all") == (0, 3, 0), "pending"
+    w.op("a", b"COMMIT", sent_ms + 2_000, INCARNATION=b"1")
+    w.op("b", b"ROLLBACK", sent_ms + 2_000, INCARNATION=b"1")
+    w.op("c", b"ROLLBACK", sent_ms + 2_000, INCARNATION=b"1")
+    w.tick(sent_ms + 3_000)
+    w.resolve()
+    w.tick(sent_ms + 900_000)
+    w.resolve()
+    assert replayed(w, "--all") == (0, 3, 0), "settled, and forgotten"
+    assert replayed(w, "c", "b") == (0, 2, 0)
+    assert incarnations(halves(w)) == {(key, b"1"): 1 for key in (b"a", b"b", b"c")}
+    assert set(w.by_id(Table.MESSAGES)) == {"a"}
+
+
+@pytest.mark.slow
+def test_what_is_discarded_again_is_sent_in_the_incarnation_after(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    discard(w, "a")
+    assert replayed(w, "--all") == (1, 0, 0)
+    again_ms = now_ms() + 1_000
+    for later_ms in (10_000, 50_000):
+        w.tick(again_ms + later_ms)
+        w.resolve()
+    assert [row.incarnation for row in w.rows(Table.DISCARDED)] == [0, 1]
+    # The clock of this machine is behind the discard: the half must be found after it all the same.
+    assert replayed(w, "--all") == (1, 0, 0)
+    assert replayed(w, "--all") == (0, 1, 0)
+    assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"a", b"2"): 1}
+
+
+@pytest.mark.slow
+def test_only_what_is_asked_for(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    discard(w, "a", "b")
+    discard(w, "c", at_ms=40_000, PGROUP=b"h")
+    w.half("open", 80_000)
+    w.tick(80_001)
+    w.resolve()
+    refused = invoke(w.settings, "replay", "a", "open", "never")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "error: not discarded, so nothing was sent: open, never" in refused.stderr
+    assert incarnations(halves(w)) == {}
+    assert replayed(w, "--all", "--group", "h") == (1, 0, 0)
+    assert replayed(w, "--all", "--reason", "expired") == (0, 0, 0)
+    assert replayed(w, "b") == (1, 0, 0)
+    assert replayed(w, "--all", "--reason", "check_max") == (1, 2, 0)
+
+
+@pytest.mark.slow
+def test_a_half_of_another_group_or_broken_or_before_the_discard_is_no_replay(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    w.half("a", 10, INCARNATION=b"7")  # refused: incarnation 0 is pending then
+    discard(w, "a")
+    w.half("a", 40_000, PGROUP=b"h", INCARNATION=b"1")
+    w.half("a", 40_000, INCARNATION=b"one")
+    w.half("a", 40_000, INCARNATION=b"0")
+    assert replayed(w, "--all") == (1, 0, 0)
+
+
+@pytest.mark.slow
+def test_what_the_half_topic_no_longer_tells_is_left_alone_unless_asked_for(world: MakeWorld) -> None:
+    w = world(partitions=1, **QUICK_DISCARD)
+    discard(w, "old")
+    _, offset = w.half("between", 60_000)
+    w.op("between", b"ROLLBACK", 60_001)
+    discard(w, "new", at_ms=70_000)
+    forget_until(w, offset)
+    assert replayed(w, "--all") == (1, 0, 1)
+    assert incarnations(halves(w)) == {(b"new", b"1"): 1}
+    told = invoke(w.settings, "replay", "--all").stdout
+    assert "0 sent anew, 1 had been before" in told
+    assert "1 left alone" in told
+    assert replayed(w, "--all", "--unproven") == (1, 1, 0)
+    assert replayed(w, "--all", "--unproven") == (0, 2, 0), "what is there, it sees"
+
+
+def test_two_at_once_are_refused(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    discard(w, "a")
+    with sole_replay(w.settings.storage):
+        done = invoke(w.settings, "replay", "--all")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "another replay is running" in done.stderr
+    assert replayed(w, "--all") == (1, 0, 0)
+
+
+def test_before_anything_was_discarded_there_is_nothing_to_do(world: MakeWorld) -> None:
+    w = world()
+    assert replayed(w, "--all") == (0, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_in_the_middle_and_repeated_each_is_there_exactly_once(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    ids, body = [f"t{n}" for n in range(1_500)], os.urandom(100_000)
+    for transaction_id in ids:
+        w.produce_later(Source.HALF, transaction_id, body, half_headers())
+    discard(w)
+    before = end_of(w)
+    command = subprocess.Popen(
+        command_line(w.settings, "replay", "--all"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    deadline = time.monotonic() + 120
+    while end_of(w) <= before:
+        assert time.monotonic() < deadline
+        assert command.poll() is None, command.communicate()[0]
+    command.kill()
+    command.communicate(timeout=30)
+    sent = len(incarnations(halves(w)))
+    assert 0 < sent < len(ids), "it was not killed in the middle: the test must be made anew"
+
+    told = facts(run(w.settings, "replay", "--all", "--json"))
+    assert told == {"replayed": len(ids) - sent, "already_replayed": sent, "unproven": 0}
+    assert incarnations(halves(w)) == {(transaction_id.encode(), b"1"): 1 for transaction_id in ids}
+    later_ms = now_ms() + 1_000
+    for transaction_id in ids:
+        w.produce_later(Source.OP, transaction_id, b"", [("ACTION", b"COMMIT"), ("PGROUP", b"g"), ("INCARNATION", b"1")], later_ms)
+    w.tick(later_ms)
+    w.resolve()
+    messages = w.by_id(Table.MESSAGES)
+    assert messages.keys() == set(ids)
+    assert all(row.incarnation == 1 and bytes(row.body) == body for row in messages.values())
+    assert facts(run(w.settings, "replay", "--all", "--json")) == {"replayed": 0, "already_replayed": len(ids), "unproven": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_large_bodies_pass_through_a_small_spark(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    bodies = {f"big{n}": os.urandom(4 * 1024 * 1024) for n in range(30)}
+    for transaction_id, body in bodies.items():
+        w.produce_later(Source.HALF, transaction_id, body, half_headers())
+    discard(w)
+    assert facts(run(w.settings, "replay", "--all", "--json"))["replayed"] == 30
+    sent = {(half.key() or b"").decode(): half.value() for half in halves(w) if "INCARNATION" in dict(half.headers() or ())}
+    assert sent == bodies
+
+
+def end_of(w: World) -> int:
+    consumer = Consumer({"bootstrap.servers": w.settings.kafka.servers(), "group.id": "reader"})
+    try:
+        return sum(consumer.get_watermark_offsets(TopicPartition(w.settings.kafka.half_topic, n), timeout=10)[1] for n in range(2))
+    finally:
+        consumer.close()
+
+
+def forget_until(w: World, offset: int) -> None:
+    """Delete what the only partition of the half topic holds before an offset, as retention does."""
+    client = admin(w.settings)
+    for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, 0, offset)]).values():
+        done.result()

@@ -1,0 +1,181 @@
+"""R14: every way to break the contract, through real Kafka: the record is in `quarantine` byte for byte, and the stream goes on."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+import pytest
+from confluent_kafka.admin import NewTopic
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import Row, SparkSession
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.topic_setup import create_topics, new_topic_config
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.headers import Source
+from halfway.schemas.tables import Table
+from tests.conftest import unique_topics
+from tests.kafka.conftest import QUICK
+from tests.support.world import START_MS, Headers, World, half_headers, op_headers
+
+MAX_BODY = 1_000
+HALF, OP = Source.HALF, Source.OP
+TICK: Headers = [("TICK", b"1"), ("PARTITIONS", b"2")]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A record and the reason why it is refused; `detail` is a part of what the row says."""
+
+    name: str
+    source: Source
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    reason: str
+    detail: str = ""
+
+
+def bad_half(
+    name: str, reason: str, detail: str = "", key: bytes | None = b"bad", value: bytes | None = b"\x00\xffbody", **headers: bytes | None
+) -> Bad:
+    return Bad(f"half-{name}", HALF, key, value, half_headers(**headers), reason, detail)
+
+
+def bad_op(name: str, reason: str, detail: str = "", key: bytes | None = b"bad", **headers: bytes | None) -> Bad:
+    return Bad(f"op-{name}", OP, key, b"ignored\xff", op_headers(**headers), reason, detail)
+
+
+def bad_tick(name: str, headers: Headers, key: bytes | None = None, value: bytes = b"", source: Source = OP) -> Bad:
+    return Bad(f"tick-{name}", source, key, value, headers, "bad_tick")
+
+
+NOT_UTF8 = b"\xc3("
+RECORDS = [
+    bad_half("no-key", "missing_key", key=None),
+    bad_half("empty-key", "missing_key", key=b""),
+    bad_half("key-of-256-bytes", "key_too_long", "256 bytes", key=b"k" * 256),
+    bad_half("key-not-utf8", "key_not_utf8", key=NOT_UTF8),
+    bad_half("no-topic", "missing_header", "REAL_TOPIC", REAL_TOPIC=None),
+    bad_half("no-group", "missing_header", "PGROUP", PGROUP=None),
+    Bad("half-no-headers-at-all", HALF, b"bad", None, [], "missing_header", "REAL_TOPIC"),
+    bad_half("empty-topic", "bad_header", "REAL_TOPIC", REAL_TOPIC=b""),
+    bad_half("empty-group", "bad_header", "PGROUP", PGROUP=b""),
+    Bad("half-null-topic", HALF, b"bad", b"v", [("REAL_TOPIC", None), ("PGROUP", b"g")], "bad_header", "REAL_TOPIC"),
+    Bad("half-null-tags", HALF, b"bad", b"v", [*half_headers(), ("TAGS", None)], "bad_header", "TAGS"),
+    bad_half("topic-not-utf8", "bad_header", REAL_TOPIC=NOT_UTF8),
+    bad_half("property-not-utf8", "bad_header", "UTF-8", own=NOT_UTF8),
+    bad_half("queue-not-a-number", "bad_header", "REAL_QID", REAL_QID=b"three"),
+    bad_half("queue-over-32-bits", "bad_header", "REAL_QID", REAL_QID=b"2147483648"),
+    bad_half("queue-with-blank", "bad_header", "REAL_QID", REAL_QID=b" 3"),
+    bad_half("immunity-zero", "bad_header", "CHECK_IMMUNITY_TIME_IN_SECONDS", CHECK_IMMUNITY_TIME_IN_SECONDS=b"0"),
+    bad_half("immunity-abc", "bad_header", "CHECK_IMMUNITY_TIME_IN_SECONDS", CHECK_IMMUNITY_TIME_IN_SECONDS=b"abc"),
+    bad_half("immunity-empty", "bad_header", "CHECK_IMMUNITY_TIME_IN_SECONDS", CHECK_IMMUNITY_TIME_IN_SECONDS=b""),
+    bad_half("born-not-a-number", "bad_header", "BORN_TIMESTAMP", BORN_TIMESTAMP=b"1e9"),
+    bad_half("born-beyond-all-calendars", "bad_header", "BORN_TIMESTAMP", BORN_TIMESTAMP=b"9223372036854775807"),
+    bad_half("born-over-64-bits", "bad_header", "BORN_TIMESTAMP", BORN_TIMESTAMP=b"9999999999999999999"),
+    bad_half("incarnation-negative", "bad_header", "INCARNATION", INCARNATION=b"-1"),
+    Bad("half-two-groups", HALF, b"bad", b"v", [*half_headers(), ("PGROUP", b"h")], "duplicate_header", "PGROUP"),
+    Bad("half-two-equal-topics", HALF, b"bad", b"v", [*half_headers(), ("REAL_TOPIC", b"orders")], "duplicate_header", "REAL_TOPIC"),
+    *[
+        bad_half(name.lower(), "delay_not_supported", name, **{name: b"1"})
+        for name in ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+    ],
+    bad_half("body-too-large", "body_too_large", "1001 bytes", value=b"x" * (MAX_BODY + 1)),
+    bad_op("no-key", "missing_key", key=None),
+    bad_op("key-of-300-bytes", "key_too_long", key=b"k" * 300),
+    bad_op("key-not-utf8", "key_not_utf8", key=NOT_UTF8),
+    bad_op("no-action", "missing_header", "ACTION", ACTION=None),
+    bad_op("no-group", "missing_header", "PGROUP", PGROUP=None),
+    bad_op("empty-group", "bad_header", "PGROUP", PGROUP=b""),
+    bad_op("group-not-utf8", "bad_header", "PGROUP", PGROUP=NOT_UTF8),
+    bad_op("incarnation-not-a-number", "bad_header", "INCARNATION", INCARNATION=b"x"),
+    bad_op("check-times-not-a-number", "bad_header", "CHECK_TIMES", CHECK_TIMES=b"-"),
+    bad_op("remark-not-utf8", "bad_header", "REMARK", REMARK=NOT_UTF8),
+    bad_op("other-action", "unknown_action", "MAYBE", ACTION=b"MAYBE"),
+    bad_op("empty-action", "unknown_action", ACTION=b""),
+    bad_op("small-letters", "unknown_action", "commit", ACTION=b"commit"),
+    Bad("op-two-actions", OP, b"bad", b"", [*op_headers(), ("ACTION", b"ROLLBACK")], "duplicate_header", "ACTION"),
+    bad_tick("with-key", TICK, key=b"k"),
+    bad_tick("time-not-a-number", [("TICK", b"soon"), ("PARTITIONS", b"2")]),
+    bad_tick("no-partitions", [("TICK", b"1")]),
+    bad_tick("zero-partitions", [("TICK", b"1"), ("PARTITIONS", b"0")]),
+    bad_tick("not-json", TICK, value=b"absent", source=HALF),
+    bad_tick("json-of-another-shape", TICK, value=b'{"absent_groups": "g"}'),
+    bad_tick("not-utf8", TICK, value=NOT_UTF8),
+]
+
+
+@dataclass
+class Aftermath:
+    """What came of all the bad records, and of the good ones before, between and after them."""
+
+    world: World
+    places: dict[str, tuple[int, int]]
+    quarantine: dict[tuple[str, int, int], Row]
+
+
+@pytest.fixture(scope="module")
+def aftermath(spark: SparkSession, broker: LocalBroker, tmp_path_factory: pytest.TempPathFactory) -> Aftermath:
+    folder: Path = tmp_path_factory.mktemp("bad-input")
+    storage = {"storage.warehouse": str(folder / "warehouse"), "storage.checkpoint": str(folder / "checkpoint")}
+    limit = {"resolution.max_body_bytes": MAX_BODY}
+    settings = load_settings(environ={}, overrides={**unique_topics(broker), **QUICK, **storage, **limit})
+    client = admin(settings)
+    names = (settings.kafka.half_topic, settings.kafka.op_topic)
+    config = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
+    new = [NewTopic(name, num_partitions=2, config={**new_topic_config(settings, name), **config}) for name in names]
+    for made in client.create_topics(new).values():
+        made.result()
+    create_topics(settings, 2)
+    world = World(spark, settings)
+    places = {}
+    for number, bad in enumerate(RECORDS):
+        world.half(f"good{number}", 0)
+        places[bad.name] = world.produce(bad.source, bad.key, bad.value, bad.headers, 2, partition=number % 2)
+        world.op(f"good{number}", b"COMMIT", 5)
+    world.resolve()
+    quarantine = {(row.source_topic, row.source_partition, row.source_offset): row for row in world.rows(Table.QUARANTINE)}
+    return Aftermath(world, places, quarantine)
+
+
+def raw(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+@pytest.mark.parametrize("bad", RECORDS, ids=[bad.name for bad in RECORDS])
+def test_r14_a_bad_record_is_quarantined_whole(aftermath: Aftermath, bad: Bad) -> None:
+    kafka = aftermath.world.settings.kafka
+    topic = kafka.half_topic if bad.source is HALF else kafka.op_topic
+    row = aftermath.quarantine[(topic, *aftermath.places[bad.name])]
+    assert row.reason == bad.reason
+    assert bad.detail in row.detail
+    assert (raw(row.key), raw(row.value)) == (bad.key, bad.value)
+    assert [(header.key, raw(header.value)) for header in row.headers] == bad.headers
+    assert row.source_timestamp.timestamp() * 1000 == START_MS + 2
+
+
+def test_r14_the_stream_goes_on_and_nothing_else_is_quarantined(aftermath: Aftermath) -> None:
+    assert set(aftermath.world.by_id(Table.MESSAGES)) == {f"good{number}" for number in range(len(RECORDS))}
+    assert len(aftermath.quarantine) == len(RECORDS)
+
+
+def test_bad_ticks_do_not_move_time(aftermath: Aftermath) -> None:
+    assert [report.horizon_ms for report in aftermath.world.reports] == [None]
+
+
+def test_at_the_limits_a_record_is_good(aftermath: Aftermath) -> None:
+    w = aftermath.world
+    w.half("k" * 255, 10, b"x" * MAX_BODY, REAL_QID=b"2147483647", BORN_TIMESTAMP=b"253402300799999", INCARNATION=b"0")
+    w.op("k" * 255, b"UNKNOW", 11)
+    w.op("k" * 255, b"COMMIT", 12, REMARK=b"", CHECK_TIMES=b"1", FROM_CHECK=b"true", other=NOT_UTF8)
+    w.tick(20, b"{}")
+    [report] = w.resolve()
+    row = w.by_id(Table.MESSAGES)["k" * 255]
+    assert (len(row.body), row.queue_id) == (MAX_BODY, 2147483647)
+    messages = QueryBuilder().register("messages", DeltaTable(str(Path(w.settings.storage.warehouse) / Table.MESSAGES)))
+    latest = messages.execute("SELECT CAST(max(born_at) AS BIGINT) AS us FROM messages")
+    assert pyarrow.table(latest)["us"].to_pylist() == [253402300799999_000], "a reader without Spark sees the same moment"
+    assert report.counts["unknown"] == 1
+    assert report.horizon_ms == START_MS + 20

@@ -1,0 +1,259 @@
+"""The job from end to end: what is in Kafka, and what comes out in Delta and in the check topic."""
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from halfway.pipelines.kafka.admin import admin
+from halfway.schemas.errors import CheckpointInUseError, OwnershipError, TopicError
+from halfway.schemas.headers import Source
+from halfway.schemas.outcomes import Count, Kind
+from halfway.schemas.tables import Table
+from tests.kafka.conftest import MakeWorld
+from tests.support.world import START_MS, World
+
+
+def at(ms: int) -> datetime:
+    """The time that a table holds, as PySpark gives it: naive, in the zone of this machine."""
+    return datetime.fromtimestamp((START_MS + ms) / 1000, UTC).astimezone().replace(tzinfo=None)
+
+
+def table_version(world: World, table: Table) -> int:
+    return len(list((Path(world.settings.storage.warehouse) / table / "_delta_log").glob("*.json")))
+
+
+def test_r1_a_commit_is_one_row_with_all_that_the_half_said(world: MakeWorld) -> None:
+    w = world()
+    body = bytes(range(256)) * 5
+    sent = {
+        "REAL_QID": b"3",
+        "TAGS": b"TagA",
+        "KEYS": b"k1 k2",
+        "BORN_TIMESTAMP": b"1699999999999",
+        "INCARNATION": b"2",
+        "own": "größe".encode(),
+    }
+    partition, offset = w.half("a", 10, body, **sent)
+    w.op("a", b"COMMIT", 20, INCARNATION=b"2")
+    w.half("b", 11)
+    w.op("b", b"ROLLBACK", 12)
+    w.tick(1_000)
+    w.resolve()
+    [row] = w.rows(Table.MESSAGES)
+    assert row.asDict() == {
+        "transaction_id": "a",
+        "topic": "orders",
+        "queue_id": 3,
+        "tags": "TagA",
+        "keys": "k1 k2",
+        "body": bytearray(body),
+        "properties": {"own": "größe"},
+        "producer_group": "g",
+        "born_at": datetime.fromtimestamp(1699999999.999, UTC).astimezone().replace(tzinfo=None),
+        "half_at": at(10),
+        "committed_at": at(20),
+        "check_times": 0,
+        "incarnation": 2,
+        "half_partition": partition,
+        "half_offset": offset,
+        "batch_id": 0,
+    }
+    assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == []
+
+
+def test_defaults_null_body_and_last_of_two_properties(world: MakeWorld) -> None:
+    w = world()
+    w.produce(Source.HALF, "a", None, [("REAL_TOPIC", b"orders"), ("PGROUP", b"g"), ("p", b"1"), ("n", None), ("p", b"2")], 5)
+    w.op("a", b"COMMIT", 6)
+    w.resolve()
+    [row] = w.rows(Table.MESSAGES)
+    assert (row.body, row.queue_id, row.tags, row["keys"], row.properties) == (bytearray(b""), 0, None, None, {"p": "2", "n": None})
+    assert (row.born_at, row.incarnation) == (at(5), 0)
+
+
+def test_check_requests_and_discard_over_several_runs(world: MakeWorld) -> None:
+    w = world(**{"resolution.transactionCheckMax": 2})
+    partition, offset = w.half("a", 0, b"hello", own=b"kept", TAGS=b"T")
+    w.tick(6_001)
+    w.resolve()
+    w.tick(36_001)
+    w.resolve()
+    expected = [
+        (
+            "a",
+            b"hello",
+            {
+                "REAL_TOPIC": b"orders",
+                "PGROUP": b"g",
+                "own": b"kept",
+                "TAGS": b"T",
+                "TRANSACTION_CHECK_TIMES": b"%d" % n,
+                "CHECK_ID": f"a:{partition}.{offset}:{n}".encode(),
+            },
+        )
+        for n in (1, 2)
+    ]
+    assert w.checks() == expected
+    w.tick(66_000)
+    w.resolve()
+    assert w.rows(Table.DISCARDED) == []
+    w.tick(66_001)
+    w.resolve()
+    [row] = w.rows(Table.DISCARDED)
+    assert (row.transaction_id, row.reason, row.check_times, bytes(row.body), row.discarded_at) == (
+        "a",
+        "check_max",
+        2,
+        b"hello",
+        at(66_001),
+    )
+    assert row.properties == {"own": "kept"}
+    w.op("a", b"COMMIT", 66_002)
+    w.resolve()
+    [late] = w.rows(Table.QUARANTINE)
+    assert (late.reason, late.transaction_id, late.source_topic) == ("late_verdict", "a", w.settings.kafka.op_topic)
+    assert w.rows(Table.MESSAGES) == []
+
+
+@pytest.mark.slow
+def test_a_backlog_read_in_small_batches_causes_no_check(world: MakeWorld) -> None:
+    """Time stands at the ticks: however slowly the log is read, what is answered in it is never asked about."""
+    w = world(**{"kafka.max_offsets_per_trigger": 7})
+    for n in range(30):
+        w.half(f"t{n}", n * 1_000)
+    for n in range(30):
+        w.op(f"t{n}", b"COMMIT", n * 1_000 + 1)
+    w.tick(900_000)
+    reports = w.resolve()
+    assert len(reports) > 5
+    assert len(w.by_id(Table.MESSAGES)) == 30
+    assert w.checks() == []
+
+
+def test_tables_without_rows_are_not_touched(world: MakeWorld) -> None:
+    w = world()
+    w.half("a")
+    w.op("a", b"COMMIT", 1)
+    w.resolve()
+    before = {table: table_version(w, table) for table in Table}
+    w.tick(10)
+    w.tick(11)
+    assert w.resolve()[0].rows == {Kind.REPORT: 4}
+    assert {table: table_version(w, table) for table in Table} == before == {Table.MESSAGES: 2, Table.DISCARDED: 1, Table.QUARANTINE: 1}
+
+
+def test_a_replayed_batch_writes_nothing_twice(world: MakeWorld) -> None:
+    """The newest file of `commits/` gone: Spark does the last batch again, Delta passes it over."""
+    w = world()
+    for n in range(50):
+        w.half(f"t{n}", 0, os.urandom(100))
+        w.op(f"t{n}", b"COMMIT", 1)
+    w.op("stranger", b"COMMIT", 1)
+    w.half("asked", 0)
+    w.tick(6_002)
+    w.resolve()
+    first = {table: w.rows(table) for table in Table}
+    commits = Path(w.settings.storage.checkpoint) / "commits"
+    newest = max((file for file in commits.iterdir() if file.name.isdigit()), key=lambda file: int(file.name))
+    newest.unlink()
+    (commits / f".{newest.name}.crc").unlink(missing_ok=True)
+    w.resolve()
+    assert {table: w.rows(table) for table in Table} == first
+    assert len(first[Table.MESSAGES]) == 50
+    assert len(first[Table.QUARANTINE]) == 1
+    checks = w.checks()
+    assert len(checks) == 2, "check requests are sent at least once"
+    assert checks[0] == checks[1], "with the same CHECK_ID and all else"
+
+
+def test_r15_what_the_tick_says_reaches_the_rule(world: MakeWorld) -> None:
+    w = world()
+    w.half("a", 0)
+    w.half("b", 0, PGROUP=b"h")
+    w.tick(6_001, w.away("g"))
+    [report] = w.resolve()
+    assert [check[0] for check in w.checks()] == ["b"]
+    assert report.counts[Count.PUT_OFF] == 1
+
+
+@pytest.mark.parametrize("needed_for", ["check", "commit"])
+def test_r17_a_half_that_is_gone_is_quarantined_once_and_settled(world: MakeWorld, needed_for: str) -> None:
+    w = world(partitions=1)
+    partition, offset = w.half("a", 0)
+    w.half("b", 0)
+    w.tick(1_000)
+    w.resolve()
+    client = admin(w.settings)
+    for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, partition, offset + 1)]).values():
+        done.result()
+    if needed_for == "commit":
+        w.op("a", b"COMMIT", 1_001)
+        w.tick(1_002)
+    else:
+        w.tick(6_001)
+    w.resolve()
+    [row] = w.rows(Table.QUARANTINE)
+    assert (row.reason, row.transaction_id) == ("half_lost", "a")
+    assert (row.source_topic, row.source_partition, row.source_offset) == (w.settings.kafka.half_topic, partition, offset)
+    w.op("a", b"ROLLBACK", 7_000)
+    w.tick(40_000)
+    w.resolve()
+    w.tick(70_000)
+    w.resolve()
+    assert sorted(row.reason for row in w.rows(Table.QUARANTINE)) == ["half_lost", "late_verdict"]
+    assert w.rows(Table.MESSAGES) == []
+    assert "a" not in {check[0] for check in w.checks()}
+    assert "b" in {check[0] for check in w.checks()}
+
+
+def test_r17_a_start_is_refused_where_the_half_topic_forgets_too_soon(world: MakeWorld) -> None:
+    w = world(timestamps="LogAppendTime", **{"resolution.half_retention": "400d"})
+    too_long = w.settings.resolution.model_copy(update={"half_retention": 900 * 86_400_000})
+    with pytest.raises(TopicError, match=r"retention\.ms"):
+        w.resolve(w.settings.model_copy(update={"resolution": too_long}))
+
+
+def test_foreign_checkpoint_changed_buckets_and_missing_tables_are_refused(world: MakeWorld, tmp_path: Path) -> None:
+    w = world()
+    w.half("a")
+    w.op("a", b"COMMIT", 1)
+    w.resolve()
+    before = w.rows(Table.MESSAGES)
+
+    def changed(group: str, **values: object) -> None:
+        part = getattr(w.settings, group).model_copy(update=values)
+        w.resolve(w.settings.model_copy(update={group: part}))
+
+    with pytest.raises(OwnershipError, match="--adopt"):
+        changed("storage", checkpoint=str(tmp_path / "another"))
+    with pytest.raises(OwnershipError, match=r"state\.buckets = 4, not 5"):
+        changed("state", buckets=5)
+    with pytest.raises(OwnershipError, match=r"kafka\.op_topic"):
+        changed("kafka", op_topic=w.settings.kafka.check_topic, check_topic=w.settings.kafka.op_topic)
+    with pytest.raises(OwnershipError, match="is missing"):
+        changed("storage", warehouse=str(tmp_path / "elsewhere"))
+    assert w.rows(Table.MESSAGES) == before
+
+
+def test_a_second_job_on_one_checkpoint_is_refused(world: MakeWorld) -> None:
+    from halfway.pipelines.storage.checkpoint import sole_user
+
+    w = world()
+    with sole_user(w.settings.storage), pytest.raises(CheckpointInUseError, match="another job"):
+        w.resolve()
+
+
+def test_large_bodies_go_through_whole(world: MakeWorld) -> None:
+    w = world()
+    bodies = {f"big{n}": os.urandom(4 * 1024 * 1024) for n in range(3)}
+    for key, body in bodies.items():
+        w.half(key, 0, body)
+        w.op(key, b"COMMIT", 1)
+    w.half("asked", 0, bodies["big0"])
+    w.tick(6_001)
+    w.resolve()
+    assert {key: bytes(row.body) for key, row in w.by_id(Table.MESSAGES).items()} == bodies
+    assert w.checks()[0][1] == bodies["big0"]

@@ -1,0 +1,60 @@
+"""Reading back by pointer from a real Kafka, by a reader that lives longer than what it knew of a topic."""
+
+from time import monotonic
+
+import pytest
+from confluent_kafka import Message, Producer
+from confluent_kafka.admin import NewPartitions
+
+from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.resolve import read_back
+from halfway.schemas.headers import Source
+from halfway.schemas.settings import Settings
+from tests.conftest import MakeTopics
+from tests.support.waiting import until
+
+
+def send(settings: Settings, partition: int, value: bytes) -> read_back.Pointer:
+    """Send a half; return the pointer to it."""
+    sent: list[Message] = []
+    producer = Producer(settings.kafka.as_librdkafka_dict())
+    producer.produce(settings.kafka.half_topic, value, b"id", partition, on_delivery=lambda _, message: sent.append(message))
+    assert producer.flush(20) == 0
+    [message] = sent
+    assert message.error() is None
+    return int(Source.HALF), partition, message.offset() or 0, message.timestamp()[1], "id"
+
+
+@pytest.mark.timeout(60)
+def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reader ends with the test: it would look for the broker when that is gone.
+    monkeypatch.setattr(read_back, "_consumers", {})
+    settings = topics(partitions=1)
+    kafka = settings.kafka
+    connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
+    [before] = read_back._read(connection, names, [send(settings, 0, b"before")])
+    admins = admin(settings)
+    for made in admins.create_partitions([NewPartitions(kafka.half_topic, 2)]).values():
+        made.result(20)
+    until(lambda: partition_counts(admins, [kafka.half_topic]) == {kafka.half_topic: 2}, "the new partition", 20)
+    [after] = read_back._read(connection, names, [send(settings, 1, b"after")])
+    assert [record.value for record in (before, after) if record is not None] == [b"before", b"after"]
+
+
+@pytest.mark.timeout(60)
+def test_records_far_apart_are_neither_waited_for_nor_read_through(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_back, "_consumers", {})
+    settings = topics(partitions=1)
+    kafka = settings.kafka
+    sent: list[Message] = []
+    producer = Producer(kafka.as_librdkafka_dict() | {"linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
+    apart = read_back.DENSE_GAP * 3 // 2
+    for _ in range(30 * apart):
+        producer.produce(kafka.half_topic, bytes(1024), b"id", 0, on_delivery=lambda _, message: sent.append(message))
+    assert producer.flush(30) == 0
+    pointers = [(int(Source.HALF), 0, message.offset() or 0, message.timestamp()[1], "id") for message in sent[::apart]]
+    connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
+    began_s = monotonic()
+    assert [record is not None for record in read_back._read(connection, names, pointers)] == [True] * 30
+    # 0.2 s here; a full queue that is looked at each second, and a wait for more than is wanted, made it 7.
+    assert monotonic() - began_s < 3

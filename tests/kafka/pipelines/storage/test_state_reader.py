@@ -1,0 +1,96 @@
+"""The state read from the checkpoint: before the first batch, between batches, and while the job goes on."""
+
+import threading
+
+import pyarrow
+from pyspark.sql import SparkSession
+
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.storage.state_reader import read_state
+from halfway.schemas.settings import Settings
+from halfway.schemas.state_format import ENTRY_SCHEMA
+from halfway.transforms.views.pending import view_pending
+from tests.kafka.conftest import MakeWorld
+from tests.support.waiting import until
+from tests.support.world import START_MS
+
+
+def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:
+    ids: list[str] = view_pending(read_state(spark, settings.storage).rows).transactions["transaction_id"].to_pylist()
+    return ids
+
+
+def test_before_the_first_batch_there_is_nothing(world: MakeWorld) -> None:
+    w = world()
+    stored = read_state(w.spark, w.settings.storage)
+    assert (stored.batch_id, stored.rows, stored.read_to) == (None, [], {})
+
+
+def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
+    w = world()
+    partition, offset = w.half("b", 100, INCARNATION=b"2")
+    w.half("a", 50)
+    w.half("c", 60)
+    w.op("c", b"COMMIT", 61)
+    w.tick(6_101)
+    w.resolve()
+    stored = read_state(w.spark, w.settings.storage)
+    view = view_pending(stored.rows)
+    assert stored.batch_id == 0
+    assert len(stored.rows) == 4, "one row a bucket"
+    assert {topic: sum(places.values()) for topic, places in stored.read_to.items()} == {
+        w.settings.kafka.half_topic: 5,
+        w.settings.kafka.op_topic: 3,
+    }
+    for _, payload in stored.rows:
+        with pyarrow.ipc.open_stream(payload) as reader:
+            assert reader.schema.equals(ENTRY_SCHEMA), "what the checkpoint holds is Arrow, and nothing that runs code when it is read"
+            reader.read_all()
+    assert view.horizon_ms == START_MS + 6_101
+    assert view.totals["committed"] == 1
+    assert view.transactions.to_pylist()[1] == {
+        "transaction_id": "b",
+        "incarnation": 2,
+        "producer_group": "g",
+        "topic": "orders",
+        "start_ms": START_MS + 100,
+        "age_ms": 6_001,
+        "check_times": 1,
+        "next_due_ms": START_MS + 36_101,
+        "half_partition": partition,
+        "half_offset": offset,
+    }
+
+
+def test_it_can_be_read_while_the_job_runs_and_writes(world: MakeWorld) -> None:
+    """Batch after batch, with old ones cleaned up at once: each read gives one whole batch."""
+    w = world(**{"trigger.available_now": False, "trigger.interval": 0, "resolution.tick_interval": "20ms"}, timestamps="LogAppendTime")
+    w.spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
+    for n in range(20):
+        w.half(f"t{n}")
+    job = ResolveJob(w.settings)
+    thread = threading.Thread(target=job.run, args=(lambda: w.spark,))
+    thread.start()
+    try:
+        until(lambda: len(pending_ids(w.spark, w.settings)) == 20, "the halves")
+        seen = set()
+        until(lambda: seen.add(read_state(w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")
+        assert len(pending_ids(w.spark, w.settings)) == 20
+    finally:
+        job.stop()
+        thread.join(60)
+        w.spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
+    assert job.failure is None
+
+
+def test_buckets_are_spread_evenly_over_the_tasks(world: MakeWorld, spark: SparkSession) -> None:
+    w = world(**{"state.buckets": 16, "state.shuffle_partitions": 3})
+    tests_own = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "3")
+    try:
+        w.tick(1)
+        w.resolve()
+        stored = spark.read.format("statestore").load(w.settings.storage.checkpoint).groupBy("partition_id").count().collect()
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", tests_own)
+    assert sorted(count for _, count in stored) == [5, 5, 6]

@@ -1,0 +1,109 @@
+"""Behind TLS, passwords and ACLs: every part works with just the rights of docs/security.md, and each refusal says what to do."""
+
+import json
+import re
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
+from pyspark.sql import SparkSession
+
+from halfway import TransactionProducer
+from halfway.pipelines.kafka.range_reader import TopicScan
+from halfway.pipelines.operate.doctor.kafka_checks import kafka as look_at_kafka
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.storage.delta_tables import read_table
+from halfway.schemas.errors import AccessError
+from halfway.schemas.tables import Table
+from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener, wait_until
+from tests.support.secure_broker import Right, SecureBroker
+from tests.support.secure_world import CHECK, HALF, OP, USERS, Configure, TakeAway, facts, named, refused, rights_of, run, settings_in
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.slow
+def test_every_part_works_with_just_the_rights_of_the_page(spark: SparkSession, configure: Configure) -> None:
+    job, operator = settings_in(configure("job")), configure("operator")
+
+    def resolve() -> None:
+        ResolveJob(job).run(lambda: spark)
+
+    listener = Listener(lambda _, arg: arg, lambda check: COMMIT if check.transaction_id == "asked" else UNKNOWN)
+    with TransactionProducer(settings_in(configure("client")).kafka, GROUP, listener) as producer:
+        for name, state in (("at-once", COMMIT), ("asked", UNKNOWN), ("silent", UNKNOWN)):
+            producer.send_in_transaction("orders", b"body", transaction_id=name, arg=state)
+        producer.send_in_transaction("orders", b"body", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
+        resolve()
+        wait_until(lambda: len(listener.checked) == 2, "both were asked")
+        # While the client is there: the checks of a group that is away are put off (R15).
+        resolve()
+    assert [row["transaction_id"] for row in facts(run(operator, "pending", "--json"))] == ["by-hand"]
+    assert facts(run(operator, "status", "--json"))["kafka_error"] is None
+    assert facts(run(operator, "commit", "by-hand", "--json"))["action"] == "COMMIT"
+    assert facts(run(operator, "replay", "--all", "--json"))["replayed"] == 1
+    assert facts(run(operator, "replay", "--all", "--json"))["already_replayed"] == 1, "it reads what it sent"
+    resolve()
+    delivered = {row.transaction_id for row in read_table(spark, job.storage, Table.MESSAGES).collect()}
+    assert delivered == {"at-once", "asked", "by-hand"}
+    assert [row["incarnation"] for row in facts(run(operator, "pending", "--json"))] == [1]
+    assert [row["created"] for row in facts(run(configure("setup"), "topics", "create", "--json"))] == [False] * 3
+    found = json.loads(run(configure("doctor"), "doctor", "--json").stdout)
+    assert [each["state"] for each in found["checks"] if each["check"] == "access"] == ["ok"], found
+    assert [each for each in found["checks"] if each["state"] == "problem"] == []
+
+
+COMMANDS = {"job": ("resolve",), "setup": ("topics", "create")}
+TAKEN = [(part, right) for part in COMMANDS for right in rights_of(part) if right.operation is not AclOperation.CREATE]
+
+
+def of_taken(part: str, right: Right) -> str:
+    return f"{part}-{named(right).removeprefix('may not ').replace(' ', '-')}"
+
+
+@pytest.mark.parametrize(("part", "right"), TAKEN, ids=[of_taken(*each) for each in TAKEN])
+def test_a_missing_right_is_named_with_the_way_to_give_it(part: str, right: Right, without: TakeAway, configure: Configure) -> None:
+    without(part, right)
+    line = refused(configure(part), *COMMANDS[part])
+    shown = named(right)
+    if right.name == CHECK and right.operation is AclOperation.WRITE:
+        shown = named(right._replace(operation=AclOperation.DESCRIBE))  # nothing is left
+    assert shown in line
+    assert "kafka-acls.sh" in line
+    assert f"--operation {shown.split()[2]}" in line
+
+
+def test_operators_are_told_the_topic_or_group_they_may_not_use(
+    secure_broker: SecureBroker, without: TakeAway, configure: Configure
+) -> None:
+    """`replay` is asked for here without its Spark, by what it opens first."""
+    operator = configure("operator")
+    without("operator", Right(ResourceType.TOPIC, OP, AclOperation.WRITE))
+    assert f"may not Describe topic {OP}" in refused(operator, "commit", "x", "--group", "g")
+    secure_broker.allow(USERS["operator"], [Right(ResourceType.TOPIC, OP, AclOperation.READ)])
+    assert f"may not Write topic {OP}" in refused(operator, "commit", "x", "--group", "g")
+    secure_broker.forbid(USERS["operator"], Right(ResourceType.TOPIC, OP, AclOperation.READ))
+    for right in rights_of("operator"):
+        if right.name != OP and right.operation is not AclOperation.WRITE:
+            secure_broker.forbid(USERS["operator"], right)
+            with pytest.raises(AccessError, match=re.escape(named(right))), TopicScan.open(settings_in(operator), HALF):
+                pass
+            secure_broker.allow(USERS["operator"], [right])
+
+
+def test_topics_may_be_created_only_by_who_may_create_them(configure: Configure, secure_broker: SecureBroker) -> None:
+    other = Right(ResourceType.TOPIC, "other.half", AclOperation.DESCRIBE)
+    secure_broker.allow(USERS["setup"], [other])
+    line = refused(configure("setup", **{"kafka.half_topic": "other.half"}), "topics", "create")
+    assert "this user may not Create topic other.half: `kafka-acls.sh" in line
+
+
+def test_the_doctor_names_every_missing_right(without: TakeAway, configure: Configure) -> None:
+    taken = [Right(ResourceType.TOPIC, HALF, AclOperation.WRITE), Right(ResourceType.GROUP, "txn-check-", AclOperation.DESCRIBE, True)]
+    for right in taken:
+        without("doctor", right)
+    settings = settings_in(configure("doctor"))
+    found = [each.text for each in look_at_kafka(settings) if each.check == "access"]
+    assert [text.split(":")[0].removeprefix("this user ") for text in found] == [
+        f"may not Write topic {HALF}",
+        "may not Describe group txn-check-*",
+    ]
+    assert "--group txn-check- --resource-pattern-type prefixed" in found[1]

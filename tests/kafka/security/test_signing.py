@@ -1,0 +1,112 @@
+"""R14, `bad_signature`, through real Kafka, the real client and commands: who holds the group's key settles, and nobody else."""
+
+from pathlib import Path
+
+import yaml
+from pyspark.sql import SparkSession
+
+from halfway import TransactionProducer
+from halfway.pipelines.resolve.sources import read_records
+from halfway.schemas.settings import Settings
+from halfway.schemas.signing import signature_of
+from halfway.schemas.tables import Table
+from halfway.transforms.decoding import Contract, decode
+from tests.kafka.conftest import MakeWorld
+from tests.support.client_world import COMMIT, UNKNOWN, Listener, wait_until
+from tests.support.commands import facts, invoke
+
+KEY, OLD, OTHER = (f"{name} key of thirty-two bytes or more" for name in ("the", "an old", "another's"))
+CLIENT = "signing-client"
+"""A group of its own: its consumer group stays with the broker, and later tests would find its instances away (R15)."""
+KEYS = {"g": [KEY, OLD], "h": [OTHER], CLIENT: [KEY, OLD]}
+
+
+def signed(transaction_id: str, action: str = "COMMIT", group: str = "g", incarnation: int = 0, key: str = KEY) -> bytes:
+    return signature_of(key.encode(), transaction_id, action, group, incarnation).encode()
+
+
+def test_r14_an_op_counts_only_with_its_groups_signature(world: MakeWorld) -> None:
+    w = world(**{"kafka.signing.keys": KEYS})
+    good = {"signed": signed("signed"), "by the old key": signed("by the old key", key=OLD)}
+    bad = {
+        "unsigned": None,
+        "another's key": signed("another's key", key=OTHER),
+        "moved from another id": signed("signed"),
+        "turned round": signed("turned round", "ROLLBACK"),
+        "of another incarnation": signed("of another incarnation", incarnation=1),
+        "of another group": signed("of another group", group="h"),
+        "no text": b"\xc3(",
+        "empty": b"",
+    }
+    for name, signature in (good | bad).items():
+        w.half(name)
+        w.op(name, b"COMMIT", 1, SIGNATURE=signature)
+    w.half("free")
+    w.op("free", b"COMMIT", 1, PGROUP=b"nobody's")
+    w.half("rolled back")
+    w.op("rolled back", b"ROLLBACK", 1, SIGNATURE=signed("rolled back", "ROLLBACK"))
+    [report] = w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == set(good)
+    assert report.counts["bad_signature"] == len(bad)
+    refused = {row.transaction_id: row for row in w.rows(Table.QUARANTINE)}
+    assert {name: row.reason for name, row in refused.items()} == dict.fromkeys(bad, "bad_signature") | {"free": "group_mismatch"}
+    assert refused["unsigned"].detail == "the op is not signed"
+    assert {header.key: bytes(header.value) for header in refused["moved from another id"].headers}["SIGNATURE"] == signed("signed")
+    # The halves of refused ops are as they were: the right op still settles them. A replayed one is a duplicate.
+    w.op("unsigned", b"COMMIT", 2, SIGNATURE=signed("unsigned"))
+    w.op("signed", b"COMMIT", 2, SIGNATURE=signed("signed"))
+    [report] = w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {*good, "unsigned"}
+    assert report.counts["duplicate_op"] == 1
+
+
+def test_where_signatures_are_required_a_group_without_a_key_settles_nothing(world: MakeWorld) -> None:
+    w = world(**{"kafka.signing.keys": {"g": KEY}, "kafka.signing.required": True})
+    w.half("a")
+    w.half("b", PGROUP=b"nobody's")
+    w.op("a", b"COMMIT", 1, SIGNATURE=signed("a"))
+    w.op("b", b"COMMIT", 1, PGROUP=b"nobody's", SIGNATURE=signed("b", group="nobody's"))
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"a"}
+    [row] = w.rows(Table.QUARANTINE)
+    assert (row.reason, row.detail) == ("bad_signature", "there is no key for group nobody's")
+
+
+def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
+    w = world(
+        timestamps="LogAppendTime",
+        **{"kafka.signing.keys": KEYS, "kafka.signing.required": True, "resolution.tick_interval": 100, "resolution.transactionTimeOut": 1},
+    )
+    listener = Listener(lambda _, arg: arg)
+    with TransactionProducer(w.settings.kafka, CLIENT, listener) as producer:
+        producer.send_in_transaction("orders", b"", transaction_id="at-once", arg=COMMIT)
+        producer.send_in_transaction("orders", b"", transaction_id="asked", arg=UNKNOWN)
+        producer.send_in_transaction("orders", b"", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
+        w.resolve()
+        wait_until(lambda: len(listener.checked) == 1, "it was asked")
+    path = tmp_path / "keys.yaml"
+    path.write_text(yaml.safe_dump({"kafka": {"signing": {"keys": KEYS, "required": True}}}))
+    assert facts(invoke(w.settings, "commit", "by-hand", "--config", str(path), "--json"))["action"] == "COMMIT"
+    keyless = invoke(w.settings, "commit", "x", "--group", "nobody's", "--config", str(path))
+    assert (keyless.exit_code, keyless.stderr) == (1, "error: ops must be signed, and kafka.signing.keys has no key for group nobody's\n")
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"at-once", "asked", "by-hand"}
+    assert w.rows(Table.QUARANTINE) == []
+
+
+def plan(spark: SparkSession, settings: Settings, *, is_signed: bool) -> str:
+    kafka = settings.kafka
+    records = spark.createDataFrame([], read_records(spark, kafka).schema)
+    events = decode(records, Contract(kafka.half_topic, kafka.op_topic, 100, (0, 1, 2, 3), is_signed))
+    return str(events._jdf.queryExecution().toString())
+
+
+def test_where_nothing_is_signed_no_signature_is_looked_for(world: MakeWorld) -> None:
+    w = world()
+    assert "SIGNATURE" in plan(w.spark, w.settings, is_signed=True)
+    assert "SIGNATURE" not in plan(w.spark, w.settings, is_signed=False)
+    w.half("a")
+    w.op("a", b"COMMIT", 1, SIGNATURE=b"\xc3( whatever")
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"a"}
+    assert w.rows(Table.QUARANTINE) == []

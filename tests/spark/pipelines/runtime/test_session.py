@@ -1,0 +1,51 @@
+"""The local session: its JVM, and the Python workers that are started before they are needed."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from halfway.pipelines.runtime import session
+from halfway.pipelines.runtime.jars import class_archive
+from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.session import start_workers
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_the_jvm_starts_from_the_class_archive(spark: SparkSession) -> None:
+    archive = class_archive(find_java())
+    assert archive.is_file(), "run `make jars`"
+    jvm = spark.sparkContext._gateway.proc.pid
+    assert archive.name in Path(f"/proc/{jvm}/maps").read_text()
+
+
+def test_an_archive_that_does_not_fit_is_passed_over_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = find_java()
+    broken = tmp_path / "classes.jsa"
+    broken.write_bytes(b"no archive")
+    monkeypatch.setattr(session, "class_archive", lambda _: broken)
+    options = shlex.split(session._archive_option(java, None))
+    plain, with_archive = (
+        subprocess.run([str(java), *more, "-version"], capture_output=True, text=True, timeout=60, check=True) for more in ([], options)
+    )
+    assert f"-XX:SharedArchiveFile={broken}" in options
+    told = with_archive.stdout + with_archive.stderr
+    assert re.sub(r", sharing\)", ")", told) == re.sub(r", sharing\)", ")", plain.stdout + plain.stderr)
+
+
+def test_workers_are_started_and_have_imported_what_the_job_needs(spark: SparkSession) -> None:
+    start_workers(spark)
+    found = spark.range(0, 1, 1, 1).mapInArrow(_imported, "name string").collect()
+    assert {row[0] for row in found} >= {"pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator"}
+
+
+def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: what it names must not be imported for it
+    import pyarrow as pa
+
+    del batches
+    names = [name for name in ("pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator") if name in sys.modules]
+    yield pa.RecordBatch.from_arrays([pa.array(names)], names=["name"])

@@ -1,0 +1,134 @@
+"""What is pending, as aggregates in Spark: held against the state rows they are made of."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from halfway.schemas.state_format import STATE_SCHEMA
+from halfway.transforms.views import pending_frames
+from halfway.transforms.views.pending import PENDING_SCHEMA, view_pending
+from halfway.transforms.views.pending_frames import AGE_EDGES_MS, OTHERS, Why
+from tests.support.scenario import Record, commit, half, rollback, tick
+from tests.unit.transforms.views.test_pending import states_after
+
+KAFKA = "key BINARY, timestamp TIMESTAMP, partition INT, offset BIGINT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+
+
+def states_of(spark: SparkSession, batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, bytes]], DataFrame]:
+    rows, _ = states_after(batches)
+    return rows, spark.createDataFrame(rows, STATE_SCHEMA).repartition(2)
+
+
+def pending_of(spark: SparkSession, *rows: tuple[str, str, int | None, int]) -> DataFrame:
+    """Pending transactions of (id, group, age, checks)."""
+    full = [
+        (name, 0, group, "orders", 1_000_000 - (age_ms or 0), age_ms, checks, 2_000_000, 0, number)
+        for number, (name, group, age_ms, checks) in enumerate(rows)
+    ]
+    return spark.createDataFrame(full, from_arrow_schema(PENDING_SCHEMA))
+
+
+def op(key: bytes | None, second: int, *headers: tuple[str, bytes]) -> tuple[Any, ...]:
+    return key, f"2026-01-01 00:00:{second:02d}", 0, second, [*headers]
+
+
+def ops_of(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    frame = spark.createDataFrame(rows, KAFKA.replace("TIMESTAMP", "STRING"))
+    return frame.withColumn("timestamp", frame["timestamp"].cast("timestamp"))
+
+
+def tuples(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in (frame.select(*columns) if columns else frame).collect()]
+
+
+def test_the_same_as_the_view_of_all_states_at_once(spark: SparkSession) -> None:
+    rows, states = states_of(
+        spark,
+        [
+            [half(f"t{n}", n * 10, group=f"g{n % 3}", offset=n) for n in range(40)],
+            [commit("t1", 60, group="g1"), rollback("t2", 61, group="g2"), commit("waits", 62), tick(65, away=("g0",))],
+        ],
+    )
+    view = view_pending(rows)
+    pending = pending_frames.pending_transactions(states)
+    assert sorted(tuples(pending)) == sorted(tuple(row.values()) for row in view.transactions.to_pylist())
+    facts = pending_frames.facts_of_state(states)
+    assert facts == pending_frames.Facts(view.horizon_ms, view.absent_groups, view.totals, view.waiting, view.remembered)
+    assert (facts.horizon_ms, facts.absent_groups, facts.waiting, facts.remembered) == (65, {"g0"}, 1, 2)
+
+
+def test_a_bucket_without_a_horizon_leaves_it_open(spark: SparkSession) -> None:
+    _, states = states_of(spark, [[half("a", 0)]])
+    assert pending_frames.facts_of_state(states).horizon_ms is None
+    assert tuples(pending_frames.age_histogram(pending_frames.pending_transactions(states))) == [(None, 1)]
+
+
+@pytest.mark.parametrize(("age_ms", "from_ms"), [(-5, 0), (0, 0), (999, 0), (1_000, 1_000), (59_999, 30_000), (10**12, AGE_EDGES_MS[-1])])
+def test_age_classes_hold_their_lower_bound(spark: SparkSession, age_ms: int, from_ms: int) -> None:
+    assert tuples(pending_frames.age_histogram(pending_of(spark, ("a", "g", age_ms, 0)))) == [(from_ms, 1)]
+
+
+def test_checks_are_counted(spark: SparkSession) -> None:
+    pending = pending_of(spark, ("a", "g", 1, 0), ("b", "g", 1, 2), ("c", "h", 1, 2))
+    assert tuples(pending_frames.check_histogram(pending)) == [(0, 1), (2, 2)]
+
+
+def test_the_largest_groups_are_named(spark: SparkSession) -> None:
+    groups: Sequence[tuple[str, int]] = (("big", 3), ("mid", 2), ("small", 1), ("tiny", 1))
+    pending = pending_of(spark, *((f"{group}{n}", group, 1_000 * n, 0) for group, count in groups for n in range(count)))
+    assert tuples(pending_frames.pending_by_group(pending, groups=2)) == [
+        (OTHERS, 0, 2),
+        ("big", 0, 1),
+        ("big", 1_000, 1),
+        ("big", 2_000, 1),
+        ("mid", 0, 1),
+        ("mid", 1_000, 1),
+    ]
+
+
+def test_the_last_answer_to_a_check(spark: SparkSession) -> None:
+    asked = ("FROM_CHECK", b"TRUE")
+    ops = ops_of(
+        spark,
+        op(b"a", 1, ("ACTION", b"UNKNOWN"), asked, ("REMARK", b"down")),
+        op(b"a", 3, ("ACTION", b"COMMIT"), asked),
+        op(b"a", 2, ("ACTION", b"UNKNOWN"), asked),
+        op(b"a", 4, ("ACTION", b"ROLLBACK")),
+        op(b"b", 5, ("ACTION", b"UNKNOWN")),
+        op(None, 6, ("TICK", b"1")),
+        (b"c", "2026-01-01 00:00:07", 0, 7, None),
+    )
+    assert tuples(pending_frames.last_answers(ops)) == [("a", "COMMIT", None)]
+
+
+def test_why_it_is_stuck(spark: SparkSession) -> None:
+    pending = pending_of(
+        spark,
+        ("young", "g", 10, 0),
+        ("mute", "g", 50, 3),
+        ("mute2", "g", 40, 4),
+        ("unsure", "g", 60, 1),
+        ("odd", "g", 30, 1),
+        ("gone", "away", 70, 2),
+    )
+    answers = spark.createDataFrame(
+        [("unsure", "UNKNOWN", "down"), ("odd", "COMMIT", None), ("gone", "UNKNOWN", "x"), ("settled", "COMMIT", None)],
+        "transaction_id STRING, action STRING, remark STRING",
+    )
+    assert tuples(pending_frames.stuck(pending, answers, {"away"})) == [
+        ("away", Why.AWAY, 1, 70, 2, "x", "gone"),
+        ("g", Why.UNKNOWN, 1, 60, 1, "down", "unsure"),
+        ("g", Why.SILENT, 2, 50, 4, None, "mute"),
+        ("g", Why.UNSETTLED, 1, 30, 1, None, "odd"),
+        ("g", Why.NOT_ASKED, 1, 10, 0, None, "young"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0, "0 ms"), (250, "250 ms"), (1_500, "1.5 s"), (60_000, "1 min"), (5_400_000, "1.5 h"), (172_800_000, "2 d")]
+)
+def test_durations_for_people(ms: float, text: str) -> None:
+    assert pending_frames.duration_text(ms) == text

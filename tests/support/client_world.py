@@ -1,0 +1,221 @@
+"""What the client's tests share: listeners, gates, topics on a broker that may be stopped, and what lies in the topics."""
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from halfway import (
+    CheckRequest,
+    HalfMessage,
+    LocalTransactionState,
+    ProducerClosedError,
+    TransactionProducer,
+)
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.headers import check_group, check_id
+from halfway.schemas.settings import KafkaSettings
+from tests.conftest import unique_topics
+from tests.support.waiting import until
+
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
+LIMIT_S = 30.0
+GROUP = "shop"
+
+
+class Listener:
+    """Answers by two functions, and keeps what it was asked."""
+
+    def __init__(
+        self, execute: Callable[[HalfMessage, Any], Any] = lambda *_: COMMIT, check: Callable[[CheckRequest], Any] = lambda _: COMMIT
+    ) -> None:
+        self._execute, self._check = execute, check
+        self.executed: list[HalfMessage] = []
+        self.checked: list[CheckRequest] = []
+
+    def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState | None:
+        self.executed.append(message)
+        answer: LocalTransactionState | None = self._execute(message, arg)
+        return answer
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState | None:
+        self.checked.append(message)
+        answer: LocalTransactionState | None = self._check(message)
+        return answer
+
+
+class Gate:
+    """A place where listeners wait until the test lets them on."""
+
+    def __init__(self) -> None:
+        self.entered: queue.Queue[str] = queue.Queue()
+        self.opened = threading.Event()
+
+    def pass_through(self, name: str) -> None:
+        self.entered.put(name)
+        assert self.opened.wait(LIMIT_S)
+
+
+def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
+    """Make topics on `broker`, and return the settings that name them."""
+    names = unique_topics(broker)
+    settings = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
+    make_topics(settings, {settings.half_topic, settings.op_topic, settings.check_topic} - set(leave_out))
+    return settings
+
+
+def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None:
+    """Make topics of two partitions, and wait until every partition has a leader that answers."""
+    client = AdminClient({"bootstrap.servers": settings.servers()})
+    for made in client.create_topics([NewTopic(name, num_partitions=2, config=config) for name in names]).values():
+        made.result(LIMIT_S)
+    with Consumer({"bootstrap.servers": settings.servers(), "group.id": "reader"}) as consumer:
+
+        def is_there(place: TopicPartition) -> bool:
+            try:
+                return consumer.get_watermark_offsets(place, timeout=LIMIT_S) is not None
+            except KafkaException:
+                return False
+
+        for name in names:
+            wait_until(lambda name=name: all(is_there(TopicPartition(name, number)) for number in range(2)), f"{name} is there")
+
+
+def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message]:
+    """Return the records a topic has, waiting until there are `at_least` so many."""
+    config = {"bootstrap.servers": settings.servers(), "group.id": "reader", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
+    with Consumer(config) as consumer:
+        places = [TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions]
+        wanted = max(at_least, sum(consumer.get_watermark_offsets(place, timeout=LIMIT_S)[1] for place in places))
+        consumer.assign(places)
+        found: list[Message] = []
+        deadline_s = time.monotonic() + LIMIT_S
+        while len(found) < wanted:
+            assert time.monotonic() < deadline_s, f"{topic} has {len(found)} records after {LIMIT_S} s, {wanted} are awaited"
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                found.append(message)
+        return sorted(found, key=lambda message: (message.partition() or 0, message.offset() or 0))
+
+
+def ops(settings: KafkaSettings, at_least: int = 0) -> list[tuple[str, dict[str, str]]]:
+    """Return the ops as (transaction id, headers)."""
+    return [
+        ((message.key() or b"").decode(), {name: value.decode() for name, value in headers_of(message)})
+        for message in read(settings, settings.op_topic, at_least)
+    ]
+
+
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
+    return [(name, value) for name, value in cast(list[tuple[str, object]], message.headers() or []) if isinstance(value, bytes)]
+
+
+def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+    """Look until `condition` holds: no answer of a client takes longer than `LIMIT_S`."""
+    until(condition, what, limit_s)
+
+
+def check_of(name: str, times: int = 1, group: str = GROUP, incarnation: int = 0) -> CheckRequest:
+    return CheckRequest(
+        transaction_id=name,
+        topic="orders",
+        body=b"\x00body of " + name.encode(),
+        producer_group=group,
+        properties={"colour": "red"},
+        incarnation=incarnation,
+        check_times=times,
+        check_id=check_id(name, 0, 7, times),
+    )
+
+
+def send_checks(settings: KafkaSettings, *requests: CheckRequest, partition: int = 0) -> None:
+    """Write check requests as the job does, and wait until they are stored."""
+    producer = Producer({"bootstrap.servers": settings.servers()})
+    for request in requests:
+        record = request.to_record()
+        producer.produce(settings.check_topic, record.value, record.key, partition=partition, headers=list(record.headers))
+    assert producer.flush(LIMIT_S) == 0
+
+
+def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
+    """Return the group's committed offset of each partition of this check topic that has one.
+
+    Asked by a consumer that does not join: AdminClient.list_consumer_group_offsets crashes the process where the coordinator is
+    just being elected (librdkafka issue 5040).
+    """
+    found: dict[int, int] = {}
+    with Consumer({"bootstrap.servers": settings.servers(), "group.id": check_group(group), "enable.auto.commit": False}) as consumer:
+        numbers = consumer.list_topics(settings.check_topic, timeout=LIMIT_S).topics[settings.check_topic].partitions
+
+        def answered() -> bool:
+            try:
+                places = consumer.committed([TopicPartition(settings.check_topic, number) for number in numbers], timeout=LIMIT_S)
+            except KafkaException:  # the coordinator of a broker that just started is still loading
+                return False
+            found.update({place.partition: place.offset for place in places if place.offset >= 0})
+            return True
+
+        wait_until(answered, "the coordinator answers")
+    return found
+
+
+def members(settings: KafkaSettings) -> list[int]:
+    """Return how many partitions of the check topic each member of the group has."""
+    client = AdminClient({"bootstrap.servers": settings.servers()})
+    group = client.describe_consumer_groups([check_group(GROUP)])[check_group(GROUP)].result(LIMIT_S)
+    return sorted(len(member.assignment.topic_partitions) for member in group.members)
+
+
+def murmur2(data: bytes) -> int:
+    """Java's default partitioner, written down independently of librdkafka's."""
+    mask, factor = 0xFFFFFFFF, 0x5BD1E995
+    value = 0x9747B28C ^ len(data)
+    for start in range(0, len(data) - 3, 4):
+        word = int.from_bytes(data[start : start + 4], "little") * factor & mask
+        value = value * factor & mask ^ (word ^ word >> 24) * factor & mask
+    tail = data[len(data) & ~3 :]
+    if tail:
+        value = (value ^ int.from_bytes(tail, "little")) * factor & mask
+    value = (value ^ value >> 13) * factor & mask
+    return (value ^ value >> 15) & 0x7FFFFFFF
+
+
+def fail(*_: object) -> LocalTransactionState:
+    raise ValueError("no\x07 stock\n" + "ä" * 2000)
+
+
+def is_closed(producer: TransactionProducer) -> bool:
+    try:
+        producer.start()
+    except ProducerClosedError:
+        return True
+    return False
+
+
+@contextmanager
+def frozen(broker: LocalBroker) -> Iterator[None]:
+    """Let the broker answer nothing, its connections open: what a client can tell least from a slow network."""
+    pid = broker.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        kafka = AdminClient(KafkaSettings(bootstrap_servers=str(broker.status()["bootstrap_servers"])).as_librdkafka_dict())
+
+        def is_silent() -> bool:
+            try:
+                kafka.list_topics(timeout=0.5)
+            except KafkaException:
+                return True
+            return False
+
+        wait_until(is_silent, "the broker stands still")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,128 @@
+"""The rules once more, as slowly and plainly as they read: one id at a time, its whole history kept, nothing stored that can be derived.
+
+It shares no code with `halfway.transforms.protocol` but the record types. Batches matter to it as they do to the rules: they say what had been
+read when a horizon was reached.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.transforms.protocol import Batch, Half, Op, Rules, Tick
+
+
+@dataclass
+class Life:
+    """One accepted half and what happened to it."""
+
+    half: Half
+    checks: list[int] = field(default_factory=list)
+    put_offs: list[int] = field(default_factory=list)
+    ended: str = "PENDING"
+    ended_ms: int = -1
+
+
+def horizon_of(ticks: Sequence[Tick]) -> int | None:
+    smallest = []
+    for source in Source:
+        mine = [tick for tick in ticks if tick.source is source]
+        if not mine:
+            return None
+        for partition in range(max(mine, key=lambda tick: (tick.at_ms, tick.partitions)).partitions):
+            times = [tick.at_ms for tick in mine if tick.partition == partition]
+            if not times:
+                return None
+            smallest.append(max(times))
+    return min(smallest)
+
+
+def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
+    return max(ticks, key=lambda tick: (tick.at_ms, tick.source, tick.partition, tick.absent_groups)).absent_groups if ticks else ()
+
+
+def all_outcomes(batches: Sequence[Batch], rules: Rules) -> tuple[list[str], dict[str, str]]:
+    """Return every outcome as told, sorted, and the phase of each id that is still known at the end."""
+    ids = {record.transaction_id for batch in batches for record in (*batch.halves, *batch.ops)}
+    told: list[str] = []
+    phases: dict[str, str] = {}
+    for transaction_id in ids:
+        lines, phase = _one_id(transaction_id, batches, rules)
+        told.extend(lines)
+        if phase is not None:
+            phases[transaction_id] = phase
+    return sorted(told), phases
+
+
+def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str], str | None]:
+    told: list[str] = []
+    life: Life | None = None
+    waiting: list[Op] = []
+    for number, batch in enumerate(batches):
+        came = False
+        for half in sorted((half for half in batch.halves if half.transaction_id == me), key=lambda h: (h.at_ms, h.partition, h.offset)):
+            came = True
+            if life is None:
+                life = Life(half)
+            elif half.producer_group != life.half.producer_group:
+                told.append(f"quarantine {me} id_conflict")
+            elif half.incarnation < life.half.incarnation:
+                told.append(f"quarantine {me} stale_incarnation")
+            elif half.incarnation > life.half.incarnation:
+                if life.ended == "DISCARDED":
+                    life = Life(half)
+                else:
+                    told.append(f"quarantine {me} incarnation_refused")
+        ops = [op for op in batch.ops if op.transaction_id == me]
+        if came:
+            ops, waiting = ops + waiting, []
+        for op in sorted(ops, key=lambda o: (o.at_ms, o.partition, o.offset)):
+            told.extend(_one_op(me, op, life, waiting))
+        horizon_ms = horizon_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
+        if horizon_ms is None:
+            continue
+        away = away_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
+        if life is not None and life.ended == "PENDING":
+            told.extend(_due(me, life, horizon_ms, life.half.producer_group in away, rules))
+        elif life is not None and horizon_ms > life.ended_ms + rules.resolved_retention_ms:
+            life = None
+        for op in list(waiting):
+            if horizon_ms > op.at_ms + rules.timeout_ms:
+                waiting.remove(op)
+                told.append(f"quarantine {me} orphan_op")
+    return told, life.ended if life is not None else None
+
+
+def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
+    if life is not None and op.producer_group != life.half.producer_group:
+        return [f"quarantine {me} group_mismatch"]
+    if op.action is LocalTransactionState.UNKNOWN:
+        return []
+    if life is None or op.incarnation > life.half.incarnation:
+        waiting.append(op)
+        return []
+    if op.incarnation < life.half.incarnation or life.ended == "DISCARDED":
+        return [f"quarantine {me} late_verdict"]
+    verdict = "COMMITTED" if op.action is LocalTransactionState.COMMIT else "ROLLED_BACK"
+    if life.ended == "PENDING":
+        life.ended, life.ended_ms = verdict, op.at_ms
+        return [f"commit {me} @{op.at_ms}"] if verdict == "COMMITTED" else []
+    return [] if life.ended == verdict else [f"quarantine {me} conflicting_verdict"]
+
+
+def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list[str]:
+    age_ms = horizon_ms - life.half.at_ms
+    before = [*life.checks, *life.put_offs]
+    is_first_due = age_ms > (life.half.immunity_ms or rules.timeout_ms)
+    is_next_due = bool(before) and horizon_ms >= max(before) + rules.check_interval_ms
+    if not (is_next_due if before else is_first_due):
+        return []
+    checks = len(life.checks)
+    expired = age_ms > rules.half_retention_ms and (checks > 0 or away)
+    if away and not expired:
+        life.put_offs.append(horizon_ms)
+        return []
+    if checks == rules.check_max or expired:
+        life.ended, life.ended_ms = "DISCARDED", horizon_ms
+        return [f"discard {me} {'check_max' if checks == rules.check_max else 'expired'} #{checks} @{horizon_ms}"]
+    life.checks.append(horizon_ms)
+    return [f"check {me} #{checks + 1} @{horizon_ms}"]

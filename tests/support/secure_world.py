@@ -1,0 +1,79 @@
+"""What the tests behind TLS, passwords and ACLs share: the parts of docs/security.md, their configuration, their commands."""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import Result
+from confluent_kafka.admin import AclOperation, ResourceType
+from typer.testing import CliRunner
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.cli.app import app
+from halfway.schemas.settings import Settings
+from tests.support.paths import ROOT
+from tests.support.secure_broker import Right, SecureBroker
+
+PAGE = (ROOT / "docs" / "security.md").read_text()
+PASSWORD = 'p"a\\ss;word='
+USERS = {"job": 'job "7"; \\', "client": "client", "operator": "operator", "setup": "setup", "doctor": "doctor"}
+LIMIT_S = 15.0
+_RESOURCES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "groups": ResourceType.GROUP}
+_OPERATIONS = {operation.name.title().replace("_", ""): operation for operation in AclOperation}
+HALF, OP, CHECK = "transactions.half", "transactions.op", "transactions.check"
+
+
+def rights_of(part: str) -> list[Right]:
+    """Read the rights of one part from the page."""
+    rows = re.findall(rf"^\| {part} \| (topic|groups?) `([^`]+)` \| ([A-Za-z, ]+) \|", PAGE, re.MULTILINE)
+    return [
+        Right(_RESOURCES[kind], name.removesuffix("*"), _OPERATIONS[operation], name.endswith("*"))
+        for kind, name, operations in rows
+        for operation in operations.split(", ")
+    ]
+
+
+Configure = Callable[..., Path]
+TakeAway = Callable[[str, Right], None]
+
+
+def way_in(broker: SecureBroker, part: str) -> dict[str, object]:
+    return {"kafka.bootstrap_servers": broker.status()["bootstrap_servers"], **broker.security_of(USERS[part])}
+
+
+def run(config: Path, *command: str) -> Result:
+    """Run a command in this process, with the Spark that is here."""
+    return CliRunner(env={"COLUMNS": "160"}).invoke(app, [*command, "--config", str(config)])
+
+
+def refused(config: Path, *command: str) -> str:
+    """Run a command that must fail in one line, in time; return the line."""
+    started = time.monotonic()
+    done = run(config, *command)
+    assert time.monotonic() - started < LIMIT_S
+    assert done.exit_code == 1, done.output
+    assert isinstance(done.exception, SystemExit), done.exception
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("error: ")
+    assert PASSWORD not in line
+    return line
+
+
+def facts(done: Result) -> Any:
+    assert done.exit_code == 0, done.output
+    assert PASSWORD not in done.output
+    return json.loads(done.stdout)
+
+
+def settings_in(config: Path) -> Settings:
+    return load_settings(config, environ={})
+
+
+def named(right: Right) -> str:
+    """What a refusal says of a right; where nothing else lets one see a topic, that is what is told."""
+    kind = "topic" if right.kind is ResourceType.TOPIC else "group"
+    operation = {value: name for name, value in _OPERATIONS.items()}[right.operation]
+    return f"may not {operation} {kind} {right.name}"

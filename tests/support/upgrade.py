@@ -1,0 +1,90 @@
+"""Checkpoints and tables of older formats, kept in `tests/data`: how one was made, so that its topics can be made again.
+
+`python -m tests.support.upgrade` makes the one of the current format. Run it once, when `FORMAT_VERSION` has grown, and keep the
+older files: every later version must open them, or refuse them by name (`test_upgrade.py`).
+"""
+
+import tarfile
+import tempfile
+from pathlib import Path
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.runtime.session import spark_session
+from halfway.schemas.settings import Settings
+from halfway.schemas.state_format import FORMAT_VERSION
+from tests.conftest import make_create_time_topics
+from tests.kafka.conftest import QUICK
+from tests.support.world import World
+
+DATA = Path(__file__).parents[1] / "data"
+RUNS = 12
+"""Spark writes a snapshot of the state after ten changes: there is one, and changes after it."""
+
+
+def settings_for(version: int, folder: Path, servers: str) -> dict[str, object]:
+    """The settings that a checkpoint was made with, as overrides: topics' names are frozen in it."""
+    return {
+        **QUICK,
+        "kafka.bootstrap_servers": servers,
+        "kafka.half_topic": f"format{version}.half",
+        "kafka.op_topic": f"format{version}.op",
+        "kafka.check_topic": f"format{version}.check",
+        "storage.warehouse": str(folder / "warehouse"),
+        "storage.checkpoint": str(folder / "checkpoint"),
+        "resolution.transactionTimeOut": "10s",
+        "resolution.transactionCheckInterval": "10s",
+        "resolution.transactionCheckMax": 2,
+        "resolution.resolved_retention": "1h",
+    }
+
+
+def make_topics(settings: Settings) -> None:
+    make_create_time_topics(settings, 1)
+    create_topics(settings, 1)
+
+
+def first_part(world: World, run: int) -> None:
+    """What the kept job has read in its `run`th run: something of every kind that is kept in the state."""
+    if run == 0:
+        for transaction_id in ("committed", "rolled back", "discarded"):
+            world.half(transaction_id, TAGS=b"t", own=b"x")
+        world.half("pending", CHECK_IMMUNITY_TIME_IN_SECONDS=b"3600")
+        world.op("committed", b"COMMIT", 100)
+        world.op("rolled back", b"ROLLBACK", 100)
+        world.op("early", b"COMMIT", 100_000)
+        world.half("broken", PGROUP=None)
+    elif run == 1:
+        world.half("discarded", 9_000, INCARNATION=b"1")
+    elif run == 3:
+        world.half("checked", 30_500)
+    world.tick(1_000 + 10_001 * min(run, 4) + run)
+
+
+def main() -> None:
+    """Make the file of the current format."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        broker = LocalBroker(folder / "broker")
+        broker.start()
+        try:
+            servers = str(broker.status()["bootstrap_servers"])
+            settings = load_settings(environ={}, overrides=settings_for(FORMAT_VERSION, folder, servers))
+            make_topics(settings)
+            spark = spark_session(settings)
+            world = World(spark, settings)
+            for run in range(RUNS):
+                first_part(world, run)
+                world.resolve()
+            spark.stop()
+        finally:
+            broker.stop()
+        DATA.mkdir(exist_ok=True)
+        with tarfile.open(DATA / f"format-{FORMAT_VERSION}.tar.gz", "w:gz") as kept:
+            for part in ("checkpoint", "warehouse"):
+                kept.add(folder / part, part)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""A job with topics, tables and time of its own: real Kafka, real Spark, real Delta; only the clock is the test's."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql import Row, SparkSession
+
+from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.storage.delta_tables import read_table
+from halfway.schemas.headers import Source
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
+
+Headers = list[tuple[str, bytes | None]]
+START_MS = 1_700_000_000_000
+"""Time 0 of the tests: a date that no table or tool finds odd."""
+
+
+def half_headers(**changes: bytes | None) -> Headers:
+    """Headers of a good half, with some changed; None leaves one out."""
+    headers: dict[str, bytes | None] = {"REAL_TOPIC": b"orders", "PGROUP": b"g", **changes}
+    return [(name, value) for name, value in headers.items() if value is not None]
+
+
+def op_headers(action: bytes = b"COMMIT", **changes: bytes | None) -> Headers:
+    headers: dict[str, bytes | None] = {"ACTION": action, "PGROUP": b"g", **changes}
+    return [(name, value) for name, value in headers.items() if value is not None]
+
+
+@dataclass
+class World:
+    """Produces records at times of the test's choosing, runs the job over them, and reads what came out."""
+
+    spark: SparkSession
+    settings: Settings
+    reports: list[BatchReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": self.settings.kafka.servers(),
+                "partitioner": "murmur2_random",
+                "acks": "all",
+                "message.max.bytes": 16_000_000,
+            }
+        )
+        kafka = self.settings.kafka
+        self._partitions = partition_counts(admin(self.settings), [kafka.half_topic, kafka.op_topic])
+
+    def produce(
+        self, source: Source, key: bytes | str | None, value: bytes | None, headers: Headers, at_ms: int = 0, partition: int = -1
+    ) -> tuple[int, int]:
+        """Write one record; return its partition and offset."""
+        placed: list[tuple[int, int]] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            assert error is None, error
+            placed.append((message.partition(), message.offset()))
+
+        topic = self.settings.kafka.half_topic if source is Source.HALF else self.settings.kafka.op_topic
+        self._producer.flush(30)
+        self._producer.produce(topic, value, key, partition=partition, timestamp=START_MS + at_ms, headers=headers, on_delivery=delivered)
+        self._producer.flush(30)
+        return placed[0]
+
+    def produce_later(self, source: Source, key: str, value: bytes, headers: Headers, at_ms: int = 0) -> None:
+        """Queue one record; the next one that is not queued comes after it."""
+        topic = self.settings.kafka.half_topic if source is Source.HALF else self.settings.kafka.op_topic
+        while True:
+            try:
+                self._producer.produce(topic, value, key, timestamp=START_MS + at_ms, headers=headers)
+            except BufferError:
+                self._producer.poll(0.1)
+            else:
+                return
+
+    def half(self, key: str, at_ms: int = 0, body: bytes | None = b"body", **headers: bytes | None) -> tuple[int, int]:
+        return self.produce(Source.HALF, key, body, half_headers(**headers), at_ms)
+
+    def op(self, key: str, action: bytes, at_ms: int = 0, **headers: bytes | None) -> tuple[int, int]:
+        return self.produce(Source.OP, key, b"", op_headers(action, **headers), at_ms)
+
+    def tick(self, at_ms: int, value: bytes = b"") -> None:
+        """Move the horizon to `at_ms`."""
+        topics = {Source.HALF: self.settings.kafka.half_topic, Source.OP: self.settings.kafka.op_topic}
+        for source, topic in topics.items():
+            for partition in range(self._partitions[topic]):
+                headers: Headers = [("TICK", str(START_MS + at_ms).encode()), ("PARTITIONS", str(self._partitions[topic]).encode())]
+                self.produce(source, None, value, headers, at_ms, partition)
+
+    def resolve(self, settings: Settings | None = None, *, adopt: bool = False) -> list[BatchReport]:
+        """Run the job over all that is waiting; return what each batch did."""
+        reports: list[BatchReport] = []
+        ResolveJob(settings or self.settings, adopt=adopt, on_batch=reports.append).run(lambda: self.spark)
+        self.reports.extend(reports)
+        return reports
+
+    def rows(self, table: Table) -> list[Row]:
+        """Return a table's rows, in order of their place in the topic."""
+        place = ("source_topic", "source_partition", "source_offset") if table is Table.QUARANTINE else ("half_partition", "half_offset")
+        return read_table(self.spark, self.settings.storage, table).orderBy(*place).collect()
+
+    def by_id(self, table: Table) -> dict[str, Row]:
+        """Return a table's rows by transaction id; fails where an id is there twice."""
+        rows = self.rows(table)
+        by_id = {row["transaction_id"]: row for row in rows}
+        assert len(by_id) == len(rows)
+        return by_id
+
+    def checks(self) -> list[tuple[str, bytes, dict[str, bytes | None]]]:
+        """Return all check requests (key, value, headers), in order of their ids."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.settings.kafka.servers(),
+                "group.id": "reader",
+                "enable.auto.commit": "false",
+                "enable.partition.eof": "true",
+            }
+        )
+        try:
+            topic = self.settings.kafka.check_topic
+            found = []
+            for partition in range(len(consumer.list_topics(topic, timeout=10).topics[topic].partitions)):
+                place = TopicPartition(topic, partition, 0)
+                _, end = consumer.get_watermark_offsets(place, timeout=10)
+                consumer.assign([place])
+                position = 0
+                while position < end:
+                    message = consumer.poll(10)
+                    assert message is not None, "the check topic does not answer"
+                    if message.error() is not None:
+                        break
+                    position = message.offset() + 1
+                    found.append((message.key().decode(), message.value(), dict(message.headers() or ())))
+            return sorted(found, key=lambda check: (check[0], check[2]["CHECK_ID"] or b""))
+        finally:
+            consumer.close()
+
+    def away(self, *groups: str) -> bytes:
+        """Return the value of a tick that says these producer groups are away."""
+        return json.dumps({"absent_groups": list(groups)}).encode()

@@ -1,0 +1,216 @@
+"""The client's own values: messages and records, what a listener's answer becomes, how far a partition is done. No Kafka."""
+
+import threading
+import unicodedata
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from halfway.clients.listener import MAX_REMARK_BYTES, ask, remark_of
+from halfway.clients.messages import refuse_reserved
+from halfway.clients.open_checks import Progress
+from halfway.schemas.errors import ProducerClosedError, SendError, SettingsError
+from halfway.schemas.headers import DELAY_HEADERS, MAX_INT
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.records import RESERVED_NAMES, RecordError
+from halfway.schemas.settings import KafkaSettings
+
+NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+REQUIRED = TEXT.filter(bool)
+FIELDS = {
+    "transaction_id": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
+    "topic": REQUIRED,
+    "body": st.binary(),
+    "producer_group": REQUIRED,
+    "queue_id": st.integers(-MAX_INT - 1, MAX_INT),
+    "tags": st.none() | TEXT,
+    "keys": st.none() | TEXT,
+    "properties": st.dictionaries(TEXT.filter(lambda name: name not in RESERVED_NAMES), TEXT),
+    "immunity_s": st.none() | st.integers(1, MAX_INT),
+    "born_at_ms": st.none() | st.integers(0, 2_000_000_000_000),
+    "incarnation": st.integers(0, MAX_INT),
+}
+
+
+class Never:
+    """A listener that must not be called."""
+
+    def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:
+        raise AssertionError(message, arg)
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
+        raise AssertionError(message)
+
+
+@given(st.builds(HalfMessage, **FIELDS))
+def test_half_message_round_trip(message: HalfMessage) -> None:
+    assert HalfMessage.from_record(*message.to_record()) == message
+
+
+@given(st.builds(CheckRequest, check_times=st.integers(1, MAX_INT), check_id=REQUIRED, **FIELDS))
+def test_check_request_round_trip(request: CheckRequest) -> None:
+    assert CheckRequest.from_record(*request.to_record()) == request
+
+
+def test_null_value_is_an_empty_body() -> None:
+    headers = [("REAL_TOPIC", b"orders"), ("PGROUP", b"shop")]
+    assert HalfMessage.from_record(b"t1", None, headers).body == b""
+
+
+def test_repr_shows_neither_body_nor_properties() -> None:
+    message = HalfMessage(transaction_id="t1", topic="orders", body=b"s3cret", producer_group="shop", properties={"token": "s3cret"})
+    assert "s3cret" not in repr(message)
+    assert "t1" in repr(message)
+
+
+@pytest.mark.parametrize("name", DELAY_HEADERS)
+def test_delays_are_refused_and_it_is_said_why(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: a transactional message cannot be delayed, RocketMQ loses"):
+        refuse_reserved({"colour": "red", name: "3"})
+
+
+@pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES - set(DELAY_HEADERS)), "", "a\0b"])
+def test_names_that_a_producer_cannot_set(name: str) -> None:
+    with pytest.raises(ValueError, match="property"):
+        refuse_reserved({name: "3"})
+
+
+@given(st.text())
+def test_remark_is_one_short_clean_line(text: str) -> None:
+    remark = remark_of(text * 3)
+    assert len(remark.encode()) <= MAX_REMARK_BYTES
+    assert not any(unicodedata.category(character) in ("Cc", "Cs") for character in remark)
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        ("no stock\n  left\t\x07!", "no stock left !"),
+        ("a" * 2000, "a" * 1024),
+        ("a" + "ä" * 1000, "a" + "ä" * 511),
+        ("\ud800x", "x"),
+        ("", ""),
+    ],
+)
+def test_remarks(text: str, remark: str) -> None:
+    assert remark_of(text) == remark
+
+
+class _MuteError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def _raise(error: BaseException) -> Callable[[], None]:
+    def method() -> None:
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("method", "remark"),
+    [
+        (lambda: None, "the listener returned None, not a LocalTransactionState"),
+        (lambda: "COMMIT", "the listener returned a str, not a LocalTransactionState"),
+        (lambda: True, "the listener returned a bool, not a LocalTransactionState"),
+        (_raise(ValueError("no\nstock")), "ValueError: no stock"),
+        (_raise(_MuteError()), "_MuteError: (it has no text)"),
+    ],
+)
+def test_what_is_no_answer_counts_as_unknown(method: Callable[[], LocalTransactionState | None], remark: str) -> None:
+    answer = ask(method)
+    assert (answer.state, answer.remark) == (LocalTransactionState.UNKNOWN, remark)
+
+
+@pytest.mark.parametrize("state", list(LocalTransactionState))
+def test_answers_are_handed_on(state: LocalTransactionState) -> None:
+    assert ask(lambda: state) == (state, None, None)
+
+
+def test_ctrl_c_in_a_listener_is_not_an_answer() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        ask(_raise(KeyboardInterrupt()))
+
+
+@given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.data())
+def test_position_never_passes_an_open_record(offsets: list[int], data: st.DataObject) -> None:
+    progress, done, begun = Progress(), set[int](), list[int]()
+    waiting = list(offsets)
+    while len(done) < len(offsets):
+        if waiting and (not set(begun) - done or data.draw(st.booleans())):
+            begun.append(waiting.pop(0))
+            progress.begin(begun[-1])
+        else:
+            offset = data.draw(st.sampled_from(sorted(set(begun) - done)))
+            progress.finish(offset)
+            done.add(offset)
+        again = data.draw(st.sampled_from(begun))
+        progress.begin(again)
+        if again in done:
+            progress.finish(again)
+        in_a_row = [offset for index, offset in enumerate(begun) if set(begun[: index + 1]) <= done]
+        assert progress.position == (in_a_row[-1] + 1 if in_a_row else None)
+
+
+def test_making_a_producer_starts_nothing() -> None:
+    before = threading.enumerate()
+    producer = TransactionProducer(NOWHERE, "shop", Never())
+    assert threading.enumerate() == before
+    assert producer.close() is True
+    assert producer.close() is True
+    for use in (producer.start, lambda: producer.send_in_transaction("orders", b"")):
+        with pytest.raises(ProducerClosedError, match="'shop'"):
+            use()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topic": ""},
+        {"transaction_id": ""},
+        {"transaction_id": "a" * 256},
+        {"properties": {"DELAY": "3"}},
+        {"properties": {"PGROUP": "other"}},
+        {"properties": {"HALF_LOST": "0:1"}},
+        {"properties": {"colour": 3}},
+        {"queue_id": 2**31},
+        {"queue_id": "1x"},
+        {"immunity_s": 0},
+        {"incarnation": -1},
+        {"tags": 5},
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(wrong: dict[str, object]) -> None:
+    before = threading.enumerate()
+    producer = TransactionProducer(NOWHERE, "shop", Never())
+    arguments: dict[str, object] = {"topic": "orders", "body": b"", **wrong}
+    with pytest.raises(ValueError, match=r"."):
+        producer.send_in_transaction(**arguments)  # type: ignore[arg-type]
+    assert threading.enumerate() == before
+
+
+def test_text_is_no_body() -> None:
+    with pytest.raises(TypeError):
+        TransactionProducer(NOWHERE, "shop", Never()).send_in_transaction("orders", "text")  # type: ignore[arg-type]
+
+
+def test_wrong_producers() -> None:
+    with pytest.raises(RecordError) as caught:
+        TransactionProducer(NOWHERE, "", Never())
+    assert caught.value.reason is Reason.BAD_HEADER
+    with pytest.raises(SettingsError):
+        TransactionProducer(KafkaSettings(), "shop", Never())
+    for wrong in ("max_in_flight", "send_timeout_ms", "check_threads", "max_open_checks", "max_body_bytes"):
+        with pytest.raises(ValueError, match="at least 1"):
+            TransactionProducer(NOWHERE, "shop", Never(), **{wrong: 0})
+
+
+def test_body_over_the_limit_is_not_sent() -> None:
+    with TransactionProducer(NOWHERE, "shop", Never(), max_body_bytes=10) as producer, pytest.raises(SendError, match="11 bytes"):
+        producer.send_in_transaction("orders", b"x" * 11)

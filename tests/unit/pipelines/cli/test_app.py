@@ -1,0 +1,140 @@
+"""The command line's manners: help, exit codes, one-line errors, which settings it finds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.cli.common import HalfwayGroup, duration_text, settings_of
+from halfway.schemas.errors import SetupError
+from tests.support.paths import ROOT
+
+UNREACHABLE = "127.0.0.1:1"
+COMMANDS = [
+    [],
+    ["broker"],
+    ["broker", "start"],
+    ["broker", "stop"],
+    ["broker", "status"],
+    ["topics"],
+    ["topics", "create"],
+    *([name] for name in ("resolve", "demo", "status", "pending", "commit", "rollback", "replay", "doctor", "optimize")),
+]
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test where no configuration and no broker is."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HALFWAY_HOME", raising=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage: halfway" in result.output.replace("Usage: root", "Usage: halfway")
+
+
+@pytest.mark.parametrize("command", [[], ["broker"], ["topics"]], ids=" ".join)
+def test_a_group_alone_shows_its_help(command: list[str]) -> None:
+    assert "Commands" in CliRunner().invoke(app, command).output
+
+
+def test_a_broker_never_started_has_no_address() -> None:
+    result = CliRunner().invoke(app, ["broker", "status", "--json"])
+    assert (result.exit_code, result.output) == (0, '{"running": false, "bootstrap_servers": null}\n')
+
+
+def test_to_stop_what_does_not_run_is_no_error() -> None:
+    result = CliRunner().invoke(app, ["broker", "stop"])
+    assert (result.exit_code, result.output) == (0, "the broker was not running\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["broker", "start", "--port", "0"],
+        ["broker", "start", "--port", "many"],
+        ["topics", "create", "--partitions", "0"],
+        ["topics", "create", "--replication", "0"],
+        ["topics", "create", "--set", "no-equals-sign"],
+        ["topics", "create", "--set", "=1"],
+        ["topics", "create", "--no-such-option"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["topics", "create"], "error: no Kafka is configured: "),
+        (["topics", "create", "--config", "none.yaml"], "error: cannot read the configuration none.yaml: "),
+        (
+            ["topics", "create", "--set", "state.bucket=3"],
+            "error: --set state.bucket: unknown setting 'state.bucket'; did you",
+        ),
+    ],
+)
+def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], error: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith(error)
+
+
+def test_errors_on_purpose_are_folded_and_others_keep_their_traceback() -> None:
+    own = typer.Typer(cls=HalfwayGroup, pretty_exceptions_enable=False)
+
+    @own.command()
+    def purpose() -> None:
+        raise SetupError("two\n lines")
+
+    @own.command()
+    def defect() -> None:
+        raise ZeroDivisionError
+
+    result = CliRunner().invoke(own, ["purpose"])
+    assert (result.exit_code, result.stderr) == (1, "error: two lines\n")
+    assert isinstance(CliRunner().invoke(own, ["defect"]).exception, ZeroDivisionError)
+
+
+def test_kafka_out_of_reach_is_one_line_within_15_s(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "halfway", "topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=15,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("error: Kafka cannot be reached")
+    assert "Connection refused" in done.stderr
+
+
+def test_local_yaml_is_the_default_where_it_is_found(tmp_path: Path) -> None:
+    assert settings_of(None, None).resolution.transactionTimeOut == 6_000
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "local.yaml").write_text("resolution: {transactionTimeOut: 3s}")
+    assert settings_of(None, None).resolution.transactionTimeOut == 3_000
+    (tmp_path / "own.yaml").write_text("state: {buckets: 8}")
+    assert settings_of(Path("own.yaml"), None).resolution.transactionTimeOut == 6_000
+
+
+def test_set_keeps_what_comes_after_the_first_equals_sign() -> None:
+    assert settings_of(None, ["storage.warehouse=s3://a/b?c=d"]).storage.warehouse == "s3://a/b?c=d"
+
+
+def test_lengths_of_time_are_told_in_two_units() -> None:
+    told = [duration_text(ms) for ms in (None, -5, 0, 1_500, 59_949, 60_000, 3_599_999, 3_600_000, 90_061_000)]
+    assert told == ["unknown", "0.0 s", "0.0 s", "1.5 s", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h"]

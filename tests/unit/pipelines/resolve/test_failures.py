@@ -1,0 +1,57 @@
+"""What a failed batch means, told in one line with the way out."""
+
+import pytest
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.resolve.failures import explain
+from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, SetupError, StateDamagedError
+
+SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
+_LOST = "Some data may have been lost because they are not available in Kafka any more"
+_DELETED = f"""[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED] {_LOST};
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the topic was processed.
+Reason:
+Partition transactions.half-0 offset was changed from 40 to 0. SQLSTATE: 22000
+    at org.apache.spark.sql.kafka010
+"""
+_TRUNCATED = f"""Job aborted due to stage failure: org.apache.spark.sql.kafka010.KafkaIllegalStateException: {_LOST};
+either the data was aged out by Kafka or the topic may have been deleted before all the data in the
+topic was processed.
+If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.
+Reason: Could not read records in offset [77, 251) for topic partition transactions.half-0
+with consumer group spark-kafka-source-6048.
+\tat org.apache.spark.sql.kafka010.KafkaExceptions$.couldNotReadOffsetRange(KafkaExceptions.scala:94)
+"""
+_STATE = """Job aborted due to stage failure: org.apache.spark.SparkException: [CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error
+occurred during loading state.  SQLSTATE: 58030
+\tat org.apache.spark.sql
+"""
+_EXECUTOR = """Traceback (most recent call last):
+  File "records.py", line 1, in record_at
+halfway.schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
+\tat org.apache.spark.api.python
+"""
+_AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
+org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
+"""  # noqa: E501  # Kafka's own line
+SAID = {
+    "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
+    "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
+    "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
+    "away": (_AWAY, KafkaUnavailableError, ("transactions.half-0", "halfway resolve --adopt", "when it is back")),
+    "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
+    "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
+}
+
+
+@pytest.mark.parametrize(("text", "kind", "words"), SAID.values(), ids=SAID)
+def test_it_says_what_it_means_and_what_to_do(text: str, kind: type[HalfwayError], words: tuple[str, ...]) -> None:
+    explained = explain(RuntimeError(text), SETTINGS)
+    assert type(explained) is kind
+    assert all(word in str(explained) for word in words), explained
+    assert " at org." not in str(explained)
+    assert "failOnDataLoss" not in str(explained), "that is no way out: what is lost would be passed over in silence"
+
+
+def test_what_tells_enough_is_left_alone() -> None:
+    assert explain(RuntimeError("[DELTA_TABLE_NOT_FOUND] Delta table `messages` doesn't exist."), SETTINGS) is None

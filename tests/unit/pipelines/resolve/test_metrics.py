@@ -1,0 +1,242 @@
+"""What Prometheus gets: right names, nothing before it is known, nothing below zero; alerts and dashboard ask for what exists."""
+
+import json
+import re
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner
+
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.resolve.metrics import DISCARD_REASONS, QUARANTINE_REASONS, JobMetrics, served
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.schemas.errors import SetupError
+from halfway.schemas.reports import LATENCY_BOUNDS_S, BucketReport, count_latencies, latency_counts
+from halfway.schemas.settings import MetricsSettings
+from tests.support.paths import ROOT
+
+NOW_S = 1_700_000_000.0
+METRICS = {
+    "halfway_half_messages": "gauge",
+    "halfway_pending_messages": "gauge",
+    "halfway_oldest_half_message_age_seconds": "gauge",
+    "halfway_absent_groups": "gauge",
+    "halfway_horizon_lag_seconds": "gauge",
+    "halfway_unread_records": "gauge",
+    "halfway_start_timestamp_seconds": "gauge",
+    "halfway_last_batch_timestamp_seconds": "gauge",
+    "halfway_batch_seconds": "histogram",
+    "halfway_finish_message_latency": "histogram",
+    "halfway_records_total": "counter",
+    "halfway_commit_messages_total": "counter",
+    "halfway_rollback_messages_total": "counter",
+    "halfway_checks_total": "counter",
+    "halfway_checks_put_off_total": "counter",
+    "halfway_unknown_answers_total": "counter",
+    "halfway_discarded_messages_total": "counter",
+    "halfway_quarantined_records_total": "counter",
+    "halfway_duplicates_total": "counter",
+}
+LABELS = {"topic", "le", "checked", "kind", "reason"}
+
+
+def bucket(number: int, **changes: Any) -> BucketReport:
+    known: dict[str, Any] = {"horizon_ms": int(NOW_S * 1000) - 2_000, "pending": 3, "checked": 1, "oldest_ms": int(NOW_S * 1000) - 12_000}
+    more: dict[str, Any] = {"remembered": 5, "absent_groups": 0, "counts": {}, "totals": {}}
+    return BucketReport(bucket=number, **{**known, **more, **changes})
+
+
+def batch(*buckets: BucketReport, **changes: Any) -> BatchReport:
+    horizon_ms = changes.pop("horizon_ms", buckets[0].horizon_ms if buckets else None)
+    return BatchReport(7, 1.5, buckets={each.bucket: each for each in buckets}, horizon_ms=horizon_ms, **changes)
+
+
+def exposed(metrics: JobMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return what a scrape gets, through the text format and back."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for family in families for sample in family.samples}
+
+
+def plain(metrics: JobMetrics) -> dict[str, float]:
+    return {name: value for (name, labels), value in exposed(metrics).items() if not labels}
+
+
+@pytest.fixture
+def metrics() -> JobMetrics:
+    return JobMetrics(2, clock=lambda: NOW_S)
+
+
+def test_names_types_and_help(metrics: JobMetrics) -> None:
+    metrics(batch(bucket(0), bucket(1), unread={"half": 1}))
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    text = generate_latest(registry).decode()
+    assert dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)) == METRICS
+    helps = dict(re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE))
+    assert set(helps) == set(METRICS)
+    assert all(len(words) > 20 and words.endswith(".") for words in helps.values())
+    assert {label for _, labels in exposed(metrics) for label, _ in labels} == LABELS, "no label without a bound"
+
+
+def test_nothing_that_sums_over_buckets_is_shown_before_all_have_spoken(metrics: JobMetrics) -> None:
+    of_the_run = {"halfway_start_timestamp_seconds", "halfway_batch_seconds_count", "halfway_batch_seconds_sum"}
+    assert set(plain(metrics)) == of_the_run
+    metrics(batch(bucket(0)))
+    assert set(plain(metrics)) == of_the_run | {"halfway_last_batch_timestamp_seconds", "halfway_horizon_lag_seconds"}
+    metrics(batch(bucket(1, pending=4)))
+    assert plain(metrics)["halfway_half_messages"] == 7
+    metrics(batch(bucket(0, pending=0, checked=0)))
+    shown = exposed(metrics)
+    assert shown["halfway_half_messages", ()] == 4
+    assert [shown["halfway_pending_messages", (("checked", checked),)] for checked in ("false", "true")] == [3, 1]
+
+
+def test_totals_are_the_states_own_and_never_added_twice(metrics: JobMetrics) -> None:
+    totals = {"committed": 5, "check_max": 2, "lost": 1, "late_verdict": 3, "duplicate_op": 4, "halves": 9}
+    for _ in range(3):
+        metrics(batch(bucket(0, totals=totals), bucket(1, totals={"committed": 1})))
+    shown = exposed(metrics)
+    assert shown["halfway_commit_messages_total", ()] == 6
+    assert shown["halfway_discarded_messages_total", (("reason", "check_max"),)] == 2
+    assert shown["halfway_discarded_messages_total", (("reason", "expired"),)] == 0
+    assert shown["halfway_quarantined_records_total", (("reason", "half_lost"),)] == 1
+    assert shown["halfway_quarantined_records_total", (("reason", "late_verdict"),)] == 3
+    assert shown["halfway_duplicates_total", (("kind", "op"),)] == 4
+    assert shown["halfway_records_total", (("kind", "half"),)] == 9
+    assert shown["halfway_batch_seconds_count", ()] == 3
+    assert shown["halfway_batch_seconds_bucket", (("le", "1.0"),)] == 0
+    assert shown["halfway_batch_seconds_bucket", (("le", "2.0"),)] == 3
+
+
+def test_lag_and_age() -> None:
+    now = [NOW_S]
+    metrics = JobMetrics(1, clock=lambda: now[0])
+    metrics(batch(bucket(0)))
+    assert plain(metrics)["halfway_horizon_lag_seconds"] == 2
+    assert plain(metrics)["halfway_oldest_half_message_age_seconds"] == 10
+    now[0] += 60
+    assert plain(metrics)["halfway_horizon_lag_seconds"] == 62, "it grows while no batch comes"
+    assert plain(metrics)["halfway_last_batch_timestamp_seconds"] == NOW_S
+
+
+def test_nothing_goes_below_zero(metrics: JobMetrics) -> None:
+    """Producers' clocks that run ahead, with CreateTime topics: a horizon after now, a half after the horizon."""
+    ahead_ms = int(NOW_S * 1000) + 60_000
+    metrics(
+        batch(bucket(0, horizon_ms=ahead_ms, oldest_ms=ahead_ms + 5), bucket(1, horizon_ms=ahead_ms, pending=0, checked=0, oldest_ms=None))
+    )
+    assert min(exposed(metrics).values()) == 0
+    assert plain(metrics)["halfway_oldest_half_message_age_seconds"] == 0
+
+
+def test_without_pending_messages_the_oldest_is_of_age_0(metrics: JobMetrics) -> None:
+    metrics(batch(*(bucket(number, pending=0, checked=0, oldest_ms=None) for number in range(2))))
+    assert plain(metrics)["halfway_oldest_half_message_age_seconds"] == 0
+
+
+def test_latencies_are_counted_up_to_and_with_each_bound() -> None:
+    counted = count_latencies([-5, 0, 50, 51, 100, 86_400_000, 86_400_001])
+    per_bound = dict(zip([*LATENCY_BOUNDS_S, float("inf")], latency_counts(counted), strict=True))
+    assert {bound: times for bound, times in per_bound.items() if times} == {0.05: 3, 0.1: 2, 86_400: 1, float("inf"): 1}
+    assert counted["latency_sum_ms"] == 50 + 51 + 100 + 86_400_000 + 86_400_001
+
+
+def test_a_report_goes_through_json() -> None:
+    report = bucket(3, counts={"halves": 1}, totals=dict(count_latencies([7])), oldest_ms=None)
+    assert BucketReport.from_json(report.to_json()) == report
+
+
+def test_every_reason_has_its_place() -> None:
+    assert len(set(DISCARD_REASONS) | set(QUARANTINE_REASONS)) == len(DISCARD_REASONS) + len(QUARANTINE_REASONS)
+
+
+def test_a_taken_port_is_one_line_before_the_job_starts(metrics: JobMetrics) -> None:
+    settings = MetricsSettings(port=free_port())
+    with served(metrics, settings):
+        result = CliRunner().invoke(
+            app, ["resolve", "--set", f"metrics.port={settings.port}", "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
+        )
+        assert result.exit_code == 1
+        assert result.stderr == (
+            f"error: metrics.port {settings.port} of 127.0.0.1 is taken by another process: end that process, or set metrics.port to a "
+            "free one (0: no metrics)\n"
+        )
+    with served(metrics, settings):
+        pass  # free again
+    with pytest.raises(SetupError, match="cannot be listened on"), served(metrics, MetricsSettings(port=settings.port, host="192.0.2.1")):
+        pass
+
+
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "halfway.pipelines.resolve.metrics")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    result = CliRunner().invoke(app, ["resolve", "--set", "metrics.port=1", "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: metrics.port is set, and prometheus_client is not installed: pip install 'halfway[metrics]'\n",
+    )
+
+
+def asked_for(expression: str) -> set[str]:
+    """Return the metrics that a query names."""
+    return set(re.findall(r"\b[a-z]+_[a-z_]+\b(?=\s*[\[{)]|\s*$|\s+[-+*/<>=!]|\s+(?:or|and|unless)\b)", expression)) - {"label_replace"}
+
+
+def samples_of(metrics: dict[str, str]) -> set[str]:
+    return {name + suffix for name, kind in metrics.items() for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
+
+
+def test_alert_rules_ask_for_what_exists_and_name_their_runbook() -> None:
+    rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    }
+    assert list(rules) == ["groups"]
+    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
+    assert len(alerts) == len({alert["alert"] for alert in alerts}) == 5
+    for group in rules["groups"]:
+        assert set(group) <= {"name", "interval", "rules"}
+    for alert in alerts:
+        assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
+        assert re.fullmatch(r"\d+[smh]", alert["for"])
+        assert alert["labels"]["severity"] in {"critical", "warning"}
+        assert set(alert["annotations"]) == {"summary", "description", "runbook"}
+        names = asked_for(alert["expr"])
+        assert names, alert
+        assert names <= samples_of(METRICS), alert
+        page, anchor = alert["annotations"]["runbook"].split("#")
+        assert page == "docs/operations.md"
+        assert anchor in headings
+
+
+def test_the_dashboard_asks_for_what_exists_and_shows_all_of_it() -> None:
+    dashboard = json.loads((ROOT / "monitoring" / "grafana-dashboard.json").read_text())
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    names = {name for expression in expressions for name in asked_for(expression)}
+    assert names <= samples_of(METRICS)
+    shown = {name for name in METRICS if any(asked.startswith(name) for asked in names)}
+    assert shown == set(METRICS)
+    for panel in panels:
+        assert panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
+
+
+def test_the_manual_tells_of_every_metric_and_alert() -> None:
+    manual = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in METRICS if f"`{name}`" not in manual and f"`{name}{{" not in manual] == []
+    rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert f"### {rule['alert']}" in manual

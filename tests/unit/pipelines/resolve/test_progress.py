@@ -1,0 +1,51 @@
+"""The line a batch: what it says, and when it keeps quiet."""
+
+import logging
+from collections import Counter
+
+import pytest
+
+from halfway.pipelines.resolve.progress import ProgressLog
+from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.schemas.outcomes import Count, Kind
+
+
+def busy(batch_id: int) -> BatchReport:
+    counts = Counter({Count.HALVES: 5, Count.OPS: 4, Count.COMMITTED: 3, Count.ROLLED_BACK: 1, Count.CHECKED: 2, Count.DISCARDED: 1})
+    rows = Counter({Kind.COMMIT: 3, Kind.QUARANTINE: 1, Kind.REPORT: 2})
+    return BatchReport(batch_id, 1.25, rows, counts, {0: 4, 1: 2}, horizon_ms=90_000, unread={"half": 7, "op": 3}, lost=1)
+
+
+def quiet(batch_id: int) -> BatchReport:
+    return BatchReport(batch_id, 0.5, Counter({Kind.REPORT: 2}), pending={1: 0})
+
+
+def test_one_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    ProgressLog(clock_ms=lambda: 91_500)(busy(3))
+    [line] = caplog.messages
+    assert dict(pair.split("=", 1) for pair in line.split()) == {
+        "event": "batch",
+        "batch_id": "3",
+        "seconds": "1.25",
+        "events": "9",
+        "committed": "3",
+        "rolled_back": "1",
+        "checked": "2",
+        "discarded": "1",
+        "quarantined": "2",
+        "pending": "6",
+        "unread": "10",
+        "horizon_ms": "90000",
+        "horizon_lag_ms": "1500",
+    }
+
+
+def test_batches_without_outcomes_speak_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now_ms = [0]
+    log = ProgressLog(clock_ms=lambda: now_ms[0])
+    for now_ms[0], report in [(0, quiet(0)), (9_999, quiet(1)), (10_000, quiet(2)), (10_001, quiet(3)), (10_002, busy(4))]:
+        log(report)
+    assert [line.split()[1] for line in caplog.messages] == ["batch_id=0", "batch_id=2", "batch_id=4"]
+    assert "pending=0 unread=unknown horizon_ms=none horizon_lag_ms=none" in caplog.messages[0]

@@ -1,0 +1,94 @@
+"""Whether a half is gone: what Kafka has surely deleted is, what a broker just does not tell is not. Its moments cannot be had at will."""
+
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from halfway.pipelines.resolve import read_back
+from halfway.schemas.errors import KafkaUnavailableError
+
+UNKNOWN = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+
+
+class Record:
+    """A record of a partition, or an error in its place."""
+
+    def __init__(self, offset: int, error: int | None = None) -> None:
+        self._offset, self._error = offset, error
+
+    def offset(self) -> int:
+        return self._offset
+
+    def error(self) -> KafkaError | None:
+        return None if self._error is None else KafkaError(self._error)
+
+
+class Broker:
+    """Says, each time it is asked, the next of `ends` (the last one from then on), and has the records from `low` to the real end."""
+
+    def __init__(self, ends: list[Any], low: int = 0, end: int = 10) -> None:
+        self._ends, self._low, self._end = ends, low, end
+        self._position = 0
+        self.refuse_once: int | None = None
+
+    def get_watermark_offsets(self, _: TopicPartition, timeout: float) -> tuple[int, int]:
+        assert timeout > 0
+        said = self._ends.pop(0) if len(self._ends) > 1 else self._ends[0]
+        if isinstance(said, KafkaException):
+            raise said
+        return self._low, said
+
+    def list_topics(self, _: str, timeout: float) -> None:
+        assert timeout > 0
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self._position = places[0].offset
+
+    def unassign(self) -> None:
+        self._position = 0
+
+    def consume(self, count: int, timeout: float) -> list[Record]:
+        assert timeout > 0
+        if self.refuse_once is not None:
+            code, self.refuse_once = self.refuse_once, None
+            return [Record(self._position, code)]
+        found = [Record(offset) for offset in range(max(self._position, self._low), min(self._position + count, self._end))]
+        self._position += count
+        return found
+
+
+def read(monkeypatch: pytest.MonkeyPatch, broker: Broker, *offsets: int) -> list[int | None]:
+    monkeypatch.setattr(read_back, "_consumer", lambda _, dense: broker)  # noqa: ARG005  # named as it is called
+    with read_back._PartitionReader({}, "half", 0, dense=True) as reader:
+        found = list(reader.records(offsets))
+    return [None if record is None else record.offset() for record in found]
+
+
+@pytest.mark.parametrize("ends", [[10], [3, 3, 10], [0, 10], [UNKNOWN, UNKNOWN, 10], [3, UNKNOWN, 10]], ids=str)
+def test_what_was_read_before_is_waited_for_until_the_broker_tells_its_whole_end(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Broker(ends), 2, 5, 9) == [2, 5, 9]
+
+
+def test_what_lies_before_the_beginning_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Broker([10], low=5), 2, 4, 5) == [None, None, 5]
+
+
+def test_a_partition_cut_off_whole_has_lost_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, Broker([10], low=10), 2, 9) == [None, None]
+
+
+def test_an_offset_out_of_range_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker([10, 3, 10])
+    broker.refuse_once = KafkaError.OFFSET_OUT_OF_RANGE
+    assert read(monkeypatch, broker, 5) == [5]
+    gone = Broker([10], low=6)
+    gone.refuse_once = KafkaError._AUTO_OFFSET_RESET
+    assert read(monkeypatch, gone, 5, 7) == [None, 7]
+
+
+@pytest.mark.parametrize("ends", [[3], [UNKNOWN]], ids=["an end that stays behind", "no topic"])
+def test_an_end_that_stays_behind_is_no_loss_but_an_error(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_back, "READ_TIMEOUT_S", 0.3)
+    with pytest.raises(KafkaUnavailableError, match="5 was read from there before"):
+        read(monkeypatch, Broker(ends), 5)

@@ -1,0 +1,183 @@
+"""Java and the JARs: found, fetched once by the real Ivy, and never taken for complete when they are not."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from halfway.conf.loader import conf_file
+from halfway.pipelines.runtime.jars import JarSet, ensure_jars, jars_present
+from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.paths import home
+from halfway.schemas.errors import SetupError
+from tests.support.paths import ROOT
+
+# One small JAR of the project's own ivy.xml.
+ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test"/>
+<configurations><conf name="kafka"/></configurations>
+<dependencies><dependency org="org.slf4j" name="slf4j-api" rev="{rev}" conf="kafka->default"/></dependencies></ivy-module>"""
+IN_REACH = "1.7.36"
+NOWHERE = "0.0.0-none"
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with a home and an ivy.xml of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HALFWAY_HOME", raising=False)
+    write_ivy(tmp_path, IN_REACH)
+    return tmp_path
+
+
+def write_ivy(project: Path, rev: str) -> None:
+    (project / "conf").mkdir(exist_ok=True)
+    (project / "conf" / "ivy.xml").write_text(ONE_JAR.format(rev=rev))
+
+
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Take Java away from here on: what then succeeds has fetched nothing."""
+    return lambda: monkeypatch.setenv("JAVA_HOME", "/nowhere")
+
+
+def java_that_says(folder: Path, line: str, code: int = 0) -> Path:
+    """Make a JAVA_HOME whose java answers `-version` with `line`."""
+    java = folder / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho '{line}' >&2\nexit {code}\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_home_is_below_the_current_directory(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert home() == project / ".halfway"
+    monkeypatch.setenv("HALFWAY_HOME", "elsewhere")
+    assert home() == project / "elsewhere"
+
+
+def test_the_current_directorys_conf_comes_first_then_the_source_trees(project: Path) -> None:
+    assert conf_file("ivy.xml") == project / "conf" / "ivy.xml"
+    assert conf_file("broker.properties") == ROOT / "conf" / "broker.properties"
+    with pytest.raises(SetupError, match=r"conf/none\.xml is missing"):
+        conf_file("none.xml")
+
+
+def test_jars_are_fetched_once(project: Path, no_java: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:
+    first = ensure_jars("kafka")
+    assert first == [project / ".halfway" / "jars" / "kafka" / f"slf4j-api-{IN_REACH}.jar"]
+    assert first[0].stat().st_size > 10_000
+    assert capsys.readouterr().err.startswith("fetching the JARs of the local Kafka")
+    no_java()
+    assert ensure_jars("kafka") == first
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("project")
+def test_a_lost_jar_is_fetched_again() -> None:
+    ensure_jars("kafka")[0].unlink()
+    assert ensure_jars("kafka")[0].is_file()
+
+
+def test_another_ivy_xml_is_fetched_anew(project: Path, no_java: Callable[[], None]) -> None:
+    ensure_jars("kafka")
+    write_ivy(project, NOWHERE)
+    no_java()
+    with pytest.raises(SetupError, match="JAVA_HOME"):
+        ensure_jars("kafka")
+
+
+def test_a_killed_fetch_is_not_taken_for_complete(project: Path) -> None:
+    jars = project / ".halfway" / "jars"
+    for folder in (jars / "kafka", jars / ".kafka-killed" / "kafka"):
+        folder.mkdir(parents=True)
+        (folder / f"slf4j-api-{IN_REACH}.jar").write_bytes(b"half a JAR")
+    assert ensure_jars("kafka")[0].stat().st_size > 10_000
+    assert not (jars / ".kafka-killed").exists()
+
+
+def test_a_failed_fetch_names_its_log_and_leaves_nothing(project: Path) -> None:
+    write_ivy(project, NOWHERE)
+    log = project / ".halfway" / "jars" / "kafka.log"
+    with pytest.raises(SetupError, match=f"slf4j-api;{NOWHERE}") as caught:
+        ensure_jars("kafka")
+    assert str(log) in str(caught.value)
+    assert NOWHERE in log.read_text()
+    assert sorted(path.name for path in log.parent.iterdir()) == [".lock", "kafka.log"]
+
+
+@pytest.mark.parametrize(
+    ("line", "what"), [("0" * 64 + "  kafka/slf4j-api-1.7.36.jar\n", "is not the one that is pinned"), ("", "is not pinned")]
+)
+def test_a_jar_that_is_not_the_pinned_one_is_refused(project: Path, line: str, what: str) -> None:
+    (project / "conf" / "jars.sha256").write_text(line)
+    with pytest.raises(SetupError, match=f"slf4j-api-{IN_REACH}.jar was fetched and {what}") as caught:
+        ensure_jars("kafka")
+    [right] = re.findall(r"put `([^`]+)` there", str(caught.value))
+    assert not (project / ".halfway" / "jars" / "kafka").exists()
+    (project / "conf" / "jars.sha256").write_text(right)
+    assert ensure_jars("kafka")
+
+
+@pytest.mark.skipif(not all(jars_present(conf) for conf in get_args(JarSet)), reason="`make jars` was not run yet")
+def test_nothing_is_pinned_but_what_is_fetched() -> None:
+    pinned = {line.split()[1] for line in conf_file("jars.sha256").read_text().splitlines()}
+    assert pinned == {f"{conf}/{jar.name}" for conf in get_args(JarSet) for jar in jars_present(conf)}
+
+
+def test_calls_at_the_same_time_fetch_once(project: Path) -> None:
+    command = [sys.executable, "-m", "halfway.pipelines.runtime.jars", "kafka"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    calls = [subprocess.Popen(command, cwd=project, env=environ, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = "".join(call.communicate()[1] for call in calls)
+    assert [call.returncode for call in calls] == [0, 0, 0]
+    assert told.count("fetching") == 1
+
+
+def test_the_command_names_the_sets_it_knows(project: Path) -> None:
+    for arguments in ([], ["kafka", "flink"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "halfway.pipelines.runtime.jars", *arguments],
+            cwd=project,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (2, "usage: python -m halfway.pipelines.runtime.jars {spark,kafka} ...\n")
+
+
+@pytest.mark.parametrize("line", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21" 2023-09-19', 'java version "25-ea"'])
+def test_java_17_and_newer_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    java_home = java_that_says(tmp_path / "jdk", line)
+    monkeypatch.setenv("JAVA_HOME", str(java_home))
+    assert find_java() == java_home / "bin" / "java"
+
+
+@pytest.mark.parametrize(
+    ("line", "version"), [('openjdk version "11.0.2"', 11), ('java version "1.8.0_392"', 8), ('openjdk version "16.0.1"', 16)]
+)
+def test_an_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, version: int) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jdk", line)))
+    with pytest.raises(SetupError, match=f"is Java {version}, Halfway needs 17 or newer: install Java 17"):
+        find_java()
+
+
+def test_a_java_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jdk", "Unable to locate a Java Runtime.", code=1)))
+    with pytest.raises(SetupError, match="tells no version"):
+        find_java()
+
+
+def test_without_java_home_the_path_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java_home = java_that_says(tmp_path / "jdk", 'openjdk version "17.0.1"')
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", f"{java_home / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert find_java() == java_home / "bin" / "java"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"there is no Java: install Java 17 or newer"):
+        find_java()

@@ -1,0 +1,355 @@
+"""Settings (design §5): precedence, durations, names, secrets, and the files in conf/."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from halfway.conf.loader import load_settings
+from halfway.schemas.errors import SettingsError
+from halfway.schemas.settings import Settings, parse_duration_ms
+from tests.support.paths import ROOT
+
+CONF = ROOT / "conf"
+PASSWORD = 'p"a\\ss;word'
+SASL = {
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.security.sasl_mechanism": "SCRAM-SHA-512",
+    "kafka.security.user": 'o"hara',
+    "kafka.security.password": PASSWORD,
+}
+
+
+def load(path: Path | None = None, **more: object) -> Settings:
+    """Load settings of `overrides` and `environ`, never of the environment that the tests run in."""
+    return load_settings(path, **{"environ": {}, **more})  # type: ignore[arg-type]
+
+
+def refused(text: str, **more: object) -> str:
+    """Return the message that loading fails with, which is one line and holds `text`."""
+    with pytest.raises(SettingsError) as caught:
+        load(**more)  # type: ignore[arg-type]
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text("resolution: {transactionTimeOut: 1s, transactionCheckMax: 4}\nstate: {buckets: 8}\ntrigger:\n")
+    return path
+
+
+def test_defaults_are_rocketmqs() -> None:
+    resolution = load().resolution
+    assert (resolution.transactionTimeOut, resolution.transactionCheckInterval, resolution.transactionCheckMax) == (6_000, 30_000, 15)
+    assert (resolution.half_retention, resolution.max_body_bytes) == (72 * 3_600_000, 4 * 1024 * 1024)
+
+
+def test_file_overrides_defaults_and_leaves_the_rest_of_a_group(file: Path) -> None:
+    settings = load(file)
+    assert (settings.resolution.transactionTimeOut, settings.state.buckets) == (1_000, 8)
+    assert settings.resolution.transactionCheckInterval == 30_000
+    assert settings.trigger == Settings().trigger
+
+
+def test_environment_overrides_file_and_command_line_overrides_both(file: Path) -> None:
+    environ = {"HALFWAY__RESOLUTION__TRANSACTIONTIMEOUT": "2s", "HALFWAY__STATE__BUCKETS": "16", "HALFWAY_HOME": "x", "PATH": "y"}
+    settings = load(file, environ=environ, overrides={"state.buckets": "32"})
+    assert settings.resolution.transactionTimeOut == 2_000
+    assert settings.resolution.transactionCheckMax == 4
+    assert settings.state.buckets == 32
+
+
+def test_the_processs_own_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HALFWAY__KAFKA__BOOTSTRAP_SERVERS", "example:9092")
+    assert load_settings().kafka.servers() == "example:9092"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HALFWAY__RESOLUTION__TRANSACTIONTIMEOUT",
+        "HALFWAY__resolution__transactionTimeOut",
+        "HALFWAY__Resolution__TransactionTimeout",
+        "halfway__resolution__transactiontimeout",
+    ],
+)
+def test_rocketmqs_names_are_known_in_any_case(name: str) -> None:
+    assert load(environ={name: "9s"}).resolution.transactionTimeOut == 9_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        (0, 0),
+        (250, 250),
+        ("250", 250),
+        ("500ms", 500),
+        ("2s", 2_000),
+        (" 2 s ", 2_000),
+        ("5m", 300_000),
+        ("72h", 259_200_000),
+        ("7d", 604_800_000),
+    ],
+)
+def test_durations(text: object, ms: int) -> None:
+    assert parse_duration_ms(text) == ms
+
+
+@pytest.mark.parametrize("text", ["", "s", "-1", -1, "1.5s", 1.5, "2 weeks", "2S", True, None, [1], "1h30m"])
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="500ms"):
+        parse_duration_ms(text)
+
+
+def test_zero_is_a_tick_interval_but_no_time_out() -> None:
+    assert load(overrides={"resolution.tick_interval": "0"}).resolution.tick_interval == 0
+    refused("resolution.transactionTimeOut", overrides={"resolution.transactionTimeOut": "0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("resolution.transactionTimeout2", "did you mean transactionTimeOut?"),
+        ("resolution.transactionCheckMx", "did you mean transactionCheckMax?"),
+        ("kafka.bootstrap_server", "did you mean bootstrap_servers?"),
+        ("kafka.security.sasl_mechanisms", "did you mean sasl_mechanism?"),
+        ("resolutoin.tick_interval", "did you mean resolution?"),
+        ("zzz.y", "there are: kafka, resolution, state, storage, trigger, metrics"),
+    ],
+)
+def test_a_misspelt_name_is_told_the_nearest_right_one(name: str, hint: str) -> None:
+    assert repr(name) in refused(hint, overrides={name: "1"})
+
+
+def test_a_misspelt_name_is_told_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("state: {bucket: 8}")
+    refused(f"{path}: unknown setting 'state.bucket'; did you mean buckets?", path=path)
+    refused("HALFWAY__STATE__BUCKET: unknown", environ={"HALFWAY__STATE__BUCKET": "8"})
+    refused("--set state.bucket: unknown", overrides={"state.bucket": "8"})
+
+
+def test_groups_and_values_are_not_mixed_up() -> None:
+    refused("is a group of settings", overrides={"kafka.security": "SSL"})
+    refused("is one value", overrides={"state.buckets.x": "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("resolution.transactionCheckMax", "0"),
+        ("resolution.half_retention", "soon"),
+        ("state.buckets", "0"),
+        ("state.buckets", "many"),
+        ("kafka.starting_offsets", "middle"),
+        ("kafka.max_offsets_per_trigger", "0"),
+        ("kafka.security.protocol", "TLS"),
+        ("metrics.port", "65536"),
+        ("trigger.available_now", "perhaps"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
+    refused(f"{name}: ", overrides={name: value})
+
+
+def test_an_empty_rate_limit_is_none() -> None:
+    assert load(environ={"HALFWAY__KAFKA__MAX_OFFSETS_PER_TRIGGER": ""}).kafka.max_offsets_per_trigger is None
+
+
+def test_topics_must_differ() -> None:
+    refused("must differ", overrides={"kafka.op_topic": "transactions.half"})
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("kafka: [", "line 1: this is not YAML"), ("- a\n- b\n", "expected groups of settings"), ("kafka: 3", "is a group of settings")],
+)
+def test_a_broken_file_is_told_apart(tmp_path: Path, content: str, text: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    refused(text, path=path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    refused(f"cannot read the configuration {tmp_path}/none.yaml", path=tmp_path / "none.yaml")
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load().state.buckets = 3  # type: ignore[misc]
+
+
+def test_no_kafka_configured_says_what_to_do() -> None:
+    with pytest.raises(SettingsError, match="halfway broker start"):
+        load().kafka.servers()
+
+
+def test_secrets_are_not_printed() -> None:
+    settings = load(overrides={**SASL, "kafka.security.key_password": "hush"})
+    for shown in (str(settings), repr(settings), repr(settings.kafka.security), settings.model_dump_json(), str(settings.model_dump())):
+        assert PASSWORD not in shown
+        assert "hush" not in shown
+
+
+def test_secrets_are_not_in_error_messages() -> None:
+    assert "hush" not in refused("password", overrides={**SASL, "kafka.security.password": "hush\nhush"})
+    assert "hush" not in refused(
+        "sasl_mechanism", overrides={**SASL, "kafka.security.sasl_mechanism": "GUESS", "kafka.security.password": "hush"}
+    )
+
+
+def test_sasl_needs_all_of_it() -> None:
+    for missing in ("sasl_mechanism", "user", "password"):
+        some = {name: value for name, value in SASL.items() if name != f"kafka.security.{missing}"}
+        refused("SASL_SSL needs sasl_mechanism, user and password", overrides=some)
+
+
+def test_certificate_and_key_go_together() -> None:
+    refused("certificate and key go together", overrides={"kafka.security.certificate": "a.pem"})
+
+
+def test_security_for_librdkafka_is_in_clear() -> None:
+    assert load(overrides={**SASL, "kafka.bootstrap_servers": "h:1", "kafka.security.ca": "/ca.pem"}).kafka.as_librdkafka_dict() == {
+        "bootstrap.servers": "h:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": 'o"hara',
+        "sasl.password": PASSWORD,
+        "ssl.ca.location": "/ca.pem",
+    }
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-256", "scram.ScramLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")],
+)
+def test_jaas_quotes_what_would_end_its_strings(mechanism: str, module: str) -> None:
+    options = load(overrides={**SASL, "kafka.security.sasl_mechanism": mechanism}).kafka.security.as_spark_options()
+    login = r'username="o\"hara" password="p\"a\\ss;word"'
+    assert options["kafka.sasl.jaas.config"] == f"org.apache.kafka.common.security.{module} required {login};"
+    assert options["kafka.sasl.mechanism"] == mechanism
+
+
+def test_certificates_for_spark_are_pem(tmp_path: Path) -> None:
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text(f"-----BEGIN {name}-----")
+    own = {"protocol": "SSL", "ca": "/ca.pem", "certificate": tmp_path / "cert", "key": tmp_path / "key", "key_password": "hush"}
+    options = load(overrides={f"kafka.security.{name}": value for name, value in own.items()}).kafka.security.as_spark_options()
+    assert options == {
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": "-----BEGIN cert-----",
+        "kafka.ssl.keystore.key": "-----BEGIN key-----",
+        "kafka.ssl.key.password": "hush",
+    }
+
+
+LIBRDKAFKA = {
+    "bootstrap.servers",
+    "security.protocol",
+    "sasl.mechanism",
+    "sasl.username",
+    "sasl.password",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+}
+SPARK = {
+    "kafka.bootstrap.servers",
+    "kafka.security.protocol",
+    "kafka.sasl.mechanism",
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.truststore.type",
+    "kafka.ssl.truststore.location",
+    "kafka.ssl.keystore.type",
+    "kafka.ssl.keystore.certificate.chain",
+    "kafka.ssl.keystore.key",
+    "kafka.ssl.key.password",
+}
+
+
+def test_kafkas_clients_get_the_options_of_a_list_and_no_other(tmp_path: Path) -> None:
+    """A free pass-through would let a configuration load classes (`sasl.login.callback.handler.class`) or switch checks off."""
+    (tmp_path / "pem").write_text("-----BEGIN …")
+    own = {name: str(tmp_path / "pem") for name in ("ca", "certificate", "key")}
+    every = {**SASL, "kafka.bootstrap_servers": "h:1", **{f"kafka.security.{name}": value for name, value in own.items()}}
+    kafka = load(overrides={**every, "kafka.security.key_password": "hush"}).kafka
+    assert set(kafka.as_librdkafka_dict()) == LIBRDKAFKA
+    assert set(kafka.as_spark_options()) == SPARK
+    others = {"ssl.endpoint.identification.algorithm", "sasl.login.callback.handler.class", "options"}
+    for name in (LIBRDKAFKA | SPARK | others) - {"security.protocol"}:
+        refused("unknown setting", overrides={f"kafka.{name}": "x"})
+        refused("unknown setting", overrides={f"kafka.security.{name}": "x"})
+
+
+@pytest.mark.parametrize("name", ["user", "password", "key_password"])
+@pytest.mark.parametrize("character", ["\n", "\r", "\0", "\x7f"], ids=["line feed", "carriage return", "nul", "delete"])
+def test_control_characters_are_refused_and_not_shown(name: str, character: str) -> None:
+    told = refused(f"{name} has a line break", overrides={**SASL, f"kafka.security.{name}": f"hush{character}hush"})
+    assert "hush" not in told
+
+
+def test_default_yaml_is_the_defaults() -> None:
+    assert load(CONF / "default.yaml") == load()
+
+
+def test_default_yaml_has_every_setting() -> None:
+    def names(model: type[BaseModel]) -> dict[str, object]:
+        return {
+            name: names(field.annotation) if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel) else None
+            for name, field in model.model_fields.items()
+        }
+
+    def without_values(content: dict[str, object]) -> dict[str, object]:
+        return {name: without_values(value) if isinstance(value, dict) else None for name, value in content.items()}
+
+    assert without_values(yaml.safe_load((CONF / "default.yaml").read_text())) == names(Settings)
+
+
+def test_local_yaml_has_short_times() -> None:
+    settings = load(CONF / "local.yaml")
+    resolution = settings.resolution
+    assert (resolution.transactionTimeOut, resolution.transactionCheckInterval, resolution.transactionCheckMax) == (2_000, 2_000, 3)
+    assert (settings.state.buckets, settings.state.shuffle_partitions) == (16, 2)
+    here = Path.cwd() / ".halfway"
+    assert (settings.storage.warehouse, settings.storage.checkpoint) == (str(here / "warehouse"), str(here / "checkpoint"))
+
+
+def test_places_are_told_from_the_root_and_uris_are_kept() -> None:
+    settings = load_settings(environ={}, overrides={"storage.warehouse": "tables", "storage.checkpoint": "s3a://bucket/checkpoint"})
+    assert settings.storage.warehouse == str(Path.cwd() / "tables")
+    assert settings.storage.checkpoint == "s3a://bucket/checkpoint"
+
+
+def test_databricks_yaml_takes_its_secrets_from_the_environment() -> None:
+    refused("needs sasl_mechanism, user and password", path=CONF / "databricks.yaml")
+    environ = {"HALFWAY__KAFKA__SECURITY__USER": "u", "HALFWAY__KAFKA__SECURITY__PASSWORD": "p"}
+    settings = load(CONF / "databricks.yaml", environ=environ)
+    assert settings.storage.catalog_schema == "main.halfway"
+    assert settings.storage.checkpoint.startswith("/Volumes/main/halfway/")
+
+
+def test_tables_are_folders_or_in_a_catalog_not_both() -> None:
+    assert load(overrides={"storage.catalog_schema": "main.payments"}).storage.catalog_schema == "main.payments"
+    assert load(overrides={"storage.catalog_schema": "", "storage.warehouse": "tables"}).storage.catalog_schema is None
+    refused("set one, not both", overrides={"storage.catalog_schema": "main.payments", "storage.warehouse": "tables"})
+
+
+@pytest.mark.parametrize("name", ["main.payments.messages", "main.", "a b", "main.`x`", "x'; DROP"])
+def test_what_is_no_schema_of_a_catalog(name: str) -> None:
+    refused("storage.catalog_schema", overrides={"storage.catalog_schema": name})
+
+
+def test_databricks_has_kafkas_classes_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    security = load(overrides=SASL).kafka.security
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.scram.ScramLoginModule ")
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "19.0")
+    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.scram.")

@@ -1,0 +1,388 @@
+"""The rules of the design, one table: the id of a case begins with the number of the rule it holds."""
+
+from typing import Any
+
+import pytest
+
+from halfway.schemas.headers import Source
+from halfway.schemas.outcomes import Count
+from halfway.transforms.protocol import BucketState, Clock, Tick, resolve
+from tests.support.scenario import RULES, commit, half, lost, rollback, run, tick, to_batch, unknown
+
+DUE = 6_001
+"""The first horizon at which a half of time 0 is asked about."""
+
+# id, batches, outcomes per batch, phases at the end
+CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
+    ("R1-commit-in-one-batch", [[half("a"), commit("a", 5)]], [["commit a @5"]], {"a": "COMMITTED"}),
+    ("R1-commit-later", [[half("a")], [tick(100)], [commit("a", 5)]], [[], [], ["commit a @5"]], {"a": "COMMITTED"}),
+    ("R1-op-first", [[commit("a", 5)], [half("a", 1)]], [[], ["commit a @5"]], {"a": "COMMITTED"}),
+    ("R1-op-older-than-half", [[commit("a", 5)], [half("a", 9)]], [[], ["commit a @5"]], {"a": "COMMITTED"}),
+    ("R1-rollback", [[half("a"), rollback("a")]], [[]], {"a": "ROLLED_BACK"}),
+    ("R1-rollback-first", [[rollback("a")], [half("a")]], [[], []], {"a": "ROLLED_BACK"}),
+    ("R2-equal-commit-is-a-duplicate", [[half("a"), commit("a", 1), commit("a", 2)]], [["commit a @1"]], {"a": "COMMITTED"}),
+    (
+        "R2-rollback-after-commit",
+        [[half("a"), commit("a", 1)], [rollback("a", 2)]],
+        [["commit a @1"], ["quarantine a conflicting_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R2-commit-after-rollback",
+        [[half("a"), rollback("a", 1)], [commit("a", 2)]],
+        [[], ["quarantine a conflicting_verdict"]],
+        {"a": "ROLLED_BACK"},
+    ),
+    (
+        "R2-order-by-time",
+        [[half("a"), rollback("a", 2, partition=0), commit("a", 1, partition=1)]],
+        [["commit a @1", "quarantine a conflicting_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R2-order-by-partition",
+        [[half("a"), rollback("a", 1, partition=1), commit("a", 1, partition=0)]],
+        [["commit a @1", "quarantine a conflicting_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R2-order-by-offset",
+        [[half("a"), rollback("a", 1, offset=8), commit("a", 1, offset=7)]],
+        [["commit a @1", "quarantine a conflicting_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R2-order-among-waiting",
+        [[rollback("a", 2)], [commit("a", 1)], [half("a")]],
+        [[], [], ["commit a @1", "quarantine a conflicting_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    ("R3-unknown-on-pending", [[half("a"), unknown("a")], [commit("a", 3)]], [[], ["commit a @3"]], {"a": "COMMITTED"}),
+    ("R3-unknown-without-half", [[unknown("a", 0), tick(100_000)]], [[]], {}),
+    ("R3-unknown-on-settled", [[half("a"), commit("a")], [unknown("a", 2)]], [["commit a @1"], []], {"a": "COMMITTED"}),
+    (
+        "R3-unknown-does-not-move-the-timer",
+        [[half("a")], [unknown("a", 5_000)], [tick(DUE)]],
+        [[], [], [f"check a #1 @{DUE}"]],
+        {"a": "PENDING"},
+    ),
+    ("R4-before", [[half("a"), tick(5_999)]], [[]], {"a": "PENDING"}),
+    ("R4-at", [[half("a"), tick(6_000)]], [[]], {"a": "PENDING"}),
+    ("R4-after", [[half("a"), tick(DUE)]], [[f"check a #1 @{DUE}"]], {"a": "PENDING"}),
+    ("R4-longer-immunity-at", [[half("a", immunity_ms=10_000), tick(10_000)]], [[]], {"a": "PENDING"}),
+    ("R4-longer-immunity-after", [[half("a", immunity_ms=10_000), tick(10_001)]], [["check a #1 @10001"]], {"a": "PENDING"}),
+    ("R4-shorter-immunity-at", [[half("a", immunity_ms=1_000), tick(1_000)]], [[]], {"a": "PENDING"}),
+    ("R4-shorter-immunity-after", [[half("a", immunity_ms=1_000), tick(1_001)]], [["check a #1 @1001"]], {"a": "PENDING"}),
+    ("R4-no-horizon-no-check", [[half("a"), [Tick(Source.HALF, 0, 1, 99_999)]]], [[]], {"a": "PENDING"}),
+    ("R4-one-partition-not-heard", [[half("a"), [Tick(Source.HALF, 0, 2, 99_999), Tick(Source.OP, 0, 1, 99_999)]]], [[]], {"a": "PENDING"}),
+    ("R5-before-interval", [[half("a"), tick(DUE)], [tick(36_000)]], [[f"check a #1 @{DUE}"], []], {"a": "PENDING"}),
+    ("R5-at-interval", [[half("a"), tick(DUE)], [tick(36_001)]], [[f"check a #1 @{DUE}"], ["check a #2 @36001"]], {"a": "PENDING"}),
+    (
+        "R5-one-check-however-far",
+        [[half("a"), tick(150_000)], [tick(179_999)], [tick(180_000)]],
+        [["check a #1 @150000"], [], ["check a #2 @180000"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R6-discard-before",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_000)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], []],
+        {"a": "PENDING"},
+    ),
+    (
+        "R6-discard-at",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R6-reason-though-expired",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(300_000)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @300000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R7-immunity-uses-no-check",
+        [[half("a", immunity_ms=90_000), tick(40_000)], [tick(80_000)], [tick(90_001)]],
+        [[], [], ["check a #1 @90001"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R7-verdict-inside-immunity",
+        [[half("a", immunity_ms=90_000), tick(40_000)], [commit("a", 41_000)], [tick(99_000)]],
+        [[], ["commit a @41000"], []],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R8-at-retention",
+        [[half("a", immunity_ms=169_000), tick(169_001)], [tick(200_000)]],
+        [["check a #1 @169001"], ["check a #2 @200000"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R8-after-retention",
+        [[half("a", immunity_ms=169_000), tick(169_001)], [tick(200_001)]],
+        [["check a #1 @169001"], ["discard a expired #1 @200001"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-not-before-it-is-due",
+        [[half("a", immunity_ms=189_000), tick(189_001)], [tick(219_000)], [tick(219_001)]],
+        [["check a #1 @189001"], [], ["discard a expired #1 @219001"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-never-checked-is-asked-first",
+        [[half("a"), tick(900_000)], [tick(930_000)]],
+        [["check a #1 @900000"], ["discard a expired #1 @930000"]],
+        {"a": "DISCARDED"},
+    ),
+    ("R8-group-away", [[half("a"), tick(200_001, away=["g"])]], [["discard a expired #0 @200001"]], {"a": "DISCARDED"}),
+    ("R8-group-away-at-retention", [[half("a"), tick(200_000, away=["g"])]], [[]], {"a": "PENDING"}),
+    ("R9-verdict-beats-check", [[half("a")], [commit("a", DUE), tick(DUE)]], [[], [f"commit a @{DUE}"]], {"a": "COMMITTED"}),
+    (
+        "R9-verdict-beats-discard",
+        [[half("a"), tick(DUE)], [tick(36_001)], [rollback("a", 66_001), tick(66_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], []],
+        {"a": "ROLLED_BACK"},
+    ),
+    ("R9-waiting-verdict-beats-check", [[commit("a", 1)], [half("a"), tick(6_001)]], [[], ["commit a @1"]], {"a": "COMMITTED"}),
+    ("R10-at", [[commit("a", 100), tick(6_100)]], [[]], {}),
+    ("R10-after", [[commit("a", 100), tick(6_101)]], [["quarantine a orphan_op"]], {}),
+    (
+        "R10-each",
+        [[commit("a", 100), rollback("a", 200), tick(6_101)], [tick(6_201)]],
+        [["quarantine a orphan_op"], ["quarantine a orphan_op"]],
+        {},
+    ),
+    ("R10-half-in-time", [[commit("a", 100), tick(6_100)], [half("a", 50), tick(6_101)]], [[], ["commit a @100"]], {"a": "COMMITTED"}),
+    ("R11-at", [[half("a"), commit("a", 10)], [tick(60_010)], [commit("a", 11)]], [["commit a @10"], [], []], {"a": "COMMITTED"}),
+    ("R11-after-is-forgotten", [[half("a"), commit("a", 10)], [tick(60_011)]], [["commit a @10"], []], {}),
+    (
+        "R11-verdict-for-discarded",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [commit("a", 66_002)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], ["quarantine a late_verdict"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R11-discarded-is-remembered-from-its-horizon",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [tick(126_001)], [tick(126_002)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], [], []],
+        {},
+    ),
+    (
+        "R11-lower-incarnation",
+        [[half("a", incarnation=2), commit("a", 3, incarnation=1)]],
+        [["quarantine a late_verdict"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R11-lower-incarnation-on-settled",
+        [[half("a", incarnation=2), commit("a", 3, incarnation=2)], [commit("a", 4, incarnation=1)]],
+        [["commit a @3"], ["quarantine a late_verdict"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R11-higher-incarnation-waits",
+        [[half("a"), commit("a", 3, incarnation=1)], [tick(6_003)], [tick(6_004)]],
+        [[], ["check a #1 @6003"], ["quarantine a orphan_op"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R12-duplicate-while-pending",
+        [[half("a")], [half("a", 5_000, offset=9)], [tick(DUE)]],
+        [[], [], [f"check a #1 @{DUE}"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R12-duplicate-after-commit",
+        [[half("a"), commit("a")], [half("a", 5, offset=9)], [tick(20_000)]],
+        [["commit a @1"], [], []],
+        {"a": "COMMITTED"},
+    ),
+    ("R12-id-conflict", [[half("a")], [half("a", group="other")]], [[], ["quarantine a id_conflict"]], {"a": "PENDING"}),
+    (
+        "R12-id-conflict-before-incarnation",
+        [[half("a")], [half("a", group="other", incarnation=3)]],
+        [[], ["quarantine a id_conflict"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R12-id-conflict-on-settled",
+        [[half("a"), rollback("a")], [half("a", 5, group="other")]],
+        [[], ["quarantine a id_conflict"]],
+        {"a": "ROLLED_BACK"},
+    ),
+    ("R12-stale", [[half("a", incarnation=1)], [half("a", incarnation=0)]], [[], ["quarantine a stale_incarnation"]], {"a": "PENDING"}),
+    ("R12-refused-while-pending", [[half("a")], [half("a", incarnation=1)]], [[], ["quarantine a incarnation_refused"]], {"a": "PENDING"}),
+    (
+        "R12-refused-after-commit",
+        [[half("a"), commit("a")], [half("a", 5, incarnation=1)]],
+        [["commit a @1"], ["quarantine a incarnation_refused"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R12-afresh-after-discard",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [half("a", 70_000, incarnation=1), commit("a", 70_001, incarnation=1)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], ["commit a @70001"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R12-afresh-has-all-its-checks",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [half("a", 70_000, incarnation=1), tick(76_000)], [tick(76_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], [], ["check a #1 @76001"]],
+        {"a": "PENDING"},
+    ),
+    ("R12-first-by-time", [[half("a", 5, group="late"), half("a", 4)]], [["quarantine a id_conflict"]], {"a": "PENDING"}),
+    ("R13-other-group", [[half("a"), commit("a", group="other")]], [["quarantine a group_mismatch"]], {"a": "PENDING"}),
+    ("R13-before-R3", [[half("a"), unknown("a", group="other")]], [["quarantine a group_mismatch"]], {"a": "PENDING"}),
+    (
+        "R13-before-R2",
+        [[half("a"), commit("a")], [rollback("a", 2, group="other")]],
+        [["commit a @1"], ["quarantine a group_mismatch"]],
+        {"a": "COMMITTED"},
+    ),
+    ("R13-before-R10", [[half("a"), commit("a", group="other", incarnation=7)]], [["quarantine a group_mismatch"]], {"a": "PENDING"}),
+    (
+        "R13-half-goes-on",
+        [[half("a"), commit("a", group="other")], [commit("a", 2)]],
+        [["quarantine a group_mismatch"], ["commit a @2"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R15-away-puts-off",
+        [[half("a"), tick(DUE, away=["g"])], [tick(36_000)], [tick(36_001)]],
+        [[], [], ["check a #1 @36001"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R15-away-puts-off-discard",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001, away=["g"])], [tick(96_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], [], ["discard a check_max #2 @96001"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R15-others-are-not-put-off",
+        [[half("a"), half("b", group="h"), tick(DUE, away=["g"])]],
+        [[f"check b #1 @{DUE}"]],
+        {"a": "PENDING", "b": "PENDING"},
+    ),
+    ("R15-latest-tick-counts", [[half("a"), tick(3_000, away=["g"])], [tick(DUE)]], [[], [f"check a #1 @{DUE}"]], {"a": "PENDING"}),
+    ("R15-verdict-while-away", [[half("a"), tick(DUE, away=["g"])], [commit("a", 7_000)]], [[], ["commit a @7000"]], {"a": "COMMITTED"}),
+    (
+        "R15-exhausted-expired-away",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(200_001, away=["g"])]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @200001"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R17-lost-counts-as-settled",
+        [[half("a", offset=4), tick(DUE)], [lost("a", 6_500, offset=4)], [tick(40_000)]],
+        [[f"check a #1 @{DUE}"], [], []],
+        {"a": "LOST"},
+    ),
+    (
+        "R17-verdict-for-lost",
+        [[half("a", offset=4)], [lost("a", 10, offset=4), commit("a", 9)]],
+        [[], ["quarantine a late_verdict"]],
+        {"a": "LOST"},
+    ),
+    (
+        "R17-lost-after-commit",
+        [[half("a", offset=4), commit("a")], [lost("a", 10, offset=4)], [rollback("a", 11)]],
+        [["commit a @1"], [], ["quarantine a late_verdict"]],
+        {"a": "LOST"},
+    ),
+    ("R17-another-half-is-not-meant", [[half("a", offset=4)], [lost("a", 10, offset=3)]], [[], []], {"a": "PENDING"}),
+    (
+        "R17-forgotten-after-retention",
+        [[half("a", offset=4)], [lost("a", 10, offset=4)], [tick(60_010)], [tick(60_011)]],
+        [[], [], [], []],
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize(("batches", "expected", "phases"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_rule(batches: list[list[Any]], expected: list[list[str]], phases: dict[str, str]) -> None:
+    ended = run(batches)
+    assert ended.batches == expected
+    assert ended.phases == phases
+
+
+def test_every_rule_of_the_core_has_a_case() -> None:
+    numbers = {case[0].split("-")[0] for case in CASES}
+    elsewhere = {"R14", "R16"}  # decoding, and the two tests below
+    assert numbers | elsewhere == {f"R{number}" for number in range(1, 18)}
+
+
+@pytest.mark.parametrize(
+    ("batches", "count", "times"),
+    [
+        ([[half("a"), commit("a", 1), commit("a", 2), commit("a", 3)]], Count.DUPLICATE_OP, 2),
+        ([[unknown("a"), unknown("a", 2)]], Count.UNKNOWN, 2),
+        ([[half("a"), half("a", 5, offset=1)]], Count.DUPLICATE_HALF, 1),
+        ([[half("a"), tick(DUE, away=["g"])], [tick(36_001, away=["g"])]], Count.PUT_OFF, 2),
+        ([[half("a"), rollback("a")]], Count.ROLLED_BACK, 1),
+        ([[half("a", offset=1)], [lost("a", offset=1), lost("a", offset=1)]], Count.LOST, 1),
+    ],
+    ids=["R2-duplicates", "R3-unknowns", "R12-duplicates", "R15-put-off", "R1-rollbacks", "R17-lost-once"],
+)
+def test_what_makes_no_row_is_counted(batches: list[list[Any]], count: Count, times: int) -> None:
+    assert run(batches).counts[count] == times
+
+
+@pytest.mark.parametrize("check_max", [1, 15])
+def test_r6_exactly_check_max_checks_without_gaps(check_max: int) -> None:
+    rules = RULES._replace(check_max=check_max, half_retention_ms=10**9)
+    batches = [[half("a"), tick(DUE)], *[[tick(DUE + 30_000 * n)] for n in range(1, check_max + 3)]]
+    checks = [f"check a #{n + 1} @{DUE + 30_000 * n}" for n in range(check_max)]
+    assert run(batches, rules).told == [*checks, f"discard a check_max #{check_max} @{DUE + 30_000 * check_max}"]
+
+
+def test_r16_same_input_same_outcomes_in_any_order() -> None:
+    records = [
+        half("a", offset=1),
+        half("b", offset=2),
+        commit("b", 3),
+        commit("a", 4),
+        rollback("c", 5),
+        tick(20_000),
+        half("d", offset=3),
+    ]
+    forward = resolve(BucketState(), to_batch(records), RULES)
+    backward = resolve(BucketState(), to_batch(reversed(records)), RULES)
+    assert forward.outcomes == backward.outcomes
+    assert forward.state == backward.state
+
+
+def test_time_never_goes_back_and_waits_for_new_partitions() -> None:
+    clock = Clock().after(tick(100))
+    assert clock.horizon_ms() == 100
+    assert clock.after(tick(50)).horizon_ms() == 100
+    grown = clock.after([Tick(Source.HALF, 0, 2, 200), Tick(Source.OP, 0, 1, 200)])
+    assert grown.horizon_ms() is None
+    assert grown.after([Tick(Source.HALF, 1, 2, 150)]).horizon_ms() == 150
+
+
+def test_a_wrong_partition_count_heals_with_the_next_tick() -> None:
+    clock = Clock().after(tick(100)).after([Tick(Source.OP, 0, 1000, 101)])
+    assert clock.horizon_ms() is None
+    assert clock.after(tick(102)).horizon_ms() == 102
+
+
+@pytest.mark.timeout(5)
+def test_a_tick_may_say_any_number_of_partitions() -> None:
+    ticks = [Tick(source, 0, 2**31 - 1, 5) for source in Source]
+    assert Clock().after(ticks).horizon_ms() is None
+    assert Clock().after([*ticks, *(Tick(source, 0, 1, 6) for source in Source)]).horizon_ms() == 6
+
+
+@pytest.mark.timeout(20)
+def test_r10_many_verdicts_of_one_id_wait_and_go_in_a_time_that_is_linear() -> None:
+    ops = [commit("a", number, offset=number) for number in range(200_000)]
+    waiting = resolve(BucketState(), to_batch(ops), RULES)
+    assert (len(waiting.state.waiting["a"]), waiting.outcomes) == (len(ops), [])
+    horizon_ms = RULES.timeout_ms + len(ops) // 2
+    orphaned = resolve(waiting.state, to_batch([tick(horizon_ms)]), RULES)
+    assert len(orphaned.outcomes) == len(orphaned.state.waiting["a"]) == len(ops) // 2

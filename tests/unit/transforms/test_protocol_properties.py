@@ -1,0 +1,141 @@
+"""Any set of halves, ops and ticks, in any interleaving, duplication and batch split, against the naive model."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.schemas.outcomes import Count, Phase, Reason
+from halfway.schemas.reports import latency_counts
+from halfway.transforms.bucket import Bucket
+from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, Tick, resolve
+from tests.support.naive_model import all_outcomes
+from tests.support.scenario import told
+
+PARTITIONS = 2
+SMALL = Rules(timeout_ms=6, check_interval_ms=10, check_max=2, half_retention_ms=40, resolved_retention_ms=15)
+
+# A small world, so that ids, times and incarnations meet often; steps of time are what the logs are sorted by.
+_ids = st.sampled_from(["a", "b", "c", "d"])
+_groups = st.sampled_from(["g", "g", "g", "h"])
+_incarnations = st.sampled_from([0, 0, 0, 1, 2])
+_steps = st.sampled_from([0, 0, 1, 1, 2, 5, 11])
+_immunity = st.sampled_from([0, 0, 0, 3, 30])
+_actions = st.sampled_from([LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN])
+_away = st.sampled_from([(), (), (), ("g",), ("h",)])
+
+
+@dataclass(frozen=True)
+class Log:
+    """One partition of one topic, in order of its offsets and of time."""
+
+    records: tuple[Half | Op | Tick, ...]
+
+
+@st.composite
+def _logs(draw: st.DrawFn, source: Source, partition: int) -> Log:
+    at_ms, records = 0, []
+    for offset in range(draw(st.integers(0, 12))):
+        at_ms += draw(_steps)
+        if draw(st.integers(0, 2)) == 0:
+            records.append(Tick(source, partition, PARTITIONS, at_ms, draw(_away)))
+        elif source is Source.HALF:
+            key = f"{draw(_ids)}{partition}"
+            records.append(Half(key, draw(_groups), "t", draw(_incarnations), at_ms, partition, offset, draw(_immunity)))
+        else:
+            key = f"{draw(_ids)}{partition}"
+            records.append(Op(key, draw(_groups), draw(_incarnations), draw(_actions), at_ms, partition, offset))
+    return Log(tuple(records))
+
+
+_world = st.tuples(*(_logs(source, partition) for source in Source for partition in range(PARTITIONS)))
+_cuts = st.lists(st.tuples(*[st.integers(0, 12)] * (len(Source) * PARTITIONS)), max_size=6)
+
+
+def _split(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> list[Batch]:
+    """Cut the logs into batches: each log is read forward, however far in each batch."""
+    batches, done = [], [0] * len(world)
+    for cut in [*cuts, tuple(len(log.records) for log in world)]:
+        read: list[Half | Op | Tick] = []
+        for place, log in enumerate(world):
+            upto = max(done[place], min(cut[place], len(log.records)))
+            read.extend(log.records[done[place] : upto])
+            done[place] = upto
+        batches.append(
+            Batch(
+                [record for record in read if isinstance(record, Half)],
+                [record for record in read if isinstance(record, Op)],
+                ticks=[record for record in read if isinstance(record, Tick)],
+            )
+        )
+    return batches
+
+
+def _resolve_all(batches: list[Batch]) -> tuple[list[str], BucketState, Counter[str]]:
+    state, lines, counts = BucketState(), [], Counter[str]()
+    for batch in batches:
+        resolution = resolve(state, batch, SMALL)
+        state = resolution.state
+        counts += resolution.counts
+        lines.extend(told(outcome) for outcome in resolution.outcomes)
+    return sorted(lines), state, counts
+
+
+@settings(max_examples=600, deadline=None)
+@given(_world, _cuts)
+def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
+    batches = _split(world, cuts)
+    lines, state, _ = _resolve_all(batches)
+    expected, phases = all_outcomes(batches, SMALL)
+    for line in {line.split()[2] if line.startswith("quarantine") else line.split()[0] for line in lines}:
+        event(line)
+    assert lines == expected
+    assert {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()} == phases
+
+
+@settings(max_examples=300, deadline=None)
+@given(_world, _cuts)
+def test_the_columns_at_rest_are_the_same_state(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
+    """The bucket that goes through its payload after each batch, and looks only at what a batch concerns, misses nothing."""
+    batches = _split(world, cuts)
+    bucket, lines = Bucket(), []
+    for batch in batches:
+        bucket, outcomes, _ = Bucket.decode(*bucket.encode()).after(batch, SMALL)
+        lines.extend(told(outcome) for outcome in outcomes)
+    expected, state, counts = _resolve_all(batches)
+    assert sorted(lines) == expected
+    assert {name: bucket.totals[name] for name in counts} == counts
+    assert sum(latency_counts(bucket.totals)) == counts[Count.COMMITTED]
+    assert bucket.totals[Reason.CHECK_MAX] + bucket.totals[Reason.EXPIRED] == counts[Count.DISCARDED]
+    assert bucket.clock == state.clock
+    settled_and_pending = {row["transaction_id"]: row["due_ms"] for row in bucket.entries.to_pylist() if row["entry"] < 100}
+    assert settled_and_pending == {transaction_id: known.due_ms for transaction_id, known in state.transactions.items()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(_world, _cuts)
+def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
+    """Every accepted half is committed, rolled back, discarded or pending: the four add up, and no half is committed twice."""
+    batches = _split(world, cuts)
+    _, state, counts = _resolve_all(batches)
+    refused = sum(counts[reason] for reason in ("id_conflict", "stale_incarnation", "incarnation_refused"))
+    accepted = counts[Count.HALVES] - refused - counts[Count.DUPLICATE_HALF]
+    pending = sum(known.phase is Phase.PENDING for known in state.transactions.values())
+    assert accepted == counts[Count.COMMITTED] + counts[Count.ROLLED_BACK] + counts[Count.DISCARDED] + pending
+
+
+@settings(max_examples=300, deadline=None)
+@given(_world, _cuts, _cuts)
+def test_without_time_the_split_does_not_matter(world: tuple[Log, ...], cuts: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
+    """Until time moves, verdicts are the same however the logs are cut; UNKNOWN is left out: without its half it is only counted."""
+    timeless = tuple(
+        Log(
+            tuple(
+                r for r in log.records if not isinstance(r, Tick) and not (isinstance(r, Op) and r.action is LocalTransactionState.UNKNOWN)
+            )
+        )
+        for log in world
+    )
+    assert _resolve_all(_split(timeless, cuts))[0] == _resolve_all(_split(timeless, others))[0]

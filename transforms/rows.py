@@ -1,0 +1,192 @@
+"""Outcomes, and the records they point to, as the rows of each sink (design §4) and as check requests (design §2).
+
+Plain functions over Arrow, called where the records are read: a half's headers are taken apart once, in Python. As Spark
+expressions over maps this took more time than reading the records (Spark 4.2 looks a setting up for every entry of a map).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from halfway.schemas import headers as h
+from halfway.schemas.events import CHECK_REQUEST_SCHEMA, OUTCOME_SCHEMA, StoredRecord
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
+
+Records = Sequence[StoredRecord | None]
+RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
+"""Takes outcomes (OUTCOME_SCHEMA) and for each the record that it points to, None where that is gone."""
+
+_MESSAGES = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
+_DISCARDED = to_arrow_schema(DISCARDED_SCHEMA, timezone="UTC")
+_QUARANTINE = to_arrow_schema(QUARANTINE_SCHEMA, timezone="UTC")
+_CHECK_REQUESTS = to_arrow_schema(CHECK_REQUEST_SCHEMA, timezone="UTC")
+_OUTCOMES = to_arrow_schema(OUTCOME_SCHEMA, timezone="UTC")
+
+
+def messages_of(batch_id: int) -> RowMaker:
+    """Return what makes MESSAGES_SCHEMA of commits; halves that were not found are left out."""
+
+    def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+        outcomes, found = _found(outcomes, records)
+        columns = _message_columns(outcomes, found, batch_id) | {"committed_at": _timestamps(outcomes["decided_ms"])}
+        return _batch(columns, _MESSAGES)
+
+    return rows
+
+
+def discarded_of(batch_id: int) -> RowMaker:
+    """Return what makes DISCARDED_SCHEMA of discards; halves that were not found are left out."""
+
+    def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+        outcomes, found = _found(outcomes, records)
+        decided = {"reason": outcomes["reason"], "discarded_at": _timestamps(outcomes["decided_ms"])}
+        return _batch(_message_columns(outcomes, found, batch_id) | decided, _DISCARDED)
+
+    return rows
+
+
+def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
+    """Return what makes QUARANTINE_SCHEMA of refused records; one that is gone from its topic keeps its pointer and reason."""
+
+    def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+        is_op = pc.equal(outcomes["source"], int(h.Source.OP))
+        columns = {
+            "source_topic": pc.if_else(is_op, op_topic, half_topic),
+            "source_partition": outcomes["partition"],
+            "source_offset": outcomes["offset"],
+            "source_timestamp": _timestamps(outcomes["at_ms"]),
+            "transaction_id": outcomes["transaction_id"],
+            "key": pa.array([None if record is None else record.key for record in records], pa.binary()),
+            "value": pa.array([None if record is None else record.value for record in records], pa.binary()),
+            "headers": _header_lists([None if record is None else record.headers for record in records], _QUARANTINE.field("headers").type),
+            "reason": outcomes["reason"],
+            "detail": outcomes["detail"],
+            "batch_id": _same(batch_id, len(records)),
+        }
+        return _batch(columns, _QUARANTINE)
+
+    return rows
+
+
+def check_requests(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+    """Make CHECK_REQUEST_SCHEMA of checks: the half as it was, the check's number and `CHECK_ID`; what was not found is left out."""
+    outcomes, found = _found(outcomes, records)
+    headers = []
+    pointers = (outcomes[name].to_pylist() for name in ("transaction_id", "partition", "offset", "check_times"))
+    for record, (transaction_id, partition, offset, check_times) in zip(found, zip(*pointers, strict=True), strict=True):
+        own: list[tuple[str, bytes | None]] = [(name, value) for name, value in record.headers or () if name not in h.CHECK_HEADERS]
+        own.append((h.TRANSACTION_CHECK_TIMES, str(check_times).encode()))
+        own.append((h.CHECK_ID, h.check_id(transaction_id, partition, offset, check_times).encode()))
+        headers.append(own)
+    columns = {
+        "key": pa.array([record.key for record in found], pa.binary()),
+        "value": pa.array([record.value or b"" for record in found], pa.binary()),
+        "headers": _header_lists(headers, _CHECK_REQUESTS.field("headers").type),
+    }
+    return _batch(columns, _CHECK_REQUESTS)
+
+
+def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
+    """Return the outcomes whose records are gone (OUTCOME_SCHEMA)."""
+    gone = pa.array([record is None for record in records], pa.bool_())
+    return pa.RecordBatch.from_arrays(outcomes.filter(gone).columns, schema=_OUTCOMES)
+
+
+def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFrame:
+    """Return QUARANTINE_SCHEMA for halves that could not be read when they were needed (R17)."""
+    nothing = F.lit(None)
+    return outcomes.select(
+        F.lit(half_topic).alias("source_topic"),
+        F.col("partition").alias("source_partition"),
+        F.col("offset").alias("source_offset"),
+        F.timestamp_millis("at_ms").alias("source_timestamp"),
+        "transaction_id",
+        nothing.cast("binary").alias("key"),
+        nothing.cast("binary").alias("value"),
+        nothing.cast(QUARANTINE_SCHEMA["headers"].dataType).alias("headers"),
+        F.lit(str(Reason.HALF_LOST)).alias("reason"),
+        F.lit("the half topic does not hold this half at its offset any more").alias("detail"),
+        F.lit(batch_id).cast("bigint").alias("batch_id"),
+    ).to(QUARANTINE_SCHEMA)
+
+
+def _found(outcomes: pa.RecordBatch, records: Records) -> tuple[pa.RecordBatch, list[StoredRecord]]:
+    found = [record for record in records if record is not None]
+    if len(found) == len(records):
+        return outcomes, found
+    return outcomes.filter(pa.array([record is not None for record in records], pa.bool_())), found
+
+
+def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], batch_id: int) -> dict[str, pa.Array]:
+    queue_ids, tags, keys, born_ms = [], [], [], []
+    offsets: list[int] = [0]
+    names: list[str] = []
+    values: list[bytes | None] = []
+    for record, at_ms in zip(records, outcomes["at_ms"].to_pylist(), strict=True):
+        # Of two user properties with one name the last is kept (design §2).
+        headers = dict(record.headers or ())
+        queue_ids.append(int(headers.pop(h.REAL_QID, None) or 0))
+        tags.append(headers.pop(h.TAGS, None))
+        keys.append(headers.pop(h.KEYS, None))
+        born_ms.append(int(headers.pop(h.BORN_TIMESTAMP, None) or at_ms))
+        for name in _NOT_SHOWN:
+            headers.pop(name, None)
+        names.extend(headers.keys())
+        values.extend(headers.values())
+        offsets.append(len(names))
+    properties = pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(names, pa.string()), pa.array(values, pa.string()))
+    return {
+        "transaction_id": outcomes["transaction_id"],
+        "topic": outcomes["topic"],
+        "queue_id": pa.array(queue_ids, pa.int32()),
+        "tags": pa.array(tags, pa.string()),
+        "keys": pa.array(keys, pa.string()),
+        "body": pa.array([record.value or b"" for record in records], pa.binary()),
+        "properties": properties,
+        "producer_group": outcomes["producer_group"],
+        "born_at": _timestamps(pa.array(born_ms, pa.int64())),
+        "half_at": _timestamps(outcomes["at_ms"]),
+        "check_times": outcomes["check_times"],
+        "incarnation": outcomes["incarnation"],
+        "half_partition": outcomes["partition"],
+        "half_offset": outcomes["offset"],
+        "batch_id": _same(batch_id, len(records)),
+    }
+
+
+_NOT_SHOWN = tuple(set(h.HALF_HEADERS) - {h.REAL_QID, h.TAGS, h.KEYS, h.BORN_TIMESTAMP})
+
+
+def _header_lists(lists: Iterable[list[tuple[str, bytes | None]] | None], kind: pa.ListType) -> pa.Array:
+    offsets: list[int | None] = []
+    names: list[str] = []
+    values: list[bytes | None] = []
+    for headers in lists:
+        offsets.append(None if headers is None else len(names))
+        for name, value in headers or ():
+            names.append(name)
+            values.append(value)
+    pair = pa.StructArray.from_arrays([pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(kind.value_type))
+    return pa.ListArray.from_arrays(pa.array([*offsets, len(names)], pa.int32()), pair).cast(kind)
+
+
+def _timestamps(ms: pa.Array) -> pa.Array:
+    return pc.multiply(ms.cast(pa.int64()), 1000).cast(pa.timestamp("us", "UTC"))
+
+
+def _same(value: int, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, pa.int64()), rows)
+
+
+def _batch(columns: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        columns[name] if columns[name].type == kind else columns[name].cast(kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

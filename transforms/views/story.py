@@ -1,0 +1,82 @@
+"""One transaction's story: what Kafka holds of it, what the tables say, in order of time, for people to read."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from halfway.schemas import headers as h
+from halfway.schemas.tables import Table
+
+_TOLD = {
+    Table.MESSAGES: ("committed_at", "delivered"),
+    Table.DISCARDED: ("discarded_at", "discarded"),
+    Table.QUARANTINE: ("source_timestamp", "quarantined"),
+}
+
+
+class Event(NamedTuple):
+    """Something that happened to a transaction: when (ms since 1970), what, the details, and where it is written."""
+
+    at_ms: int
+    what: str
+    detail: str
+    place: str
+
+
+def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
+    """Return the Kafka records of one transaction, in order of time: at_ms, topic, partition, offset, body_bytes, header.
+
+    Args:
+        records: Spark's Kafka columns with headers, of the three topics.
+        transaction_id: the record key.
+    """
+    header = F.expr("CAST(map_from_entries(headers) AS map<string,string>)").alias("header")
+    size = F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes")
+    mine = records.where(F.col("key") == F.lit(transaction_id.encode()))
+    at_ms = F.unix_millis("timestamp").alias("at_ms")
+    return mine.select(at_ms, "topic", "partition", "offset", size, header).orderBy("at_ms", "topic", "partition", "offset")
+
+
+def rows_of(table: DataFrame, name: Table, transaction_id: str) -> DataFrame:
+    """Return a table's rows of one transaction, without bodies, with at_ms beside them, and half_ms where there is a half."""
+    mine = table.where(F.col("transaction_id") == transaction_id).withColumn("at_ms", F.unix_millis(_TOLD[name][0]))
+    if name is not Table.QUARANTINE:
+        mine = mine.withColumn("half_ms", F.unix_millis("half_at"))
+    return mine.drop("body", "key", "value", "headers", "properties").orderBy("at_ms")
+
+
+def of_record(record: Mapping[str, Any], half_topic: str, op_topic: str) -> Event:
+    """Tell what a Kafka record of a transaction (`records_of`) says."""
+    header: Mapping[str, str | None] = record["header"] or {}
+    place = f"{record['topic']} {record['partition']}.{record['offset']}"
+    if record["topic"] == op_topic:
+        asked = f"answers check {header.get(h.CHECK_TIMES, '?')}" if (header.get(h.FROM_CHECK) or "").lower() == "true" else ""
+        detail = ", ".join(part for part in (asked, _named(header, h.PGROUP, h.INCARNATION), header.get(h.REMARK)) if part)
+        return Event(record["at_ms"], f"op {header.get(h.ACTION)}", detail, place)
+    if record["topic"] == half_topic:
+        what = "half lost" if h.HALF_LOST in header else "half"
+        detail = _named(header, h.REAL_TOPIC, h.PGROUP, h.INCARNATION, h.CHECK_IMMUNITY_TIME_IN_SECONDS, h.HALF_LOST)
+        return Event(record["at_ms"], what, f"{detail}, {record['body_bytes']} bytes", place)
+    return Event(record["at_ms"], f"check {header.get(h.TRANSACTION_CHECK_TIMES)}", _named(header, h.CHECK_ID), place)
+
+
+def of_row(row: Mapping[str, Any], table: Table) -> Event:
+    """Tell what a table's row of a transaction (`rows_of`) says."""
+    what = _TOLD[table][1]
+    if table is Table.QUARANTINE:
+        source = f"{row['source_topic']} {row['source_partition']}.{row['source_offset']}"
+        return Event(row["at_ms"], what, f"{row['reason']}: {row['detail']} ({source})", f"{table}, batch {row['batch_id']}")
+    detail = f"to {row['topic']}, after {row['check_times']} checks, incarnation {row['incarnation']}"
+    reason = f"{row['reason']}, " if table is Table.DISCARDED else ""
+    return Event(row["at_ms"], what, reason + detail, f"{table}, batch {row['batch_id']}")
+
+
+def in_order(events: Iterable[Event]) -> list[Event]:
+    """Return events in order of time; what has one time stays as it was given."""
+    return sorted(events, key=lambda event: event.at_ms)
+
+
+def _named(header: Mapping[str, str | None], *names: str) -> str:
+    return ", ".join(f"{name}={header[name]}" for name in names if name in header)
