@@ -56,3 +56,9 @@ def count_latencies(latencies_ms: Iterable[int]) -> Counter[str]:
 def latency_counts(totals: Mapping[str, int]) -> list[int]:
     """Return how many latencies were counted up to each bound and not up to the one before; the last is for those above all."""
     return [totals.get(key, 0) for key in _LATENCY_KEYS]
+
+
+def common_horizon_ms(horizons: Iterable[int | None]) -> int | None:
+    """Return the horizon over several buckets: the smallest; None if one is undefined, or if there are none."""
+    known = list(horizons)
+    return None if None in known else min((horizon for horizon in known if horizon is not None), default=None)
