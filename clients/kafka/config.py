@@ -1,4 +1,4 @@
-"""What the client's producer and consumer have in common: the way into Kafka, and librdkafka's own log as Python's."""
+"""librdkafka's options that several producers and consumers share, and its log lines as Python's."""
 
 import logging
 from typing import Any
@@ -8,9 +8,17 @@ from confluent_kafka import KafkaError
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-librdkafka_log = logging.getLogger("clients.librdkafka")
-# An application that sets up no logging is not to find librdkafka's lines on stderr; one that does gets them.
+librdkafka_log = logging.getLogger("halfway.clients.librdkafka")
+# Without a handler, Python prints librdkafka's warnings to stderr in an application that configures no logging.
 librdkafka_log.addHandler(logging.NullHandler())
+
+PRODUCER_OPTIONS: dict[str, Any] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    # Java's default partitioner. It keeps all records of an id in one partition, whichever client sends them (docs/contract.md).
+    "partitioner": "murmur2_random",
+}
+"""The options that every producer of halves and ops needs."""
 
 
 def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:

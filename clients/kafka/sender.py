@@ -8,7 +8,7 @@ from typing import cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from halfway.clients.kafka.config import librdkafka_config, log_error
+from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config, log_error
 from halfway.clients.kafka.diagnosis import WRONG_LOGIN, may_not, tls_problem
 from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from halfway.schemas.records import Record
@@ -63,11 +63,8 @@ class Outbox:
         self._has_delivered = False
         config = {
             **librdkafka_config(settings),
+            **PRODUCER_OPTIONS,
             "error_cb": self._on_error,
-            "acks": "all",
-            "enable.idempotence": True,
-            # Java's default; all that is sent for one id, by whichever client, lies in one partition (design §2).
-            "partitioner": "murmur2_random",
             "linger.ms": linger_ms,
             "message.timeout.ms": send_timeout_ms,
             "message.max.bytes": message_bytes,

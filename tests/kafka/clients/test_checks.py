@@ -167,7 +167,7 @@ def test_an_instance_that_leaves_hands_over_what_it_did_not_answer(topics: MakeT
 
 
 def test_reading_pauses_while_too_many_are_open(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "clients")
+    caplog.set_level(logging.INFO, "halfway.clients")
     gate = Gate()
 
     def check(request: CheckRequest) -> LocalTransactionState:

@@ -210,7 +210,7 @@ def test_unreachable_kafka(capfd: pytest.CaptureFixture[str], caplog: pytest.Log
     assert listener.executed == []
     assert "event=op_not_sent" in caplog.text
     assert "event=kafka_error code=_TRANSPORT" in caplog.text
-    assert any(record.name == "clients.librdkafka" for record in caplog.records)
+    assert any(record.name == "halfway.clients.librdkafka" for record in caplog.records)
     assert capfd.readouterr() == ("", "")
 
 

@@ -30,9 +30,9 @@ class Told(logging.Handler):
 @pytest.fixture
 def told() -> Iterator[list[str]]:
     handler = Told()
-    logging.getLogger("clients").addHandler(handler)
+    logging.getLogger("halfway.clients").addHandler(handler)
     yield handler.lines
-    logging.getLogger("clients").removeHandler(handler)
+    logging.getLogger("halfway.clients").removeHandler(handler)
 
 
 def send(kafka: KafkaSettings, listener: Listener) -> None:
