@@ -15,7 +15,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.clients.kafka.config import librdkafka_config, log_error
-from halfway.clients.kafka.diagnosis import may_not
+from halfway.clients.kafka.diagnosis import missing_right
 from halfway.clients.listener import Answer, TransactionListener, ask
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import Ledger, Task
@@ -227,7 +227,7 @@ class CheckAnswerer:
         if right is None:
             log_error(error)
         elif self._told != error.code():
-            log.error("event=checks_refused error=%s", may_not(self._settings.security.user, "Read", *right))
+            log.error("event=checks_refused error=%s", missing_right(self._settings.security.user, "Read", *right))
         self._told = error.code()
 
     def _read(self, message: Message) -> CheckRequest | None:

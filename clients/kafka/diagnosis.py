@@ -13,7 +13,7 @@ WRONG_LOGIN = (
 )
 
 
-def may_not(user: str | None, operation: str, kind: str, name: str, *, is_prefix: bool = False) -> str:
+def missing_right(user: str | None, operation: str, kind: str, name: str, *, is_prefix: bool = False) -> str:
     """Say which right is missing, and the command that gives it.
 
     Args:

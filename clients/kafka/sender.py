@@ -9,7 +9,7 @@ from typing import cast
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config, log_error
-from halfway.clients.kafka.diagnosis import WRONG_LOGIN, may_not, tls_problem
+from halfway.clients.kafka.diagnosis import WRONG_LOGIN, missing_right, tls_problem
 from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from halfway.schemas.records import Record
 from halfway.schemas.settings import KafkaSettings
@@ -118,7 +118,7 @@ class Outbox:
         if error.code() == KafkaError._PURGE_QUEUE and self._refusal:
             return self._refusal
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
-            return may_not(self._settings.security.user, "Write", "topic", topic)
+            return missing_right(self._settings.security.user, "Write", "topic", topic)
         return str(error)
 
     def _on_error(self, error: KafkaError) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, TopicDescription
 
-from halfway.clients.kafka.diagnosis import WRONG_LOGIN, may_not, tls_problem
+from halfway.clients.kafka.diagnosis import WRONG_LOGIN, missing_right, tls_problem
 from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import check_group
 from halfway.schemas.settings import KafkaSettings, Settings
@@ -140,7 +140,7 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         except KafkaException as error:
             failure: KafkaError = error.args[0]
             if failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise AccessError(may_not(client.user, "Describe", "topic", topic)) from None
+                raise AccessError(missing_right(client.user, "Describe", "topic", topic)) from None
             if failure.code() not in _NOT_THERE:
                 raise unavailable(client, failure) from None
     return found
@@ -166,7 +166,7 @@ def missing_rights(
         allowed = set(description.authorized_operations or ())
         # Who sees a topic may at least Describe it: a Kafka that names nothing does not tell.
         wanted = topics[topic] if allowed else ()
-        missing += [may_not(client.user, _name(operation), "topic", topic) for operation in wanted if operation not in allowed]
+        missing += [missing_right(client.user, _name(operation), "topic", topic) for operation in wanted if operation not in allowed]
     probes = {**dict.fromkeys(groups, False), **dict.fromkeys(group_prefixes, True)}
     for group, is_prefix in probes.items():
         [future] = client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values()
@@ -174,7 +174,7 @@ def missing_rights(
             _result(client, future)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                missing.append(may_not(client.user, "Describe", "group", group, is_prefix=is_prefix))
+                missing.append(missing_right(client.user, "Describe", "group", group, is_prefix=is_prefix))
     return missing
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from halfway.clients.kafka.diagnosis import may_not
+from halfway.clients.kafka.diagnosis import missing_right
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin, partition_counts, unavailable
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
@@ -136,7 +136,7 @@ def _create(client: Admin, settings: Settings, topic: str, partitions: int, repl
         if failure.code() == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         if failure.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
-            raise AccessError(may_not(client.user, "Create", "topic", topic)) from None
+            raise AccessError(missing_right(client.user, "Create", "topic", topic)) from None
         if failure.code() < 0:  # librdkafka's own: no broker has answered
             raise unavailable(client, failure) from None
         raise TopicError(f"Kafka does not create topic {topic}: {failure.str()}") from None
@@ -197,7 +197,7 @@ def _config(client: Admin, topic: str, future: "Future[dict[str, ConfigEntry]]")
         return future.result()
     except KafkaException as error:
         if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise AccessError(may_not(client.user, "DescribeConfigs", "topic", topic)) from None
+            raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", topic)) from None
         raise unavailable(client, error.args[0]) from None
 
 

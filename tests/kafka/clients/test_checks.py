@@ -22,7 +22,6 @@ from tests.support.client_world import (
     COMMIT,
     GROUP,
     LIMIT_S,
-    ROOT,
     Gate,
     Listener,
     check_of,
@@ -35,6 +34,7 @@ from tests.support.client_world import (
     send_checks,
     wait_until,
 )
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("state", list(LocalTransactionState))

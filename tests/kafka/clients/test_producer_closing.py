@@ -19,7 +19,6 @@ from tests.support.client_world import (
     GROUP,
     LIMIT_S,
     ROLLBACK,
-    ROOT,
     Gate,
     Listener,
     check_of,
@@ -31,6 +30,7 @@ from tests.support.client_world import (
     send_checks,
     wait_until,
 )
+from tests.support.paths import ROOT
 
 BUSY_S = 3.0
 """What a busy machine may add to a time limit."""

@@ -16,7 +16,8 @@ from examples.orders import CRASHED, GROUP
 from halfway.schemas.settings import KafkaSettings
 from tests.conftest import MakeTopics
 from tests.kafka.pipelines.cli.test_resolve import Job
-from tests.support.client_world import ROOT, ops, wait_until
+from tests.support.client_world import ops, wait_until
+from tests.support.paths import ROOT
 
 # Kafka gives a dead instance's partitions to the next one after 10 s: the checks of that time must not use up the last one.
 QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100}
