@@ -18,7 +18,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from halfway.pipelines.cli.common import HalfwayGroup, settings_of
+from halfway.pipelines.cli.options import HalfwayGroup
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.paths import home
 
 GROUP = "order-service"
@@ -140,7 +141,7 @@ DatabaseOption = Annotated[
 
 def producer(orders: Orders) -> TransactionProducer:
     """Return the producer, with the settings that the commands have: conf/local.yaml, the environment, the local broker."""
-    return TransactionProducer(settings_of(None, None).kafka, GROUP, orders)
+    return TransactionProducer(command_settings(None, None).kafka, GROUP, orders)
 
 
 @app.command()

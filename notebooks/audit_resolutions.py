@@ -11,7 +11,7 @@
 from halfway.pipelines.storage.exploration import stored_tables
 from halfway.schemas.errors import HalfwayError
 from halfway.transforms.views import audit
-from halfway.transforms.views.pending_frames import duration_text
+from halfway.transforms.views.durations import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
 

@@ -11,7 +11,8 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from halfway.transforms.views.pending_frames import AGE_EDGES_MS, duration_text
+from halfway.transforms.views.durations import duration_text
+from halfway.transforms.views.pending_frames import AGE_EDGES_MS
 
 # Okabe and Ito's colours, told apart with any colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

@@ -15,7 +15,7 @@ import pandas as pd
 from halfway.pipelines.storage.exploration import records_since, stored_tables
 from halfway.pipelines.storage.state_reader import stored_states
 from halfway.transforms.views import pending_frames, story
-from halfway.transforms.views.pending_frames import duration_text
+from halfway.transforms.views.durations import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
 

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.cli.common import settings_of
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import Settings
@@ -61,7 +61,7 @@ class Page:
         if dbutils is None:
             sys.excepthook = _tell
         values = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
-        settings = settings_of(Path(values["config"]) if values["config"] else None, values["set"].split())
+        settings = command_settings(Path(values["config"]) if values["config"] else None, values["set"].split())
         if dbutils is None:
             mpl.use("Agg")
         folder = None if dbutils is not None else Path(values["out"])

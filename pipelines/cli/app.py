@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import typer
 
 from halfway.pipelines.cli import broker, demo, doctor, optimize, pending, replay, resolve, settle, status, topics
-from halfway.pipelines.cli.common import HalfwayGroup
+from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import HalfwayError
 
 app = typer.Typer(

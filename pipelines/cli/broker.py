@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.common import JsonOption, show_json, show_table
+from halfway.pipelines.cli.options import JsonOption
+from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.local.broker import local_broker
 
 app = typer.Typer(no_args_is_help=True, help="Start and stop a local Kafka for development, on loopback.")

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import show_json, show_table
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.storage.checkpoint import is_in_use
 
 if TYPE_CHECKING:
@@ -39,12 +41,12 @@ def demo(
     from halfway.pipelines.demo.own_job import OWN_SETTINGS  # noqa: PLC0415
     from halfway.pipelines.demo.run import run_demo  # noqa: PLC0415
 
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     settings.kafka.servers()
     job_options: list[str] | None = None
     if not is_in_use(settings.storage):
         own_overrides = [*OWN_SETTINGS, *(overrides or ())]
-        settings = settings_of(config, own_overrides)
+        settings = command_settings(config, own_overrides)
         job_options = _options(config, own_overrides)
     with _ended_by_sigterm(), _shown(is_quiet=as_json) as (say, show):
         result = run_demo(settings, messages, job_options, say=say, show=show)

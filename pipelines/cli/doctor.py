@@ -7,7 +7,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from halfway.pipelines.cli.common import DEFAULT_CONFIG, ConfigOption, JsonOption, SetOption, settings_of, show_json
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import show_json
+from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, command_settings
 from halfway.pipelines.operate.doctor import findings as checks
 from halfway.pipelines.operate.doctor.findings import Finding, State
 from halfway.pipelines.operate.doctor.kafka_checks import kafka
@@ -36,7 +38,7 @@ def doctor(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
 def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Finding]:
     yield from checks.machine()
     try:
-        settings = settings_of(config, overrides)
+        settings = command_settings(config, overrides)
     except SettingsError as error:
         yield Finding("settings", State.PROBLEM, str(error))
         yield Finding("the rest", State.UNKNOWN, "not looked at: the settings do not load")

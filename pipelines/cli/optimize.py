@@ -2,14 +2,16 @@
 
 from dataclasses import asdict
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import show_json, show_table
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.session import own_session, spark_session
 from halfway.pipelines.storage.compaction import compact_tables
 
 
 def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Make few large files of the tables' many small ones. The job may go on running; do it each hour or so."""
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     with own_session():
         done = compact_tables(spark_session(settings), settings.storage)
     if as_json:

@@ -7,11 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, duration_text, say, settings_of, show_table
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import say, show_table
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.reader_session import reader_session
 from halfway.pipelines.storage.checkpoint import is_in_use
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.settings import Settings, parse_duration_ms
+from halfway.transforms.views.durations import duration_text
 from halfway.transforms.views.pending import PendingView, view_pending
 
 SHOWN = 50
@@ -38,7 +41,7 @@ def pending(
     as_json: JsonOption = False,
 ) -> None:
     """Show the pending transactions, oldest first, as the job's last batch left them. A running job is not disturbed."""
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     view = load_view(settings)
     wanted = matching(view.transactions, group, older_than)
     if as_json:

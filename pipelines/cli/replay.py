@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, say, settings_of, show_json
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import say, show_json
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.replay import Wanted
 from halfway.pipelines.operate.replay import replay as replay_discarded
 from halfway.pipelines.runtime.reader_session import reader_session
@@ -46,7 +48,7 @@ def replay(
         raise typer.BadParameter("give ids, or --all", param_hint="ID")
     if not all_of_them and (reason or group):
         raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     settings.kafka.servers()
     wanted = Wanted(transaction_ids or (), group, reason, unproven)
     with reader_session(settings, say) as spark:

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.cli.common import ConfigOption, SetOption, settings_of
+from halfway.pipelines.cli.options import ConfigOption, SetOption
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.progress import ProgressLog
 from halfway.pipelines.resolve.sinks import BatchReport
@@ -30,7 +31,7 @@ def resolve(
     ui: Annotated[bool, typer.Option("--ui", help="Serve Spark's own UI on loopback while the job runs.")] = False,
 ) -> None:
     """Run the job: commits to the tables, check requests to Kafka. SIGTERM and Ctrl-C end it between two batches."""
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     if available_now:
         settings = settings.model_copy(update={"trigger": settings.trigger.model_copy(update={"available_now": True})})
     settings.kafka.servers()

@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, say, settings_of, show_json
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import say, show_json
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, find_pending, settle
 from halfway.pipelines.runtime.reader_session import reader_session
 from halfway.schemas.headers import LocalTransactionState
@@ -76,7 +78,7 @@ def _settle(
 ) -> None:
     if incarnation is not None and group is None:
         raise typer.BadParameter("needs --group: without it both are looked up", param_hint="--incarnation")
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     settings.kafka.servers()
     encode_key(transaction_id)
     if group is not None:

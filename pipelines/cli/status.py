@@ -6,16 +6,19 @@ from datetime import UTC, datetime
 
 import typer
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, duration_text, say, settings_of, show_json, show_table
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import say, show_json, show_table
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.status import Status, job_status
 from halfway.pipelines.runtime.reader_session import reader_session
+from halfway.transforms.views.durations import duration_text
 
 _SHOWN_GROUPS = 20
 
 
 def status(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
     """Show how the job stands: horizon, lag, pending, counts, rates, last batch. A running job is not disturbed."""
-    settings = settings_of(config, overrides)
+    settings = command_settings(config, overrides)
     with reader_session(settings, say) as spark:
         now = job_status(spark, settings, time.time_ns() // 1_000_000)
     if as_json:

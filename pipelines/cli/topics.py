@@ -5,8 +5,10 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.common import ConfigOption, JsonOption, SetOption, settings_of, show_json, show_table
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.kafka.topic_setup import BROKER_DEFAULT_REPLICATION, DEFAULT_PARTITIONS, UNLIMITED, TopicReport, create_topics
+from halfway.pipelines.local.command_settings import command_settings
 
 app = typer.Typer(no_args_is_help=True, help="Create and verify the topics.")
 
@@ -29,7 +31,7 @@ def create(
     """Create the topics that are missing, and verify those that exist."""
     if replication == 0:
         raise typer.BadParameter("0 copies hold nothing", param_hint="--replication")
-    reports = create_topics(settings_of(config, overrides), partitions, replication)
+    reports = create_topics(command_settings(config, overrides), partitions, replication)
     if as_json:
         show_json([asdict(report) for report in reports])
         return

@@ -13,7 +13,7 @@ import yaml
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app, task
-from halfway.pipelines.cli.common import settings_of
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.session import refuse_connect
 from halfway.schemas.errors import HalfwayError, SettingsError, SetupError
 from tests.support.paths import ROOT
@@ -75,7 +75,7 @@ def test_parameters_are_a_command_line_and_the_settings_load(
     command, *arguments = (resolved(text) for text in wheel_task["python_wheel_task"]["parameters"])
     group = typer.main.get_command(app)
     options = group.commands[command].make_context(command, arguments).params  # type: ignore[attr-defined]
-    settings = settings_of(options["config"], options["overrides"])
+    settings = command_settings(options["config"], options["overrides"])
     assert settings.storage.catalog_schema == "main.halfway"
     if command == "resolve":
         assert settings.kafka.servers() == "some-bootstrap_servers"

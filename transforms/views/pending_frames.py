@@ -195,14 +195,6 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
     return by_group.orderBy(F.desc("oldest_ms"), "producer_group", "why")
 
 
-def duration_text(ms: float) -> str:
-    """Return a time span for people: `250 ms`, `1.5 s`, `12 min`, `3 h`, `2 d`."""
-    for unit, size in (("d", _D), ("h", _H), ("min", _M), ("s", _S)):
-        if ms >= size:
-            return f"{ms / size:.3g} {unit}"
-    return f"{ms:.3g} ms"
-
-
 def _rows(batch: pa.RecordBatch) -> list[tuple[int, bytes]]:
     return list(zip(batch["format_version"].to_pylist(), batch["payload"].to_pylist(), strict=True))
 

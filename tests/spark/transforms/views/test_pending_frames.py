@@ -125,10 +125,3 @@ def test_why_it_is_stuck(spark: SparkSession) -> None:
         ("g", Why.UNSETTLED, 1, 30, 1, None, "odd"),
         ("g", Why.NOT_ASKED, 1, 10, 0, None, "young"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("ms", "text"), [(0, "0 ms"), (250, "250 ms"), (1_500, "1.5 s"), (60_000, "1 min"), (5_400_000, "1.5 h"), (172_800_000, "2 d")]
-)
-def test_durations_for_people(ms: float, text: str) -> None:
-    assert pending_frames.duration_text(ms) == text

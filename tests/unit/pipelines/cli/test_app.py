@@ -1,4 +1,4 @@
-"""The command line's manners: help, exit codes, one-line errors, which settings it finds."""
+"""The command line's manners: help, exit codes, one-line errors."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.app import app
-from halfway.pipelines.cli.common import HalfwayGroup, duration_text, settings_of
+from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import SetupError
 from tests.support.paths import ROOT
 
@@ -120,21 +120,3 @@ def test_kafka_out_of_reach_is_one_line_within_15_s(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: Kafka cannot be reached")
     assert "Connection refused" in done.stderr
-
-
-def test_local_yaml_is_the_default_where_it_is_found(tmp_path: Path) -> None:
-    assert settings_of(None, None).resolution.transactionTimeOut == 6_000
-    (tmp_path / "conf").mkdir()
-    (tmp_path / "conf" / "local.yaml").write_text("resolution: {transactionTimeOut: 3s}")
-    assert settings_of(None, None).resolution.transactionTimeOut == 3_000
-    (tmp_path / "own.yaml").write_text("state: {buckets: 8}")
-    assert settings_of(Path("own.yaml"), None).resolution.transactionTimeOut == 6_000
-
-
-def test_set_keeps_what_comes_after_the_first_equals_sign() -> None:
-    assert settings_of(None, ["storage.warehouse=s3://a/b?c=d"]).storage.warehouse == "s3://a/b?c=d"
-
-
-def test_lengths_of_time_are_told_in_two_units() -> None:
-    told = [duration_text(ms) for ms in (None, -5, 0, 1_500, 59_949, 60_000, 3_599_999, 3_600_000, 90_061_000)]
-    assert told == ["unknown", "0.0 s", "0.0 s", "1.5 s", "59.9 s", "1 min 0 s", "59 min 59 s", "1 h 0 min", "1 d 1 h"]
