@@ -1,6 +1,6 @@
 """Halfway: transactional messages on Kafka, resolved by Spark. A service imports these names and nothing else.
 
-Each name is imported when it is first used, so that `import halfway` needs no Kafka client and no Spark.
+`import halfway` loads neither a Kafka client nor Spark: each name is imported from its module on first use (PEP 562).
 """
 
 from importlib import import_module
@@ -11,7 +11,14 @@ if TYPE_CHECKING:
     from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
     from halfway.clients.producer import TransactionProducer
     from halfway.conf.loader import load_settings
-    from halfway.schemas.errors import HalfwayError, ProducerClosedError, QueueFullError, SendError, SettingsError
+    from halfway.schemas.errors import (
+        HalfwayError,
+        KafkaUnavailableError,
+        ProducerClosedError,
+        QueueFullError,
+        SendError,
+        SettingsError,
+    )
     from halfway.schemas.headers import LocalTransactionState
     from halfway.schemas.settings import KafkaSettings, Settings
 
@@ -20,6 +27,7 @@ __all__ = [
     "HalfMessage",
     "HalfwayError",
     "KafkaSettings",
+    "KafkaUnavailableError",
     "LocalTransactionState",
     "ProducerClosedError",
     "QueueFullError",
@@ -32,23 +40,32 @@ __all__ = [
     "load_settings",
 ]
 
+# The imports above as data, for the running program. tests/unit/test_public_face.py holds the three lists together.
 _HOMES = {
-    "clients.listener": ("TransactionListener",),
-    "clients.messages": ("CheckRequest", "HalfMessage", "SendResult"),
-    "clients.producer": ("TransactionProducer",),
-    "conf.loader": ("load_settings",),
-    "schemas.errors": ("HalfwayError", "ProducerClosedError", "QueueFullError", "SendError", "SettingsError"),
-    "schemas.headers": ("LocalTransactionState",),
-    "schemas.settings": ("KafkaSettings", "Settings"),
+    "CheckRequest": "halfway.clients.messages",
+    "HalfMessage": "halfway.clients.messages",
+    "HalfwayError": "halfway.schemas.errors",
+    "KafkaSettings": "halfway.schemas.settings",
+    "KafkaUnavailableError": "halfway.schemas.errors",
+    "LocalTransactionState": "halfway.schemas.headers",
+    "ProducerClosedError": "halfway.schemas.errors",
+    "QueueFullError": "halfway.schemas.errors",
+    "SendError": "halfway.schemas.errors",
+    "SendResult": "halfway.clients.messages",
+    "Settings": "halfway.schemas.settings",
+    "SettingsError": "halfway.schemas.errors",
+    "TransactionListener": "halfway.clients.listener",
+    "TransactionProducer": "halfway.clients.producer",
+    "load_settings": "halfway.conf.loader",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it (PEP 562)."""
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a public name from its module and keep it, so that the next use finds it here."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

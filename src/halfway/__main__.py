@@ -1,4 +1,4 @@
-"""`python -m halfway` is the command `halfway`."""
+"""Runs the command `halfway` for `python -m halfway`."""
 
 from halfway.pipelines.cli.app import app
 
