@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
-from halfway.pipelines.storage.exploration import records_since, stored_tables
+from halfway.pipelines.resolve.sources import records_since
+from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.state_reader import stored_states
 from halfway.transforms.views import pending_frames, story
 from halfway.transforms.views.durations import duration_text
@@ -35,7 +36,7 @@ kafka = settings.kafka
 # Read once: a running job goes on, and all that follows is to tell of one batch.
 states = stored_states(spark, settings.storage).persist()
 pending = pending_frames.pending_transactions(states).persist()
-facts = pending_frames.facts_of_state(states)
+facts = pending_frames.state_facts(pending_frames.bucket_facts(states).collect())
 horizon = utc(facts.horizon_ms)
 if facts.horizon_ms is None:
     page.say("The horizon is not defined: no tick was read from some partition yet, and nothing falls due.")
@@ -55,7 +56,7 @@ page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["
 
 # COMMAND ----------
 
-by_group = pending_frames.pending_by_group(pending).toPandas()
+by_group = pending_frames.ages_by_group(pending).toPandas()
 ages = pending_frames.age_histogram(pending).toPandas()
 checks = pending_frames.check_histogram(pending).toPandas()
 if len(by_group):

@@ -1,4 +1,4 @@
-"""`halfway pending`: what is undecided, oldest first, and what it waits for."""
+"""`halfway pending`: list the pending transactions, and what each one waits for."""
 
 import json
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from halfway.pipelines.storage.checkpoint import is_in_use
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.settings import Settings, parse_duration_ms
 from halfway.transforms.views.durations import duration_text
-from halfway.transforms.views.pending import PendingView, view_pending
+from halfway.transforms.views.pending import PendingView, pending_by_group, view_pending
 
 SHOWN = 50
 _JSON_COLUMNS = ["transaction_id", "incarnation", "producer_group", "topic", "age_ms", "check_times", "next_due_ms"]
@@ -31,16 +31,16 @@ def _duration(text: str) -> int:
 
 def pending(
     *,
-    group: Annotated[str | None, typer.Option(help="Only this producer group's.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[
-        int | None, typer.Option(parser=_duration, metavar="DURATION", help="Only those whose age is above this: 90s, 5m, 2h.")
+        int | None, typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"At most so many. Without it {SHOWN}, with --json all.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {SHOWN}, or all with --json.")] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the pending transactions, oldest first, as the job's last batch left them. A running job is not disturbed."""
+    """List the pending transactions, oldest first, as of the job's last batch. Does not disturb a running job."""
     settings = command_settings(config, overrides)
     view = load_view(settings)
     wanted = matching(view.transactions, group, older_than)
@@ -52,11 +52,15 @@ def pending(
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)
     if wanted.num_rows > shown.num_rows:
         typer.echo(f"... and {wanted.num_rows - shown.num_rows} younger ones (--limit)")
-    show_table(["group", "pending", "oldest", "most checks", ""], by_group(wanted, view))
+    groups = [
+        (each.producer_group, each.pending, duration_text(each.oldest_age_ms), each.most_checks, "away" if each.is_away else "")
+        for each in pending_by_group(wanted, view.absent_groups)
+    ]
+    show_table(["group", "pending", "oldest", "most checks", ""], groups)
 
 
 def load_view(settings: Settings) -> PendingView:
-    """Return what is pending by the state in the checkpoint, and say on stderr what a reader of it must know.
+    """Read what is pending from the state in the checkpoint. Prints a notice if no job has run, or if none is running.
 
     Raises:
         HalfwayError: the state cannot be read.
@@ -64,35 +68,19 @@ def load_view(settings: Settings) -> PendingView:
     with reader_session(settings, say) as spark:
         stored = read_state(spark, settings.storage)
     if stored.batch_id is None:
-        say(f"the checkpoint {settings.storage.checkpoint} has no batch yet: is it the job's?")
+        say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
     elif not is_in_use(settings.storage):
-        say(f"no job is running on {settings.storage.checkpoint}: this is what its last batch left")
+        say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
     return view_pending(stored.rows)
 
 
 def matching(transactions: pa.Table, group: str | None, older_than_ms: int | None) -> pa.Table:
-    """Return those of a group, and above an age; where the age is not known yet, it is above none."""
+    """Return the transactions of a group that are above an age. An unknown age is above none."""
     if group is not None:
         transactions = transactions.filter(pc.equal(transactions["producer_group"], group))
     if older_than_ms is not None:
         transactions = transactions.filter(pc.greater(transactions["age_ms"], older_than_ms))
     return transactions
-
-
-def by_group(transactions: pa.Table, view: PendingView) -> list[tuple[object, ...]]:
-    """Return a row a producer group: how many, age of the oldest, most checks, and whether it is away; the largest first."""
-    counted = transactions.group_by("producer_group").aggregate([("age_ms", "max"), ("check_times", "max"), ("transaction_id", "count")])
-    rows = sorted(counted.to_pylist(), key=lambda row: (-row["transaction_id_count"], row["producer_group"]))
-    return [
-        (
-            row["producer_group"],
-            row["transaction_id_count"],
-            duration_text(row["age_ms_max"]),
-            row["check_times_max"],
-            "away" if row["producer_group"] in view.absent_groups else "",
-        )
-        for row in rows
-    ]
 
 
 def _row(row: dict[str, Any], view: PendingView, settings: Settings) -> tuple[object, ...]:
@@ -120,7 +108,7 @@ def _waits_for(row: dict[str, Any], view: PendingView, check_max: int) -> str:
 
 
 def _show_json_rows(rows: pa.Table) -> None:
-    """Print one JSON list, some rows at once: a million need not be objects all at the same time."""
+    """Print one JSON list in chunks, so that a million rows are not Python objects at the same time."""
     separator = "["
     for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
         for row in batch.to_pylist():

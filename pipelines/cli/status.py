@@ -1,4 +1,4 @@
-"""`halfway status`: how the job stands, on one page."""
+"""`halfway status`: show the state of the job on one page."""
 
 import time
 from dataclasses import asdict
@@ -17,38 +17,44 @@ _SHOWN_GROUPS = 20
 
 
 def status(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Show how the job stands: horizon, lag, pending, counts, rates, last batch. A running job is not disturbed."""
+    """Show the job's horizon, lag, pending transactions, counts, rates and last batch. Does not disturb a running job."""
     settings = command_settings(config, overrides)
     with reader_session(settings, say) as spark:
         now = job_status(spark, settings, time.time_ns() // 1_000_000)
     if as_json:
-        show_json(asdict(now))
+        show_json(_json_facts(now))
         return
     show_table(["job", ""], _rows(now))
     if now.totals:
         rates = now.rates or {}
-        over = f"a second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
+        over = f"per second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
         counted = [(name.replace("_", " "), f"{total:,}", rates.get(name, "")) for name, total in now.totals.items()]
         show_table(["since the checkpoint began", "", over], counted)
     if now.pending_by_group:
         _show_groups(now)
 
 
+def _json_facts(now: Status) -> dict[str, object]:
+    """Return the facts for `--json`, whose groups have no `most_checks`."""
+    groups = [{name: value for name, value in asdict(group).items() if name != "most_checks"} for group in now.pending_by_group]
+    return {**asdict(now), "pending_by_group": groups}
+
+
 def _show_groups(now: Status) -> None:
     groups = now.pending_by_group
     rows = [
-        (row["producer_group"], f"{row['pending']:,}", duration_text(row["oldest_age_ms"]), "away" if row["is_away"] else "")
-        for row in groups[:_SHOWN_GROUPS]
+        (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away" if group.is_away else "")
+        for group in groups[:_SHOWN_GROUPS]
     ]
     show_table(["group", "pending", "oldest", ""], rows)
     if len(groups) > _SHOWN_GROUPS:
-        typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} groups with fewer (--json has all)")
+        typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} smaller groups (--json shows all)")
 
 
 def _rows(now: Status) -> list[tuple[str, str]]:
-    running = {True: "yes", False: "no: time stands still", None: "cannot be told from this machine"}[now.is_running]
+    running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
     if now.horizon_ms is None:
-        horizon = "none yet: nothing falls due before every partition has a tick"
+        horizon = "none yet: nothing is due until every partition has a tick"
     else:
         horizon = f"{_utc(now.horizon_ms)}, {duration_text(now.horizon_lag_ms)} ago"
     if now.unread is None:

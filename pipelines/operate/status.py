@@ -1,57 +1,58 @@
-"""How the job stands: its horizon and lag, what is pending, what it counts and how fast; told by the checkpoint and by Kafka."""
+"""Reads the state of the job from its checkpoint and from Kafka: horizon, lag, pending transactions, counts, rates."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.range_reader import Range, ranges
+from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.storage.checkpoint import STATUS_FILE, checkpoint_file, is_in_use
 from halfway.pipelines.storage.file_systems import local_path, read_json
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
-from halfway.transforms.views.pending import PendingView, view_pending
+from halfway.transforms.views.pending import GroupPending, PendingView, pending_by_group, view_pending
 
 RATE_BATCHES = 30
-"""How many batches rates are told over, at most; Spark keeps a hundred."""
+"""Rates cover at most this many batches. Spark keeps a hundred."""
 _RATES = (Count.HALVES, Count.OPS, Count.COMMITTED, Count.ROLLED_BACK, Count.CHECKED, Count.DISCARDED)
 
 
 @dataclass(frozen=True)
 class Status:
-    """What `halfway status` tells. Times in ms; None where something is not known."""
+    """What `halfway status` shows. Times are in ms; None is an unknown value."""
 
     is_running: bool | None
-    """None where the checkpoint is not on this machine: it cannot be told."""
+    """None if the checkpoint is not on this machine."""
     batch_id: int | None
     last_batch: dict[str, Any] | None
-    """`batch_id`, `seconds`, `written_at_ms`, `counts`: the job wrote it after its last batch."""
+    """`batch_id`, `seconds`, `written_at_ms` and `counts`, which the job writes after each batch."""
     horizon_ms: int | None
     horizon_lag_ms: int | None
-    """How far the horizon is behind now; with CreateTime topics behind what their producers call now."""
+    """How far the horizon is behind the current time. With CreateTime topics, producers' clocks set the horizon."""
     unread: dict[str, int] | None
-    """By topic the records that are not read yet, ticks among them; None if Kafka does not say."""
+    """Consumer lag by topic, ticks included; None if Kafka cannot be reached."""
     kafka_error: str | None
     pending: int
-    pending_by_group: list[dict[str, Any]]
+    pending_by_group: list[GroupPending]
     absent_groups: list[str]
     waiting: int
     totals: dict[str, int]
-    """Counted since the checkpoint began."""
+    """The counts since the checkpoint began."""
     rates: dict[str, float] | None
-    """Per second of the horizon's time, over the last 30 batches."""
+    """Rates per second of horizon time, over the last 30 batches."""
     rates_over_s: float | None
 
 
 def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
-    """Find out how the job stands.
+    """Read the state of the job.
 
     Args:
-        spark: to read the checkpoint with.
+        spark: the session that reads the checkpoint.
         settings: the job's.
-        now_ms: the time now, which the horizon is compared with.
+        now_ms: the current time, to compare the horizon with.
 
     Raises:
         HalfwayError: the state cannot be read.
@@ -71,7 +72,7 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
         unread=unread,
         kafka_error=kafka_error,
         pending=view.transactions.num_rows,
-        pending_by_group=_by_group(view),
+        pending_by_group=pending_by_group(view.transactions, view.absent_groups),
         absent_groups=sorted(view.absent_groups),
         waiting=view.waiting,
         totals={name: total for name, total in sorted(view.totals.items()) if total},
@@ -81,14 +82,14 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
 
 
 def _unread(settings: Settings, stored: StoredState) -> tuple[dict[str, int] | None, str | None]:
-    """Count what lies behind the last committed batch; before the first one that is all that the topics retain."""
+    """Count the records after the last committed batch; before the first batch, all records that the topics retain."""
     topics = [settings.kafka.half_topic, settings.kafka.op_topic]
     try:
-        retained = ranges(settings, topics)
+        retained = retained_ranges(settings.kafka, topics)
     except HalfwayError as error:
         return None, str(error)
 
-    def left(topic: str, number: int, place: Range) -> int:
+    def left(topic: str, number: int, place: OffsetRange) -> int:
         low, high = place
         return max(0, high - max(low, stored.read_to.get(topic, {}).get(number, low)))
 
@@ -96,29 +97,15 @@ def _unread(settings: Settings, stored: StoredState) -> tuple[dict[str, int] | N
 
 
 def _rates(spark: SparkSession, settings: Settings, stored: StoredState, view: PendingView) -> tuple[dict[str, float] | None, float | None]:
-    """Compare the totals with those of some batches ago, as the state kept them: it needs no second look, and no clock."""
+    """Compute rates from the totals in an older version of the state. This needs neither a clock nor a second measurement."""
     if not stored.batch_id or view.horizon_ms is None:
         return None, None
     try:
         before = view_pending(read_state(spark, settings.storage, batches_ago=RATE_BATCHES).rows)
     except HalfwayError:
-        # Removed by the job, which may be set to keep fewer: rates are not worth more than a try.
+        # The job has removed that version, because it is set to keep fewer. Rates are optional.
         return None, None
     if before.horizon_ms is None or before.horizon_ms >= view.horizon_ms:
         return None, None
     seconds = (view.horizon_ms - before.horizon_ms) / 1000
     return {str(name): round((view.totals[name] - before.totals[name]) / seconds, 1) for name in _RATES}, seconds
-
-
-def _by_group(view: PendingView) -> list[dict[str, Any]]:
-    counted = view.transactions.group_by("producer_group").aggregate([("age_ms", "max"), ("transaction_id", "count")])
-    rows = [
-        {
-            "producer_group": row["producer_group"],
-            "pending": row["transaction_id_count"],
-            "oldest_age_ms": row["age_ms_max"],
-            "is_away": row["producer_group"] in view.absent_groups,
-        }
-        for row in counted.to_pylist()
-    ]
-    return sorted(rows, key=lambda row: (-row["pending"], row["producer_group"]))

@@ -1,16 +1,17 @@
-"""What is pending, told from the state: the one view that the command `halfway pending` and the notebooks share.
+"""Reads what is pending from the state, for the commands and the notebooks.
 
-It works on whole Arrow columns, so that a million pending transactions take no object each.
+It works on whole Arrow columns: a million pending transactions need no Python object each.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from halfway.schemas.outcomes import Phase
+from halfway.schemas.reports import common_horizon_ms
 from halfway.transforms.bucket import Bucket
 
 PENDING_SCHEMA = pa.schema(
@@ -27,36 +28,51 @@ PENDING_SCHEMA = pa.schema(
         pa.field("half_offset", pa.int64(), nullable=False),
     ]
 )
-"""`start_ms` is the half's record timestamp, `age_ms` the horizon less that (null while the horizon is undefined; below 0 for a half
-that the horizon has not passed yet), `next_due_ms` the first horizon at which the next check, or the discard, is due."""
+"""`start_ms` is the half's record timestamp. `age_ms` is the horizon minus `start_ms`: null while the horizon is undefined, negative for a
+half that the horizon has not passed yet. `next_due_ms` is the first horizon at which the next check, or the discard, is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingView:
-    """All that the buckets' states say of what is pending."""
+    """What the states of all buckets hold."""
 
     transactions: pa.Table
     """PENDING_SCHEMA, oldest first."""
     horizon_ms: int | None
-    """The smallest over the buckets; None while it is undefined in one, or there is no state yet: nothing is due then."""
+    """The smallest horizon of all buckets. None, so that nothing is due, while one bucket has none or there is no state."""
     absent_groups: frozenset[str]
-    """The producer groups that are away, as the latest tick says: their checks are put off (R15)."""
+    """The producer groups that are away according to the latest tick. Their checks are put off (R15)."""
     totals: Counter[str]
-    """What was counted since the checkpoint began, by `halfway.schemas.outcomes.Count` or the reason of a quarantine."""
+    """The counts since the checkpoint began, by `halfway.schemas.outcomes.Count` or the reason of a quarantine."""
     waiting: int
-    """Verdicts that wait for their half (R10)."""
+    """Number of verdicts that wait for their half (R10)."""
     remembered: int
-    """Ids that are settled and not forgotten yet (R11)."""
+    """Number of settled ids that are not forgotten yet (R11)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPending:
+    """What is pending of one producer group."""
+
+    producer_group: str
+    pending: int
+    """Number of its pending transactions."""
+    oldest_age_ms: int | None
+    """Age of the oldest one; None while the horizon is undefined."""
+    most_checks: int
+    """The largest number of checks that one of them has had."""
+    is_away: bool
+    """True if every instance of the group is away (R15)."""
 
 
 def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
-    """Return what is pending in these buckets.
+    """Decode the states of buckets.
 
     Args:
-        states: one row a bucket (`STATE_SCHEMA`): format version and payload.
+        states: one row per bucket (`STATE_SCHEMA`): format version and payload.
 
     Raises:
-        StateFormatError: a row was written by a newer version, or is damaged.
+        StateFormatError: a row is damaged, or a newer version wrote it.
     """
     tables, horizons, totals = [PENDING_SCHEMA.empty_table()], [], Counter[str]()
     latest: tuple[int, frozenset[str]] = (-1, frozenset())
@@ -71,10 +87,9 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         latest = max(latest, (bucket.clock.latest[0], bucket.clock.absent_groups()), key=lambda tick: tick[0])
         settled_or_waiting += bucket.entries.num_rows - pending.num_rows
         remembered += pc.sum(pc.is_in(bucket.entries["entry"], value_set=_SETTLED)).as_py() or 0
-    known = [horizon_ms for horizon_ms in horizons if horizon_ms is not None]
     return PendingView(
         transactions=pa.concat_tables(tables).sort_by([("start_ms", "ascending"), ("transaction_id", "ascending")]),
-        horizon_ms=min(known) if known and len(known) == len(horizons) else None,
+        horizon_ms=common_horizon_ms(horizons),
         absent_groups=latest[1],
         totals=totals,
         waiting=settled_or_waiting - remembered,
@@ -82,15 +97,39 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
     )
 
 
+def pending_by_group(transactions: pa.Table, absent_groups: Collection[str]) -> list[GroupPending]:
+    """Aggregate pending transactions by producer group.
+
+    Args:
+        transactions: PENDING_SCHEMA.
+        absent_groups: the groups that are away (R15).
+
+    Returns:
+        One entry per group, the group with the most pending transactions first.
+    """
+    counted = transactions.group_by("producer_group").aggregate([("age_ms", "max"), ("check_times", "max"), ("transaction_id", "count")])
+    groups = [
+        GroupPending(
+            producer_group=row["producer_group"],
+            pending=row["transaction_id_count"],
+            oldest_age_ms=row["age_ms_max"],
+            most_checks=row["check_times_max"],
+            is_away=row["producer_group"] in absent_groups,
+        )
+        for row in counted.to_pylist()
+    ]
+    return sorted(groups, key=lambda group: (-group.pending, group.producer_group))
+
+
 def phase_of(states: Iterable[tuple[int, bytes]], transaction_id: str) -> Phase | None:
-    """Return where one transaction stands; None if these buckets do not know its half, or have forgotten it (R11).
+    """Return the phase of one transaction, or None if these buckets do not hold its half or have forgotten it (R11).
 
     Args:
         states: as for `view_pending`.
         transaction_id: the id.
 
     Raises:
-        StateFormatError: a row was written by a newer version, or is damaged.
+        StateFormatError: a row is damaged, or a newer version wrote it.
     """
     for format_version, payload in states:
         entries = Bucket.decode(format_version, payload).entries
@@ -105,7 +144,7 @@ _SETTLED = pa.array([int(phase) for phase in Phase if phase is not Phase.PENDING
 
 
 def _to_view(pending: pa.Table, horizon_ms: int | None) -> pa.Table:
-    """Return a bucket's pending entries (ENTRY_SCHEMA) as PENDING_SCHEMA."""
+    """Convert a bucket's pending entries from ENTRY_SCHEMA to PENDING_SCHEMA."""
     ages = pc.subtract(pa.scalar(horizon_ms, pa.int64()), pending["start_ms"])
     columns = {
         "transaction_id": pending["transaction_id"],

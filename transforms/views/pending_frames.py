@@ -1,20 +1,22 @@
-"""What is pending, how old, how often asked, and why it is stuck: aggregates for people, made in Spark over the job's state.
+"""Aggregates the pending transactions in Spark: by age, by number of checks, by group, and by why they are stuck.
 
-`transforms/views/pending.py` says what a state row holds; here it runs on the executors, so that only counts come to the driver.
+`transforms/views/pending.py` decodes the state rows. Here it runs on the executors, so that only aggregates reach the driver.
 """
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.schemas import headers as h
+from halfway.schemas.reports import common_horizon_ms
 from halfway.transforms.views.pending import PENDING_SCHEMA, view_pending
 
 _S, _M, _H, _D = 1_000, 60_000, 3_600_000, 86_400_000
@@ -38,10 +40,10 @@ AGE_EDGES_MS = (
     2 * _D,
     3 * _D,
 )
-"""Lower bounds of the age classes: each about twice the one before, as ages spread over six powers of ten."""
+"""Lower bounds of the age classes. Each is about twice the one before, because ages span six powers of ten."""
 OTHERS = "(all others)"
 
-_FACTS_SCHEMA = pa.schema(
+_BUCKET_FACTS_SCHEMA = pa.schema(
     [
         pa.field("horizon_ms", pa.int64()),
         pa.field("absent_groups", pa.list_(pa.string())),
@@ -53,7 +55,7 @@ _FACTS_SCHEMA = pa.schema(
 
 
 class Why(StrEnum):
-    """Why a transaction is still pending."""
+    """The reasons why a transaction is still pending."""
 
     NOT_ASKED = "not asked yet"
     AWAY = "every instance of its group is away"
@@ -63,17 +65,17 @@ class Why(StrEnum):
 
 
 WAY_OUT = {
-    Why.NOT_ASKED: "none needed: it is younger than its first check",
-    Why.AWAY: "start an instance of the group; checks are put off and not counted meanwhile (R15)",
-    Why.SILENT: "see whether the group's consumer txn-check-<group> reads the check topic, and its log",
-    Why.UNKNOWN: "the listener does not know the outcome: see its remark, and look in the service's database",
-    Why.UNSETTLED: "see the quarantine: another group, or another incarnation; or the next batch settles it",
+    Why.NOT_ASKED: "nothing to do: its first check is not due yet",
+    Why.AWAY: "start an instance of the group; until then its checks are put off and not counted (R15)",
+    Why.SILENT: "check that the group's consumer txn-check-<group> reads the check topic, and read the service's log",
+    Why.UNKNOWN: "the listener does not know the outcome: read its remark, and look in the service's database",
+    Why.UNSETTLED: "look in the quarantine for another group or incarnation; or wait for the next batch, which may settle it",
 }
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What the whole state says besides its transactions; see `halfway.transforms.views.pending.PendingView`."""
+class StateFacts:
+    """What the state holds besides its transactions; the fields are those of `halfway.transforms.views.pending.PendingView`."""
 
     horizon_ms: int | None
     absent_groups: frozenset[str]
@@ -83,10 +85,10 @@ class Facts:
 
 
 def pending_transactions(states: DataFrame) -> DataFrame:
-    """Return what is pending as one row a transaction (PENDING_SCHEMA).
+    """Return the pending transactions, one row each (PENDING_SCHEMA).
 
     Args:
-        states: one row a bucket (`halfway.schemas.state_format.STATE_SCHEMA`).
+        states: one row per bucket (`halfway.schemas.state_format.STATE_SCHEMA`).
     """
 
     def view(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -96,8 +98,15 @@ def pending_transactions(states: DataFrame) -> DataFrame:
     return states.mapInArrow(view, from_arrow_schema(PENDING_SCHEMA))
 
 
-def facts_of_state(states: DataFrame) -> Facts:
-    """Return what the whole state says; one small row a bucket is collected."""
+def bucket_facts(states: DataFrame) -> DataFrame:
+    """Return one small row per bucket, which the caller collects for `state_facts`.
+
+    Args:
+        states: one row per bucket (`halfway.schemas.state_format.STATE_SCHEMA`).
+
+    Returns:
+        horizon_ms, absent_groups, totals (JSON), waiting, remembered.
+    """
 
     def view(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -109,13 +118,16 @@ def facts_of_state(states: DataFrame) -> Facts:
                 [view.waiting for view in views],
                 [view.remembered for view in views],
             ]
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _FACTS_SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_FACTS_SCHEMA)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, _BUCKET_FACTS_SCHEMA, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=_BUCKET_FACTS_SCHEMA)
 
-    rows = states.mapInArrow(view, from_arrow_schema(_FACTS_SCHEMA)).collect()
-    horizons = [row["horizon_ms"] for row in rows]
-    return Facts(
-        horizon_ms=min(horizons) if horizons and None not in horizons else None,
+    return states.mapInArrow(view, from_arrow_schema(_BUCKET_FACTS_SCHEMA))
+
+
+def state_facts(rows: Collection[Mapping[str, Any] | Row]) -> StateFacts:
+    """Combine the rows of `bucket_facts`."""
+    return StateFacts(
+        horizon_ms=common_horizon_ms(row["horizon_ms"] for row in rows),
         absent_groups=frozenset(group for row in rows for group in row["absent_groups"]),
         totals=sum((Counter(json.loads(row["totals"])) for row in rows), Counter[str]()),
         waiting=sum(row["waiting"] for row in rows),
@@ -124,21 +136,21 @@ def facts_of_state(states: DataFrame) -> Facts:
 
 
 def age_histogram(pending: DataFrame) -> DataFrame:
-    """Count transactions by age class: from_ms (a bound of AGE_EDGES_MS; null where there is no horizon yet), transactions."""
+    """Count transactions by age class: from_ms (one of AGE_EDGES_MS; null while the horizon is undefined), transactions."""
     return pending.groupBy(_age_class().alias("from_ms")).agg(_transactions()).orderBy("from_ms")
 
 
 def check_histogram(pending: DataFrame) -> DataFrame:
-    """Count transactions by how often they were asked about: check_times, transactions."""
+    """Count transactions by the number of their checks: check_times, transactions."""
     return pending.groupBy("check_times").agg(_transactions()).orderBy("check_times")
 
 
-def pending_by_group(pending: DataFrame, groups: int = 12) -> DataFrame:
-    """Count transactions by producer group and age class, the largest groups by name and the rest as one.
+def ages_by_group(pending: DataFrame, groups: int = 12) -> DataFrame:
+    """Count transactions by producer group and age class.
 
     Args:
         pending: PENDING_SCHEMA.
-        groups: how many are named.
+        groups: how many of the largest groups are named. The others count as one group, OTHERS.
 
     Returns:
         producer_group, from_ms, transactions.
@@ -150,7 +162,7 @@ def pending_by_group(pending: DataFrame, groups: int = 12) -> DataFrame:
 
 
 def last_answers(ops: DataFrame) -> DataFrame:
-    """Return for each transaction the last answer to a check: transaction_id, action, remark.
+    """Return the last answer to a check of each transaction: transaction_id, action, remark.
 
     Args:
         ops: Spark's Kafka columns of the op topic, with headers.
@@ -166,7 +178,7 @@ def last_answers(ops: DataFrame) -> DataFrame:
 
 
 def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]) -> DataFrame:
-    """Say by group why its transactions are pending, the oldest first.
+    """Return by group why its transactions are pending, the oldest first.
 
     Args:
         pending: PENDING_SCHEMA.
@@ -174,7 +186,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
         absent_groups: the groups that are away (R15).
 
     Returns:
-        producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (one of the answers'), example (the oldest one's id).
+        producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (of one of the answers), example (the id of the oldest).
     """
     is_unknown = F.col("action").isin("UNKNOWN", "UNKNOW")
     why = (
@@ -200,7 +212,7 @@ def _rows(batch: pa.RecordBatch) -> list[tuple[int, bytes]]:
 
 
 def _age_class() -> Column:
-    """The largest of AGE_EDGES_MS that is not above the age; a half that the horizon has not passed yet counts as new."""
+    """Return the largest of AGE_EDGES_MS that is not above the age. A half that the horizon has not passed yet has age 0."""
     edges = F.array(*(F.lit(edge).cast("long") for edge in AGE_EDGES_MS))
     age = F.greatest(F.col("age_ms"), F.lit(0))
     return F.when(F.col("age_ms").isNotNull(), F.array_max(F.filter(edges, lambda edge: edge <= age)))

@@ -10,9 +10,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.views import pending_frames
 from halfway.transforms.views.pending import PENDING_SCHEMA, view_pending
-from halfway.transforms.views.pending_frames import AGE_EDGES_MS, OTHERS, Why
-from tests.support.scenario import Record, commit, half, rollback, tick
-from tests.unit.transforms.views.test_pending import states_after
+from halfway.transforms.views.pending_frames import AGE_EDGES_MS, OTHERS, StateFacts, Why
+from tests.support.scenario import Record, commit, half, rollback, states_after, tick
 
 KAFKA = "key BINARY, timestamp TIMESTAMP, partition INT, offset BIGINT, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 
@@ -40,6 +39,10 @@ def ops_of(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
     return frame.withColumn("timestamp", frame["timestamp"].cast("timestamp"))
 
 
+def facts_of(states: DataFrame) -> StateFacts:
+    return pending_frames.state_facts(pending_frames.bucket_facts(states).collect())
+
+
 def tuples(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in (frame.select(*columns) if columns else frame).collect()]
 
@@ -55,14 +58,14 @@ def test_the_same_as_the_view_of_all_states_at_once(spark: SparkSession) -> None
     view = view_pending(rows)
     pending = pending_frames.pending_transactions(states)
     assert sorted(tuples(pending)) == sorted(tuple(row.values()) for row in view.transactions.to_pylist())
-    facts = pending_frames.facts_of_state(states)
-    assert facts == pending_frames.Facts(view.horizon_ms, view.absent_groups, view.totals, view.waiting, view.remembered)
+    facts = facts_of(states)
+    assert facts == StateFacts(view.horizon_ms, view.absent_groups, view.totals, view.waiting, view.remembered)
     assert (facts.horizon_ms, facts.absent_groups, facts.waiting, facts.remembered) == (65, {"g0"}, 1, 2)
 
 
 def test_a_bucket_without_a_horizon_leaves_it_open(spark: SparkSession) -> None:
     _, states = states_of(spark, [[half("a", 0)]])
-    assert pending_frames.facts_of_state(states).horizon_ms is None
+    assert facts_of(states).horizon_ms is None
     assert tuples(pending_frames.age_histogram(pending_frames.pending_transactions(states))) == [(None, 1)]
 
 
@@ -79,7 +82,7 @@ def test_checks_are_counted(spark: SparkSession) -> None:
 def test_the_largest_groups_are_named(spark: SparkSession) -> None:
     groups: Sequence[tuple[str, int]] = (("big", 3), ("mid", 2), ("small", 1), ("tiny", 1))
     pending = pending_of(spark, *((f"{group}{n}", group, 1_000 * n, 0) for group, count in groups for n in range(count)))
-    assert tuples(pending_frames.pending_by_group(pending, groups=2)) == [
+    assert tuples(pending_frames.ages_by_group(pending, groups=2)) == [
         (OTHERS, 0, 2),
         ("big", 0, 1),
         ("big", 1_000, 1),

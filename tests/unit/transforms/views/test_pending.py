@@ -11,27 +11,8 @@ from halfway.schemas.errors import StateFormatError
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.state_format import ENTRY_SCHEMA, FORMAT_VERSION
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.protocol import BucketState, resolve
-from halfway.transforms.views.pending import PENDING_SCHEMA, PendingView, phase_of, view_pending
-from tests.support.scenario import RULES, Record, commit, half, lost, rollback, tick, to_batch
-
-BUCKETS = 3
-
-
-def bucket_of(record: Record) -> int:
-    return sum(record.transaction_id.encode()) % BUCKETS
-
-
-def states_after(batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, bytes]], list[BucketState]]:
-    """Play batches into buckets as the job has them, and into the plain core; ticks go to each bucket."""
-    buckets = [Bucket() for _ in range(BUCKETS)]
-    plain = [BucketState() for _ in range(BUCKETS)]
-    for records in batches:
-        for number in range(BUCKETS):
-            mine = to_batch(record for record in records if isinstance(record, list) or bucket_of(record) == number)
-            buckets[number] = buckets[number].after(mine, RULES)[0]
-            plain[number] = resolve(plain[number], mine, RULES).state
-    return [bucket.encode() for bucket in buckets], plain
+from halfway.transforms.views.pending import PENDING_SCHEMA, GroupPending, PendingView, pending_by_group, phase_of, view_pending
+from tests.support.scenario import Record, commit, half, lost, rollback, states_after, tick
 
 
 def view_after(*batches: Iterable[Record]) -> PendingView:
@@ -95,6 +76,18 @@ def test_groups_that_are_away_and_what_waits_and_is_remembered() -> None:
     assert view.absent_groups == {"g", "h"}
     assert (view.transactions.num_rows, view.waiting, view.remembered) == (0, 1, 2)
     assert (view.totals["halves"], view.totals["ops"], view.totals["rolled_back"], view.totals["lost"]) == (2, 2, 1, 1)
+
+
+def test_groups_with_the_most_pending_first() -> None:
+    records = [half("a1", 2_000, group="a"), half("b1", 0, group="b"), half("b2", 4_000, group="b"), half("c1", 3_000, group="c")]
+    view = view_after([*records, tick(10_000, away=["c"])])
+    assert pending_by_group(view.transactions, view.absent_groups) == [
+        GroupPending("b", pending=2, oldest_age_ms=10_000, most_checks=1, is_away=False),
+        GroupPending("a", pending=1, oldest_age_ms=8_000, most_checks=1, is_away=False),
+        GroupPending("c", pending=1, oldest_age_ms=7_000, most_checks=0, is_away=True),
+    ]
+    unknown = view_after([half("a")])
+    assert [group.oldest_age_ms for group in pending_by_group(unknown.transactions, unknown.absent_groups)] == [None]
 
 
 def test_where_one_transaction_stands() -> None:
