@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.backlog import drain
 from benchmarks.rig import Figures, Rig, in_own_process
-from tests.support.standalone import StandaloneCluster
+from tests.support.standalone_cluster import StandaloneCluster
 
 _AMOUNT = 0.7
 """Of the amount of `drain`, which leaves two warm batches: one core takes twice as long."""

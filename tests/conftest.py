@@ -1,26 +1,22 @@
 """What the tiers share: markers by folder, one real broker a session, topics of a test's own."""
 
 import os
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
-from confluent_kafka.admin import NewTopic
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin
-from halfway.pipelines.kafka.topic_setup import create_topics, new_topic_config
+from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.settings import ENV_PREFIX, Settings
+from tests.support.kafka_topics import MakeTopics, make_create_time_topics, unique_topics
 
 _HERE = Path(__file__).parent
 _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}
-
-MakeTopics = Callable[..., Settings]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -91,24 +87,3 @@ def topics(broker: LocalBroker) -> MakeTopics:
         return settings
 
     return make
-
-
-def unique_topics(broker: LocalBroker) -> dict[str, object]:
-    """Return settings for `broker` with names for the three topics that nobody else has."""
-    unique = uuid.uuid4().hex[:8]
-    return {
-        "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
-        "kafka.half_topic": f"half-{unique}",
-        "kafka.op_topic": f"op-{unique}",
-        "kafka.check_topic": f"check-{unique}",
-    }
-
-
-def make_create_time_topics(settings: Settings, partitions: int) -> None:
-    """Make the three topics so that a test sets the time of its records itself; they are kept however old they say they are."""
-    own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
-    names = (settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic)
-    new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]
-    client = admin(settings)
-    for made in client.create_topics(new).values():
-        made.result()

@@ -24,9 +24,10 @@ from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.schemas.settings import ENV_PREFIX
 from halfway.schemas.tables import Table
-from tests.conftest import unique_topics
+from tests.support.kafka_topics import unique_topics
 from tests.support.paths import ROOT
-from tests.support.standalone import HOST, StandaloneCluster, children, until
+from tests.support.standalone_cluster import HOST, StandaloneCluster, children
+from tests.support.waiting import until
 
 BLOCKS = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cluster.md").read_text(), re.DOTALL)
 BUILD, SUBMIT, STOP = BLOCKS[:3]
@@ -37,8 +38,8 @@ MESSAGES = 400
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source tree with what a user has in it, the fetched JARs too."""
     copy = tmp_path_factory.mktemp("source")
-    for name in ("pipelines", "transforms", "schemas", "clients", "conf"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("src", "pipelines", "transforms", "schemas", "clients", "conf"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("setup.cfg", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy / name)
     jars = copy / ".halfway" / "jars" / "spark"
@@ -62,14 +63,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     python = folder / "bin" / "python"
     found = subprocess.run(
-        [str(python), "-c", "import pandas, confluent_kafka, pydantic, pyspark; import pipelines"],
+        [str(python), "-c", "import pandas, confluent_kafka, pydantic, pyspark; import halfway"],
         check=False,
         capture_output=True,
         text=True,
         cwd=folder,
         env={},
     )
-    assert "No module named 'pipelines'" in found.stderr
+    assert "No module named 'halfway'" in found.stderr
     return python
 
 
@@ -115,7 +116,9 @@ def test_a_worker_dies_and_every_transaction_ends_as_decided(
         "CLUSTER_PYTHON": str(python),
     }
     run(BUILD, source, environ)
-    assert {"pipelines/__main__.py", "pipelines/conf/default.yaml"} <= set(zipfile.ZipFile(source / "halfway.zip").namelist())
+    names = zipfile.ZipFile(source / "halfway.zip").namelist()
+    assert {"halfway/pipelines/__main__.py", "halfway/conf/default.yaml"} <= set(names)
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"halfway"}
     log = tmp_path / "submit.log"
     with log.open("wb") as output:
         submit = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Worlds to run the job in, topics for the client, and a broker of a file's own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,19 +12,11 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
-from tests.conftest import MakeTopics
+from tests.support.job_process import JobProcess
+from tests.support.job_world import SMALL_JOB, MakeWorld, World
+from tests.support.kafka_topics import MakeTopics
 from tests.support.secure_broker import Right, SecureBroker
 from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of, way_in
-from tests.support.world import World
-
-MakeWorld = Callable[..., World]
-
-QUICK = {
-    "state.buckets": 4,
-    "state.shuffle_partitions": 1,
-    "resolution.tick_interval": 0,
-    "trigger.available_now": True,
-}
 
 
 @pytest.fixture
@@ -33,10 +25,18 @@ def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
 
     def make(partitions: int = 2, timestamps: Literal["LogAppendTime", "CreateTime"] = "CreateTime", **overrides: object) -> World:
         storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
-        settings = topics(partitions=partitions, timestamps=timestamps, overrides={**QUICK, **storage, **overrides})
+        settings = topics(partitions=partitions, timestamps=timestamps, overrides={**SMALL_JOB, **storage, **overrides})
         return World(spark, settings)
 
     return make
+
+
+@pytest.fixture
+def job(topics: MakeTopics, tmp_path: Path) -> Iterator[JobProcess]:
+    """A job in a process of its own, not started."""
+    process = JobProcess(topics(), tmp_path)
+    yield process
+    process.kill()
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def configure(secure_broker: SecureBroker, tmp_path: Path) -> Configure:
     def write(part: str, **changed: object) -> Path:
         places = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
         rules = {"resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1, "resolution.transactionCheckMax": 1}
-        own = {**QUICK, **places, **rules, "resolution.tick_interval": 100, **way_in(secure_broker, part), **changed}
+        own = {**SMALL_JOB, **places, **rules, "resolution.tick_interval": 100, **way_in(secure_broker, part), **changed}
         content: dict[str, Any] = {}
         for name, value in own.items():
             *groups, last = name.split(".")

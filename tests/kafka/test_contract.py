@@ -17,11 +17,11 @@ from halfway.schemas import headers as names
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.tables import Table
-from tests.conftest import MakeTopics
-from tests.kafka.conftest import MakeWorld
-from tests.support.client_world import headers_of, wait_until
+from tests.support.job_world import START_MS, MakeWorld, World
+from tests.support.kafka_topics import MakeTopics
+from tests.support.partition_records import headers_of
 from tests.support.paths import ROOT
-from tests.support.world import START_MS, World
+from tests.support.waiting import until
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
 VECTORS = [
@@ -71,7 +71,7 @@ class PlainClient:
             if check is None:
                 continue
             assert check.error() is None
-            headers = dict(headers_of(check))
+            headers = headers_of(check)
             if headers["PGROUP"] == self.group.encode():
                 name = (check.key() or b"").decode()
                 assert check.value() == b"body of " + name.encode()
@@ -223,7 +223,7 @@ def test_the_client_in_java(world: MakeWorld) -> None:
         w.tick(after_now(7_000))
         w.resolve()
         assert set(w.by_id(Table.MESSAGES)) == {"java-commit"}
-        wait_until(lambda: service.poll() == 0, "it has answered", limit_s=60)
+        until(lambda: service.poll() == 0, "it has answered", limit_s=60)
     finally:
         service.kill()
         service.communicate(timeout=30)

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -22,7 +22,8 @@ from halfway import (
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import check_group, check_id
 from halfway.schemas.settings import KafkaSettings
-from tests.conftest import unique_topics
+from tests.support.kafka_topics import unique_topics
+from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
@@ -85,7 +86,7 @@ def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None
                 return False
 
         for name in names:
-            wait_until(lambda name=name: all(is_there(TopicPartition(name, number)) for number in range(2)), f"{name} is there")
+            until(lambda name=name: all(is_there(TopicPartition(name, number)) for number in range(2)), f"{name} is there")
 
 
 def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message]:
@@ -108,18 +109,9 @@ def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message
 def ops(settings: KafkaSettings, at_least: int = 0) -> list[tuple[str, dict[str, str]]]:
     """Return the ops as (transaction id, headers)."""
     return [
-        ((message.key() or b"").decode(), {name: value.decode() for name, value in headers_of(message)})
+        ((message.key() or b"").decode(), {name: value.decode() for name, value in headers_of(message).items()})
         for message in read(settings, settings.op_topic, at_least)
     ]
-
-
-def headers_of(message: Message) -> list[tuple[str, bytes]]:
-    return [(name, value) for name, value in cast(list[tuple[str, object]], message.headers() or []) if isinstance(value, bytes)]
-
-
-def wait_until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-    """Look until `condition` holds: no answer of a client takes longer than `LIMIT_S`."""
-    until(condition, what, limit_s)
 
 
 def check_of(name: str, times: int = 1, group: str = GROUP, incarnation: int = 0) -> CheckRequest:
@@ -162,7 +154,7 @@ def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
             found.update({place.partition: place.offset for place in places if place.offset >= 0})
             return True
 
-        wait_until(answered, "the coordinator answers")
+        until(answered, "the coordinator answers")
     return found
 
 
@@ -215,7 +207,7 @@ def frozen(broker: LocalBroker) -> Iterator[None]:
                 return True
             return False
 
-        wait_until(is_silent, "the broker stands still")
+        until(is_silent, "the broker stands still")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

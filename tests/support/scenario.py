@@ -7,11 +7,13 @@ from typing import Any
 
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
+from halfway.transforms.bucket import Bucket
 from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, Tick, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)
 
 Record = Half | Op | Lost | list[Tick]
+BUCKETS = 3
 
 
 def half(
@@ -103,3 +105,19 @@ def run(batches: Iterable[Iterable[Record]], rules: Rules = RULES) -> Run:
         all_told.append([told(outcome) for outcome in resolution.outcomes])
     phases = {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()}
     return Run(all_told, counts, phases, {transaction_id: len(ops) for transaction_id, ops in state.waiting.items()}, state)
+
+
+def bucket_of(record: Record) -> int:
+    return sum(record.transaction_id.encode()) % BUCKETS
+
+
+def states_after(batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, bytes]], list[BucketState]]:
+    """Play batches into buckets as the job has them, and into the plain core; ticks go to each bucket."""
+    buckets = [Bucket() for _ in range(BUCKETS)]
+    plain = [BucketState() for _ in range(BUCKETS)]
+    for records in batches:
+        for number in range(BUCKETS):
+            mine = to_batch(record for record in records if isinstance(record, list) or bucket_of(record) == number)
+            buckets[number] = buckets[number].after(mine, RULES)[0]
+            plain[number] = resolve(plain[number], mine, RULES).state
+    return [bucket.encode() for bucket in buckets], plain

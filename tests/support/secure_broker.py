@@ -26,7 +26,7 @@ from cryptography.x509.oid import NameOID
 
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.local.broker import HOST, LocalBroker, free_port
-from tests.support.client_world import wait_until
+from tests.support.waiting import until
 
 ADMIN = "admin"
 _BROKER_NAME = "halfway-broker"
@@ -197,4 +197,4 @@ def _exactly(binding: AclBinding) -> AclBindingFilter:
 
 def _until_known(client: Admin, binding: AclBinding, count: int) -> None:
     """Wait until the broker's authorizer knows what the controller has taken down."""
-    wait_until(lambda: len(client.describe_acls(_exactly(binding)).result()) == count, f"{binding} is there {count} times")
+    until(lambda: len(client.describe_acls(_exactly(binding)).result()) == count, f"{binding} is there {count} times")

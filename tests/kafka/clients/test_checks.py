@@ -17,7 +17,6 @@ from halfway import (
 )
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
-from tests.conftest import MakeTopics, unique_topics
 from tests.support.client_world import (
     COMMIT,
     GROUP,
@@ -32,9 +31,10 @@ from tests.support.client_world import (
     members,
     ops,
     send_checks,
-    wait_until,
 )
+from tests.support.kafka_topics import MakeTopics, unique_topics
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("state", list(LocalTransactionState))
@@ -74,7 +74,7 @@ def test_check_delivered_twice_is_answered_once(kafka: KafkaSettings) -> None:
     listener = Listener()
     with TransactionProducer(kafka, GROUP, listener):
         send_checks(kafka, check_of("t1"))
-        wait_until(lambda: committed(kafka) == {0: 1}, "t1 is answered")
+        until(lambda: committed(kafka) == {0: 1}, "t1 is answered")
         send_checks(kafka, check_of("t1"), check_of("t1", times=2), check_of("end"))
         ops(kafka, at_least=3)
     sent = ops(kafka)
@@ -128,7 +128,7 @@ def test_two_instances_share_the_checks(topics: MakeTopics) -> None:
     kafka = topics(partitions=4).kafka
     listeners = Listener(), Listener()
     with TransactionProducer(kafka, GROUP, listeners[0]), TransactionProducer(kafka, GROUP, listeners[1]):
-        wait_until(lambda: members(kafka) == [2, 2], "each instance has two partitions")
+        until(lambda: members(kafka) == [2, 2], "each instance has two partitions")
         for partition in range(4):
             send_checks(kafka, *(check_of(f"t{partition}-{number}") for number in range(10)), partition=partition)
         ops(kafka, at_least=40)
@@ -155,7 +155,7 @@ def test_an_instance_that_leaves_hands_over_what_it_did_not_answer(topics: MakeT
     assert gate.entered.get(timeout=LIMIT_S) == "t0"
     with ThreadPoolExecutor(1) as pool:
         closing = pool.submit(first.close)
-        wait_until(lambda: is_closed(first), "close has begun")
+        until(lambda: is_closed(first), "close has begun")
         gate.opened.set()
         assert closing.result(LIMIT_S) is True
     assert [request.transaction_id for request in leaving.checked] == ["t0"]
@@ -178,7 +178,7 @@ def test_reading_pauses_while_too_many_are_open(kafka: KafkaSettings, caplog: py
     listener = Listener(check=check)
     with TransactionProducer(kafka, GROUP, listener, max_open_checks=4):
         send_checks(kafka, *(check_of(name) for name in names))
-        wait_until(lambda: "event=checks_paused open=4" in caplog.text, "reading is paused")
+        until(lambda: "event=checks_paused open=4" in caplog.text, "reading is paused")
         gate.opened.set()
         ops(kafka, at_least=50)
     sent = ops(kafka)
@@ -195,7 +195,7 @@ def test_answer_that_fails_is_sent_again(broker: LocalBroker, caplog: pytest.Log
     send_checks(kafka, check_of("t1"))
     listener = Listener()
     with TransactionProducer(kafka, GROUP, listener, send_timeout_ms=1000):
-        wait_until(lambda: "event=answer_not_sent transaction_id='t1' check=1" in caplog.text, "the answer failed")
+        until(lambda: "event=answer_not_sent transaction_id='t1' check=1" in caplog.text, "the answer failed")
         assert committed(kafka) == {}
         make_topics(kafka, {kafka.op_topic})
         assert [name for name, _ in ops(kafka, at_least=1)] == ["t1"]
@@ -229,7 +229,7 @@ def test_offsets_are_committed_only_after_the_answer(kafka: KafkaSettings) -> No
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "t2 is asked\n"
-        wait_until(lambda: committed(kafka) == {0: 1}, "t1's offset is committed")
+        until(lambda: committed(kafka) == {0: 1}, "t1's offset is committed")
         assert sorted(name for name, _ in ops(kafka, at_least=2)) == ["t1", "t3"]
         assert committed(kafka) == {0: 1}
     finally:

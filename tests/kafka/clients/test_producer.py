@@ -21,7 +21,6 @@ from halfway import (
 )
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
-from tests.conftest import MakeTopics, unique_topics
 from tests.support.client_world import (
     COMMIT,
     GROUP,
@@ -31,15 +30,16 @@ from tests.support.client_world import (
     check_of,
     fail,
     frozen,
-    headers_of,
     make_topics,
     murmur2,
     ops,
     own_topics,
     read,
     send_checks,
-    wait_until,
 )
+from tests.support.kafka_topics import MakeTopics, unique_topics
+from tests.support.partition_records import headers_of
+from tests.support.waiting import until
 
 # Sending
 
@@ -61,7 +61,7 @@ def test_half_and_op_byte_for_byte(kafka: KafkaSettings) -> None:
         )
     [half] = read(kafka, kafka.half_topic)
     [op] = read(kafka, kafka.op_topic)
-    born = dict(headers_of(half))["BORN_TIMESTAMP"]
+    born = headers_of(half)["BORN_TIMESTAMP"]
     assert before_ms <= int(born) <= time.time_ns() // 1_000_000
     assert (half.key(), half.value()) == ("tx-ä".encode(), body)
     assert half.headers() == [
@@ -268,7 +268,7 @@ def test_stopped_broker_and_its_return(own_broker: LocalBroker) -> None:
                 return False
             return True
 
-        wait_until(gets_through, "the producer sends again")
+        until(gets_through, "the producer sends again")
         send_checks(kafka, check_of("t1"))
-        wait_until(lambda: len(listener.checked) > 0, "the producer answers checks again")
+        until(lambda: len(listener.checked) > 0, "the producer answers checks again")
     assert "t2" not in [message.transaction_id for message in listener.executed]

@@ -28,9 +28,9 @@ from tests.support.client_world import (
     ops,
     own_topics,
     send_checks,
-    wait_until,
 )
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 BUSY_S = 3.0
 """What a busy machine may add to a time limit."""
@@ -60,7 +60,7 @@ def test_close_waits_for_a_running_local_transaction(kafka: KafkaSettings) -> No
         sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="t1")
         gate.entered.get(timeout=LIMIT_S)
         closing = [pool.submit(producer.close) for _ in range(2)]
-        wait_until(lambda: is_closed(producer), "close has begun")
+        until(lambda: is_closed(producer), "close has begun")
         assert not any(close.done() for close in closing)
         gate.opened.set()
         assert sending.result(LIMIT_S).state is ROLLBACK

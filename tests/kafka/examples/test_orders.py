@@ -4,7 +4,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from deltalake import DeltaTable, QueryBuilder
 
 from examples.orders import CRASHED, GROUP
 from halfway.schemas.settings import KafkaSettings
-from tests.conftest import MakeTopics
-from tests.kafka.pipelines.cli.test_resolve import Job
-from tests.support.client_world import ops, wait_until
+from tests.support.client_world import ops
+from tests.support.job_process import JobProcess
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 # Kafka gives a dead instance's partitions to the next one after 10 s: the checks of that time must not use up the last one.
 QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100}
@@ -42,14 +41,7 @@ class Service:
             return database.execute("SELECT item, quantity FROM orders ORDER BY rowid").fetchall()
 
 
-@pytest.fixture
-def job(topics: MakeTopics, tmp_path: Path) -> Iterator[Job]:
-    running = Job(topics(), tmp_path)
-    yield running
-    running.kill()
-
-
-def rows(job: Job, table: str, columns: str) -> list[dict[str, Any]]:
+def rows(job: JobProcess, table: str, columns: str) -> list[dict[str, Any]]:
     opened = DeltaTable(str(job.warehouse / table))
     found = QueryBuilder().register("found", opened).execute(f"SELECT {columns} FROM found ORDER BY committed_at")
     result: list[dict[str, Any]] = pyarrow.table(found).to_pylist()
@@ -58,14 +50,14 @@ def rows(job: Job, table: str, columns: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_both_or_neither(job: Job, tmp_path: Path) -> None:
+def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
     kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in job.options.items() if "kafka." in name})
     service = Service(kafka, tmp_path)
     job.start(**QUICK)
 
     assert service("place", "apples", "--quantity", "3").endswith(": COMMIT\n")
     assert service("place", "figs", "--quantity", "101").endswith(": ROLLBACK\n")
-    wait_until(lambda: len(job.delivered()) == 1, "the message about the apples", limit_s=120)
+    until(lambda: len(job.delivered()) == 1, "the message about the apples", limit_s=120)
 
     service("place", "pears", "--crash", "after-commit", code=CRASHED)
     service("place", "plums", "--crash", "before-commit", code=CRASHED)
@@ -76,7 +68,7 @@ def test_both_or_neither(job: Job, tmp_path: Path) -> None:
     # Asked more than once, where the first question lay there before anybody came back to answer it: the answer is the same.
     answers = set(service("serve", "--until", "2").splitlines())
     assert sorted(answer.split(": ")[1] for answer in answers) == ["COMMIT", "ROLLBACK"]
-    wait_until(lambda: len(job.delivered()) == 2, "the message about the pears", limit_s=60)
+    until(lambda: len(job.delivered()) == 2, "the message about the pears", limit_s=60)
     assert service.orders() == [("apples", 3), ("pears", 1)]
     assert rows(job, "messages", "CAST(body AS STRING) AS body, check_times > 0 AS asked, producer_group") == [
         {"body": '{"item": "apples", "quantity": 3}', "asked": False, "producer_group": GROUP},

@@ -12,10 +12,10 @@ from deltalake import DeltaTable, write_deltalake
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.chaos.accountant import keep_books
-from tests.fuzz.fuzz import CHECK_MAX, PARTITIONS, SETTINGS, fuzz
 from tests.fuzz.generator import Control, Fate
-from tests.kafka.conftest import MakeWorld
+from tests.fuzz.reconciliation import keep_books
+from tests.fuzz.run import CHECK_MAX, PARTITIONS, SETTINGS, fuzz
+from tests.support.job_world import MakeWorld
 
 BROKEN = {
     *(Reason.MISSING_KEY, Reason.KEY_TOO_LONG, Reason.KEY_NOT_UTF8, Reason.MISSING_HEADER, Reason.BAD_HEADER, Reason.DUPLICATE_HEADER),

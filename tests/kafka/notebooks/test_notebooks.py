@@ -12,8 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from halfway.schemas.headers import Source
-from tests.kafka.conftest import MakeWorld
-from tests.support.world import World, op_headers
+from tests.support.job_world import MakeWorld, World, op_headers
 
 Run = Callable[..., str]
 

@@ -21,13 +21,15 @@ from pyspark.sql import SparkSession
 
 from halfway import TransactionProducer
 from halfway.conf.loader import conf_file, load_settings
+from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import HOST, free_port
 from halfway.schemas.settings import Settings
-from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener, wait_until
+from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener
 from tests.support.paths import ROOT
 from tests.support.secure_broker import ADMIN, Right, SecureBroker
 from tests.support.secure_world import USERS, rights_of
+from tests.support.waiting import until
 
 PASSWORD, SIGNING_KEY = "tell-nobody-this-password", "tell-nobody-this-key-of-32-bytes-or-more"
 LIMIT_S = 120
@@ -145,7 +147,7 @@ def test_no_secret_is_told_while_the_job_runs_nor_when_it_fails(broker: SecureBr
     with TransactionProducer(settings.kafka, GROUP, listener) as producer:
         producer.send_in_transaction("orders", b"body", transaction_id="at-once", arg=COMMIT)
         producer.send_in_transaction("orders", b"body", transaction_id="asked", arg=UNKNOWN)
-        wait_until(lambda: "asked" in job.rows("messages") or job.process.poll() is not None, "both are delivered", LIMIT_S)
+        until(lambda: "asked" in job.rows("messages") or job.process.poll() is not None, "both are delivered", LIMIT_S)
     assert job.process.poll() is None, job.log.read_text()[-3000:]
     seen = {"ps": job.command_lines(), **job.pages()}
     assert "org.apache.spark.deploy.SparkSubmit" in seen["ps"]
@@ -177,7 +179,7 @@ def test_what_is_secret_in_options_is_redacted_by_spark(spark: SparkSession, bro
         "kafka.security.certificate": str(broker.client_store),
         "kafka.security.key": str(broker.client_key),
     }
-    options = load_settings(environ={}, overrides={**own, "kafka.security.key_password": "hush"}).kafka.as_spark_options()
+    options = spark_options(load_settings(environ={}, overrides={**own, "kafka.security.key_password": "hush"}).kafka)
     clear = {
         "kafka.bootstrap.servers",
         "kafka.security.protocol",

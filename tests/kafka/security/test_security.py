@@ -8,15 +8,16 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from pyspark.sql import SparkSession
 
 from halfway import TransactionProducer
-from halfway.pipelines.kafka.range_reader import TopicScan
+from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.operate.doctor.kafka_checks import kafka as look_at_kafka
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.errors import AccessError
 from halfway.schemas.tables import Table
-from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener, wait_until
+from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener
 from tests.support.secure_broker import Right, SecureBroker
 from tests.support.secure_world import CHECK, HALF, OP, USERS, Configure, TakeAway, facts, named, refused, rights_of, run, settings_in
+from tests.support.waiting import until
 
 
 @pytest.mark.timeout(240)
@@ -33,7 +34,7 @@ def test_every_part_works_with_just_the_rights_of_the_page(spark: SparkSession, 
             producer.send_in_transaction("orders", b"body", transaction_id=name, arg=state)
         producer.send_in_transaction("orders", b"body", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
         resolve()
-        wait_until(lambda: len(listener.checked) == 2, "both were asked")
+        until(lambda: len(listener.checked) == 2, "both were asked")
         # While the client is there: the checks of a group that is away are put off (R15).
         resolve()
     assert [row["transaction_id"] for row in facts(run(operator, "pending", "--json"))] == ["by-hand"]
@@ -84,7 +85,7 @@ def test_operators_are_told_the_topic_or_group_they_may_not_use(
     for right in rights_of("operator"):
         if right.name != OP and right.operation is not AclOperation.WRITE:
             secure_broker.forbid(USERS["operator"], right)
-            with pytest.raises(AccessError, match=re.escape(named(right))), TopicScan.open(settings_in(operator), HALF):
+            with pytest.raises(AccessError, match=re.escape(named(right))), TopicScan.open(settings_in(operator).kafka, HALF):
                 pass
             secure_broker.allow(USERS["operator"], [right])
 

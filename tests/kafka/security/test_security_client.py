@@ -11,9 +11,10 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from halfway import SendError, TransactionProducer
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
-from tests.support.client_world import COMMIT, GROUP, Listener, wait_until
+from tests.support.client_world import COMMIT, GROUP, Listener
 from tests.support.secure_broker import Right, SecureBroker
 from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, Configure, TakeAway, named, refused, rights_of, settings_in
+from tests.support.waiting import until
 
 
 class Told(logging.Handler):
@@ -72,7 +73,7 @@ CLIENT_READS = [right for right in rights_of("client") if right.operation is Acl
 def test_a_client_that_may_not_read_checks_says_so(right: Right, without: TakeAway, configure: Configure, told: list[str]) -> None:
     without("client", right)
     with TransactionProducer(settings_in(configure("client")).kafka, GROUP, Listener()):
-        wait_until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in told), "it is told", LIMIT_S)
+        until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in told), "it is told", LIMIT_S)
 
 
 LOGIN = "does not take this user with this password"

@@ -11,9 +11,10 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.signing import signature_of
 from halfway.schemas.tables import Table
 from halfway.transforms.decoding import Contract, decode
-from tests.kafka.conftest import MakeWorld
-from tests.support.client_world import COMMIT, UNKNOWN, Listener, wait_until
+from tests.support.client_world import COMMIT, UNKNOWN, Listener
 from tests.support.commands import facts, invoke
+from tests.support.job_world import MakeWorld
+from tests.support.waiting import until
 
 KEY, OLD, OTHER = (f"{name} key of thirty-two bytes or more" for name in ("the", "an old", "another's"))
 CLIENT = "signing-client"
@@ -83,7 +84,7 @@ def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
         producer.send_in_transaction("orders", b"", transaction_id="asked", arg=UNKNOWN)
         producer.send_in_transaction("orders", b"", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
         w.resolve()
-        wait_until(lambda: len(listener.checked) == 1, "it was asked")
+        until(lambda: len(listener.checked) == 1, "it was asked")
     path = tmp_path / "keys.yaml"
     path.write_text(yaml.safe_dump({"kafka": {"signing": {"keys": KEYS, "required": True}}}))
     assert facts(invoke(w.settings, "commit", "by-hand", "--config", str(path), "--json"))["action"] == "COMMIT"

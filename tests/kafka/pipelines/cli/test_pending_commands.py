@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from halfway.schemas.settings import Settings
-from tests.conftest import MakeTopics
-from tests.kafka.conftest import MakeWorld
-from tests.kafka.pipelines.cli.test_resolve import Job
 from tests.support.commands import facts, groups_away, invoke, records, run
+from tests.support.job_process import JobProcess
+from tests.support.job_world import START_MS, MakeWorld, World
+from tests.support.kafka_topics import MakeTopics
 from tests.support.waiting import until
-from tests.support.world import START_MS, World
 
 
 @pytest.fixture
@@ -22,9 +21,9 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def job(settings: Settings, tmp_path: Path) -> Iterator[Job]:
+def job(settings: Settings, tmp_path: Path) -> Iterator[JobProcess]:
     """A job as a process of its own, whose first check is an hour away."""
-    running = Job(settings, tmp_path)
+    running = JobProcess(settings, tmp_path)
     running.start(**{"trigger.interval": "3s"})
     until((tmp_path / "checkpoint" / "status.json").exists, "the first batch")
     yield running
@@ -33,7 +32,7 @@ def job(settings: Settings, tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settings, job: Job, spark_free_world: World) -> None:
+def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settings, job: JobProcess, spark_free_world: World) -> None:
     """Commands as processes of their own, each with a Spark of its own, which takes its time beside the job."""
     w = spark_free_world
     w.half("a")

@@ -17,11 +17,11 @@ from halfway.pipelines.demo.run import time_limit_s
 from halfway.pipelines.demo.traffic import End, Planned, Traffic
 from halfway.pipelines.demo.verdict import Accountant
 from halfway.pipelines.local.broker import LocalBroker
-from halfway.pipelines.storage.checkpoint import is_in_use
+from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
-from tests.conftest import MakeTopics, unique_topics
+from tests.support.kafka_topics import MakeTopics, unique_topics
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 

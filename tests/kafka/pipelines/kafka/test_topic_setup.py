@@ -5,18 +5,19 @@ import uuid
 from collections.abc import Callable
 
 import pytest
-from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import NewTopic
 from typer.testing import CliRunner
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka import admin as kafka_module
-from halfway.pipelines.kafka.admin import admin, partition_counts
-from halfway.pipelines.kafka.topic_setup import check_half_retention, create_topics, verify_topics
+from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.topic_setup import check_half_retention, create_topics, inspect_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
+from tests.support.kafka_topics import set_topic_config
 
 DAY_MS = 86_400_000
 MakeSettings = Callable[..., Settings]
@@ -36,17 +37,8 @@ def names(broker: LocalBroker) -> MakeSettings:
 def make(settings: Settings, topic: str, **config: object) -> None:
     """Make one topic as somebody else might have."""
     text = {name.replace("_", "."): str(value) for name, value in config.items()}
-    client = admin(settings)
+    client = admin_client(settings.kafka)
     client.create_topics([NewTopic(topic, num_partitions=1, config=text)])[topic].result()
-
-
-def alter(settings: Settings, topic: str, name: str, value: object) -> None:
-    """Change one setting of a topic."""
-    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    client = admin(settings)
-    for done in client.incremental_alter_configs([resource]).values():
-        done.result()
 
 
 def test_missing_topics_are_created(names: MakeSettings) -> None:
@@ -56,7 +48,7 @@ def test_missing_topics_are_created(names: MakeSettings) -> None:
     for report in reports:
         assert (report.created, report.partitions, report.timestamp_type, report.notes) == (True, 3, "LogAppendTime", ())
         assert report.max_message_bytes == settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
-    assert partition_counts(admin(settings), [reports[0].topic, "none"]) == {reports[0].topic: 3}
+    assert partition_counts(admin_client(settings.kafka), [reports[0].topic, "none"]) == {reports[0].topic: 3}
 
 
 @pytest.mark.parametrize(("half_retention", "retention_ms"), [("72h", 7 * DAY_MS), ("6d", 7 * DAY_MS), ("30d", 31 * DAY_MS)])
@@ -70,7 +62,7 @@ def test_creating_again_changes_nothing(names: MakeSettings) -> None:
     create_topics(settings, 2)
     again = create_topics(settings, 2)
     assert [(report.created, report.partitions, report.notes) for report in again] == [(False, 2, ())] * 3
-    assert again == verify_topics(settings)
+    assert again == inspect_topics(admin_client(settings.kafka), settings)
     noted = create_topics(settings, 5)
     assert all(report.partitions == 2 and "has 2 partitions, not 5" in report.notes[0] for report in noted)
 
@@ -110,11 +102,10 @@ def test_a_topic_that_breaks_a_rule_is_refused_with_the_way_out(
 ) -> None:
     settings = names()
     create_topics(settings, 1)
-    alter(settings, getattr(settings.kafka, topic), name, value)
-    for refuse in (lambda: verify_topics(settings), lambda: create_topics(settings, 1)):
-        with pytest.raises(TopicError, match=getattr(settings.kafka, topic)) as caught:
-            refuse()
-        assert f"--add-config {way_out}`" in str(caught.value)
+    set_topic_config(settings, getattr(settings.kafka, topic), name, value)
+    with pytest.raises(TopicError, match=getattr(settings.kafka, topic)) as caught:
+        create_topics(settings, 1)
+    assert f"--add-config {way_out}`" in str(caught.value)
 
 
 @pytest.mark.parametrize(("retention_ms", "ok"), [(3 * DAY_MS - 1, False), (3 * DAY_MS, True), (-1, True)])
@@ -122,16 +113,16 @@ def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention
     settings = names()
     make(settings, settings.kafka.half_topic, retention_ms=retention_ms)
     if ok:
-        check_half_retention(settings)
+        check_half_retention(admin_client(settings.kafka), settings)
     else:
         with pytest.raises(TopicError, match=f"shorter than half_retention \\({3 * DAY_MS} ms\\)"):
-            check_half_retention(settings)
+            check_half_retention(admin_client(settings.kafka), settings)
 
 
 def test_a_missing_topic_says_how_to_make_it(names: MakeSettings) -> None:
-    for refuse in (check_half_retention, verify_topics):
-        with pytest.raises(TopicError, match="halfway topics create"):
-            refuse(names())
+    settings = names()
+    with pytest.raises(TopicError, match="halfway topics create"):
+        check_half_retention(admin_client(settings.kafka), settings)
 
 
 def test_what_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
@@ -142,9 +133,9 @@ def test_what_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
 def test_wrong_security_is_told(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_module, "REQUEST_LIMIT_S", 2.0)
     with pytest.raises(KafkaUnavailableError, match=r"speaks no TLS, kafka\.security\.protocol is SSL"):
-        verify_topics(names(kafka__security__protocol="SSL"))
+        create_topics(names(kafka__security__protocol="SSL"))
     with pytest.raises(KafkaUnavailableError, match=r"ssl\.ca\.location"):
-        verify_topics(names(kafka__security__protocol="SSL", kafka__security__ca="/none.pem"))
+        create_topics(names(kafka__security__protocol="SSL", kafka__security__ca="/none.pem"))
 
 
 def test_the_command_prints_its_facts(names: MakeSettings) -> None:

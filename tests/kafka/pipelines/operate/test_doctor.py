@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
-from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.operate.doctor.findings import State, disk
@@ -22,15 +22,14 @@ from halfway.pipelines.operate.doctor.storage_checks import found_locally, stora
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.checkpoint import facts_of, query_id_of, sole_user
-from halfway.pipelines.storage.delta_tables import owner_of
+from halfway.pipelines.storage.ownership import read_ownership
+from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.file_systems import check_writable
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.conftest import MakeTopics, unique_topics
-from tests.kafka.conftest import MakeWorld
-from tests.kafka.pipelines.kafka.test_topic_setup import alter
+from tests.support.job_world import MakeWorld
+from tests.support.kafka_topics import MakeTopics, set_topic_config, unique_topics
 from tests.support.waiting import until
 
 DAY_MS = 86_400_000
@@ -53,7 +52,7 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 
 def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
-    TickPublisher(settings).publish()
+    TickPublisher(settings, admin_client(settings.kafka)).publish()
     names = {"kafka": ("bootstrap_servers", "half_topic", "op_topic", "check_topic"), "storage": ("warehouse", "checkpoint")}
     chosen = [f"{group}.{name}={getattr(getattr(settings, group), name)}" for group, each in names.items() for name in each]
     command = ["doctor", *(part for pair in chosen for part in ("--set", pair))]
@@ -85,7 +84,7 @@ def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
     ],
 )
 def test_a_topic_that_is_set_up_wrong(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
-    alter(settings, getattr(settings.kafka, topic), name, value)
+    set_topic_config(settings, getattr(settings.kafka, topic), name, value)
     found = told(settings)
     assert set(found) == {("topics", state), ONE_COPY}
     assert words in found["topics", state]
@@ -93,12 +92,12 @@ def test_a_topic_that_is_set_up_wrong(settings: Settings, topic: str, name: str,
 
 
 def test_more_copies_demanded_than_there_are(settings: Settings) -> None:
-    alter(settings, settings.kafka.op_topic, "min.insync.replicas", 2)
+    set_topic_config(settings, settings.kafka.op_topic, "min.insync.replicas", 2)
     assert "takes no writes: 1 of 1 copies" in told(settings)["copies", "problem"]
 
 
 def test_topics_that_are_not_there(broker: LocalBroker, settings: Settings) -> None:
-    client = admin(settings)
+    client = admin_client(settings.kafka)
     client.delete_topics([settings.kafka.check_topic])[settings.kafka.check_topic].result()
     until(lambda: not partition_counts(client, [settings.kafka.check_topic]), "the deletion", 30)
     found = told(settings)
@@ -134,7 +133,7 @@ def test_what_this_user_may_not_do(guarded: LocalBroker, tmp_path: Path) -> None
     topic = settings.kafka.op_topic
     deny = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
     allow = AclBinding(*deny, AclOperation.ALL, AclPermissionType.ALLOW)
-    client = admin(settings)
+    client = admin_client(settings.kafka)
     for done in client.create_acls([allow, AclBinding(*deny, AclOperation.WRITE, AclPermissionType.DENY)]).values():
         done.result()
     found = told(settings)
@@ -156,15 +155,11 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     w.resolve()
     assert told(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
     places = w.settings.storage
-    by_spark = {table: owner_of(spark, places, table) for table in Table}
-    assert set(by_spark.values()) == {query_id_of(spark, places)}
     found = found_locally(places)
-    assert (found.tables, found.query_id, found.has_run, found.facts) == (
-        by_spark,
-        query_id_of(spark, places),
-        True,
-        facts_of(spark, places),
-    )
+    assert found == read_ownership(spark, places)
+    assert found.has_run
+    assert found.manifest is not None
+    assert dict(found.tables) == dict.fromkeys(Table, found.query_id)
 
     messages = Path(places.warehouse) / Table.MESSAGES
     DeltaTable(str(messages)).create_checkpoint()
@@ -178,7 +173,7 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     assert "--adopt" in other["ownership", "problem"]
     more = told(w.settings.model_copy(update={"state": w.settings.state.model_copy(update={"buckets": 5})}))
     assert "state.buckets = 4, not 5" in more["ownership", "problem"]
-    with sole_user(places):
+    with job_lock(places):
         assert ["a job is running on it" in each.text for each in storage(w.settings) if each.check == "checkpoint"] == [True]
     shutil.rmtree(messages)
     assert "is missing" in told(w.settings)["ownership", "problem"]

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from halfway.pipelines.kafka.admin import admin
-from halfway.pipelines.storage.checkpoint import sole_replay
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.storage.locks import replay_lock
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
-from tests.kafka.conftest import MakeWorld
-from tests.support.commands import command_line, facts, invoke, records, run
-from tests.support.world import START_MS, World, half_headers
+from tests.support.commands import facts, halfway_command, invoke, options_of, records, run
+from tests.support.job_world import START_MS, MakeWorld, World, half_headers
 
 QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
 
@@ -166,7 +165,7 @@ def test_what_the_half_topic_no_longer_tells_is_left_alone_unless_asked_for(worl
 def test_two_at_once_are_refused(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")
-    with sole_replay(w.settings.storage):
+    with replay_lock(w.settings.storage):
         done = invoke(w.settings, "replay", "--all")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "another replay is running" in done.stderr
@@ -188,7 +187,10 @@ def test_killed_in_the_middle_and_repeated_each_is_there_exactly_once(world: Mak
     discard(w)
     before = end_of(w)
     command = subprocess.Popen(
-        command_line(w.settings, "replay", "--all"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        halfway_command("replay", "--all", *options_of(w.settings)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     deadline = time.monotonic() + 120
     while end_of(w) <= before:
@@ -236,6 +238,6 @@ def end_of(w: World) -> int:
 
 def forget_until(w: World, offset: int) -> None:
     """Delete what the only partition of the half topic holds before an offset, as retention does."""
-    client = admin(w.settings)
+    client = admin_client(w.settings.kafka)
     for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, 0, offset)]).values():
         done.result()

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.kafka.conftest import MakeWorld
-from tests.support.world import World
+from tests.support.job_world import MakeWorld, World
 
 YEARS_MS = 200_000_000_000
 """Later than now, from the tests' time 0 on."""
@@ -94,7 +93,7 @@ def test_a_half_of_a_topic_made_anew_is_not_taken_for_the_one_that_lay_there(wor
     w.op("old", b"COMMIT", 1)
     w.tick(100)
     w.resolve()
-    client, kafka = admin(w.settings), w.settings.kafka
+    client, kafka = admin_client(w.settings.kafka), w.settings.kafka
     for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
         deleted.result(30)
     create_topics(w.settings, 1)

@@ -10,14 +10,13 @@ from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import Row, SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import create_topics, new_topic_config
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
-from tests.conftest import unique_topics
-from tests.kafka.conftest import QUICK
-from tests.support.world import START_MS, Headers, World, half_headers, op_headers
+from tests.support.job_world import SMALL_JOB, START_MS, Headers, World, half_headers, op_headers
+from tests.support.kafka_topics import unique_topics
 
 MAX_BODY = 1_000
 HALF, OP = Source.HALF, Source.OP
@@ -121,8 +120,8 @@ def aftermath(spark: SparkSession, broker: LocalBroker, tmp_path_factory: pytest
     folder: Path = tmp_path_factory.mktemp("bad-input")
     storage = {"storage.warehouse": str(folder / "warehouse"), "storage.checkpoint": str(folder / "checkpoint")}
     limit = {"resolution.max_body_bytes": MAX_BODY}
-    settings = load_settings(environ={}, overrides={**unique_topics(broker), **QUICK, **storage, **limit})
-    client = admin(settings)
+    settings = load_settings(environ={}, overrides={**unique_topics(broker), **SMALL_JOB, **storage, **limit})
+    client = admin_client(settings.kafka)
     names = (settings.kafka.half_topic, settings.kafka.op_topic)
     config = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
     new = [NewTopic(name, num_partitions=2, config={**new_topic_config(settings, name), **config}) for name in names]

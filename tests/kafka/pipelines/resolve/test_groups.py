@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.groups import ASK_EVERY_S, GRACE_S, GroupWatch, _Away
 from halfway.pipelines.resolve.job import ResolveJob
@@ -22,10 +22,9 @@ from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import PendingView, view_pending
-from tests.conftest import MakeTopics, unique_topics
-from tests.kafka.conftest import MakeWorld
+from tests.support.job_world import MakeWorld, World
+from tests.support.kafka_topics import MakeTopics, unique_topics
 from tests.support.waiting import until
-from tests.support.world import World
 
 
 @contextmanager
@@ -43,11 +42,11 @@ def member(settings: Settings, group: str) -> Iterator[None]:
 def test_a_group_is_away_when_its_last_member_has_left_and_only_then(topics: MakeTopics) -> None:
     settings = topics()
     group = settings.kafka.half_topic
-    watch = GroupWatch(settings)
+    watch = GroupWatch(admin_client(settings.kafka))
     assert group not in watch.absent(), "an unknown group counts as present"
     with member(settings, group):
-        assert group not in GroupWatch(settings).absent()
-    assert group in GroupWatch(settings).absent(), "the first question is waited for"
+        assert group not in GroupWatch(admin_client(settings.kafka)).absent()
+    assert group in GroupWatch(admin_client(settings.kafka)).absent(), "the first question is waited for"
     until(lambda: group in watch.absent(), "later answers, taken in passing")
     with member(settings, group):
         until(lambda: group not in watch.absent(), "the group's return")
@@ -60,12 +59,12 @@ def test_a_group_that_kafka_lists_no_more_is_away_for_a_minute_yet(topics: MakeT
     with member(settings, group):
         pass
     now_s = 0.0
-    watch = GroupWatch(settings, clock=lambda: now_s)
+    watch = GroupWatch(admin_client(settings.kafka), clock=lambda: now_s)
     assert group in watch.absent()
-    client = admin(settings)
+    client = admin_client(settings.kafka)
     for deleted in client.delete_consumer_groups([check_group(group)]).values():
         deleted.result()
-    fresh = GroupWatch(settings)
+    fresh = GroupWatch(admin_client(settings.kafka))
     assert group not in fresh.absent(), "it is deleted"
     for _ in range(int(GRACE_S)):
         now_s += ASK_EVERY_S
@@ -79,7 +78,7 @@ def test_a_group_that_kafka_lists_no_more_is_away_for_a_minute_yet(topics: MakeT
 def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
     settings = load_settings(environ={}, overrides=unique_topics(broker))
     now_s = 0.0
-    watch = GroupWatch(settings, clock=lambda: now_s)
+    watch = GroupWatch(admin_client(settings.kafka), clock=lambda: now_s)
     watch.absent()
     watch._away = {"gone": _Away(0.0, 0.0)}
     watch._admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})  # type: ignore[assignment]

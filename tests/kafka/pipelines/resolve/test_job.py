@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 
-from halfway.pipelines.kafka.admin import admin
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.schemas.errors import CheckpointInUseError, OwnershipError, TopicError
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Kind
 from halfway.schemas.tables import Table
-from tests.kafka.conftest import MakeWorld
-from tests.support.world import START_MS, World
+from tests.support.job_world import START_MS, MakeWorld, World
 
 
 def at(ms: int) -> datetime:
@@ -186,7 +185,7 @@ def test_r17_a_half_that_is_gone_is_quarantined_once_and_settled(world: MakeWorl
     w.half("b", 0)
     w.tick(1_000)
     w.resolve()
-    client = admin(w.settings)
+    client = admin_client(w.settings.kafka)
     for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, partition, offset + 1)]).values():
         done.result()
     if needed_for == "commit":
@@ -239,10 +238,10 @@ def test_foreign_checkpoint_changed_buckets_and_missing_tables_are_refused(world
 
 
 def test_a_second_job_on_one_checkpoint_is_refused(world: MakeWorld) -> None:
-    from halfway.pipelines.storage.checkpoint import sole_user
+    from halfway.pipelines.storage.locks import job_lock
 
     w = world()
-    with sole_user(w.settings.storage), pytest.raises(CheckpointInUseError, match="another job"):
+    with job_lock(w.settings.storage), pytest.raises(CheckpointInUseError, match="another job"):
         w.resolve()
 
 

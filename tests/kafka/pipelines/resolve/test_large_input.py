@@ -13,10 +13,9 @@ from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.chaos.footprint import Footprint
-from tests.fuzz.crowds import expected_of_hot, hot_id, settle_unanswered, unanswered
-from tests.kafka.conftest import MakeWorld
-from tests.support.world import START_MS, World, half_headers, op_headers
+from tests.fuzz.extreme_load import expected_of_hot, hot_id, settle_unanswered, unanswered
+from tests.support.job_world import START_MS, MakeWorld, World, half_headers, op_headers
+from tests.support.memory import PeakMemory
 
 LARGEST = 4 * 1024 * 1024
 HOUR_MS = 3_600_000
@@ -44,7 +43,7 @@ def test_many_of_the_largest_bodies_in_one_batch(world: MakeWorld, bodies: int) 
         w.produce_later(Source.OP, f"big{number}", b"", op_headers(), 1)
     w.half("too-big", 0, b"x" * (LARGEST + 1))
     w.tick(1_000)
-    with Footprint() as footprint:
+    with PeakMemory() as footprint:
         [report] = w.resolve()
     assert report.counts[Count.COMMITTED] == bodies
     found = {key: body == body_of(int(key.removeprefix("big"))) for key, body in bodies_of(warehouse_of(w), Table.MESSAGES)}
@@ -100,7 +99,7 @@ def test_r2_r10_thousands_of_ops_of_one_id(world: MakeWorld) -> None:
 def test_a_flood_of_halves_without_a_verdict(world: MakeWorld) -> None:
     w, halves = world(**{"kafka.max_offsets_per_trigger": 25_000, "resolution.transactionCheckMax": 1}), 100_000
     settings = going_on(w)
-    with Footprint() as footprint:
+    with PeakMemory() as footprint:
         pending, state_bytes = unanswered(settings, lambda: w.spark, halves, 2)
         assert (pending.counts[Count.HALVES], pending.rows.total()) == (halves, 0)
         assert state_bytes < 100

@@ -13,27 +13,26 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from halfway.pipelines.local.broker import free_port
 from halfway.schemas.headers import Source
-from tests.conftest import MakeTopics
-from tests.kafka.conftest import MakeWorld
-from tests.kafka.pipelines.cli.test_resolve import Job
 from tests.support.commands import groups_away
+from tests.support.job_process import JobProcess
+from tests.support.job_world import Headers, MakeWorld, half_headers, op_headers
+from tests.support.kafka_topics import MakeTopics
 from tests.support.waiting import until
-from tests.support.world import Headers, half_headers, op_headers
 
 COMMITS, ROLLBACKS, OPEN, UNANSWERED = 20, 5, 3, 2
 FOREVER = {"CHECK_IMMUNITY_TIME_IN_SECONDS": b"86400"}
 
 
 @pytest.fixture
-def job(topics: MakeTopics, tmp_path: Path) -> Iterator[Job]:
-    running = Job(topics(), tmp_path)
+def job(topics: MakeTopics, tmp_path: Path) -> Iterator[JobProcess]:
+    running = JobProcess(topics(), tmp_path)
     short = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 1}
     running.options |= {**short, "metrics.port": free_port()}
     yield running
     running.kill()
 
 
-def scraped(job: Job) -> dict[str, float]:
+def scraped(job: JobProcess) -> dict[str, float]:
     """Return every sample as `name{label=value}`; nothing while the job does not listen yet."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{job.options['metrics.port']}/metrics", timeout=5) as answer:
@@ -47,7 +46,7 @@ def scraped(job: Job) -> dict[str, float]:
     }
 
 
-def traffic(job: Job) -> None:
+def traffic(job: JobProcess) -> None:
     """Send something of every kind that is counted."""
     producer = Producer({"bootstrap.servers": str(job.options["kafka.bootstrap_servers"]), "partitioner": "murmur2_random"})
     half_topic, op_topic = (str(job.options[f"kafka.{kind}_topic"]) for kind in ("half", "op"))
@@ -101,13 +100,13 @@ def lasting(samples: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in samples.items() if any(part in name for part in LASTING)}
 
 
-def rows(job: Job, table: str) -> int:
+def rows(job: JobProcess, table: str) -> int:
     return int(DeltaTable(str(job.warehouse / table)).to_pyarrow_dataset().count_rows())
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_the_running_job_is_scraped_stopped_and_scraped_again(job: Job) -> None:
+def test_the_running_job_is_scraped_stopped_and_scraped_again(job: JobProcess) -> None:
     process = job.start()
     traffic(job)
 

@@ -6,11 +6,11 @@ import pytest
 from confluent_kafka import Message, Producer
 from confluent_kafka.admin import NewPartitions
 
-from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.resolve import read_back
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
-from tests.conftest import MakeTopics
+from tests.support.kafka_topics import MakeTopics
 from tests.support.waiting import until
 
 
@@ -33,7 +33,7 @@ def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics
     kafka = settings.kafka
     connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
     [before] = read_back._read(connection, names, [send(settings, 0, b"before")])
-    admins = admin(settings)
+    admins = admin_client(settings.kafka)
     for made in admins.create_partitions([NewPartitions(kafka.half_topic, 2)]).values():
         made.result(20)
     until(lambda: partition_counts(admins, [kafka.half_topic]) == {kafka.half_topic: 2}, "the new partition", 20)

@@ -8,16 +8,15 @@ from pyspark.sql import SparkSession
 
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
-from tests.conftest import MakeTopics
-from tests.kafka.conftest import QUICK
-from tests.support.world import World
+from tests.support.job_world import SMALL_JOB, World
+from tests.support.kafka_topics import MakeTopics
 
 
 @pytest.fixture
 def catalog_world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> Iterator[World]:
     spark.sql(f"CREATE DATABASE payments LOCATION '{tmp_path / 'payments'}'")
     storage = {"storage.catalog_schema": "spark_catalog.payments", "storage.checkpoint": str(tmp_path / "checkpoint")}
-    yield World(spark, topics(timestamps="CreateTime", overrides={**QUICK, **storage}))
+    yield World(spark, topics(timestamps="CreateTime", overrides={**SMALL_JOB, **storage}))
     spark.sql("DROP DATABASE payments CASCADE")
 
 

@@ -17,7 +17,7 @@ from halfway.pipelines.storage.compaction import Compaction, compact_tables
 from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_name
 from halfway.schemas.errors import SetupError
 from halfway.schemas.tables import TABLE_SCHEMAS, Table
-from tests.kafka.conftest import MakeWorld
+from tests.support.job_world import MakeWorld
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 

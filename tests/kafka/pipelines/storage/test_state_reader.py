@@ -10,9 +10,8 @@ from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import ENTRY_SCHEMA
 from halfway.transforms.views.pending import view_pending
-from tests.kafka.conftest import MakeWorld
+from tests.support.job_world import START_MS, MakeWorld
 from tests.support.waiting import until
-from tests.support.world import START_MS
 
 
 def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:

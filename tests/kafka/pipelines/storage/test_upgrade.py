@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 from halfway.conf.loader import load_settings
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.tables import Table
-from tests.support.upgrade import DATA, RUNS, first_part, make_topics, settings_for
-from tests.support.world import World
+from tests.support.job_world import World
+from tests.support.older_formats import DATA, RUNS, first_part, make_topics, settings_for
 
 VERSIONS = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
 

@@ -1,21 +1,30 @@
 """A job with topics, tables and time of its own: real Kafka, real Spark, real Delta; only the clock is the test's."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from pyspark.sql import Row, SparkSession
 
-from halfway.pipelines.kafka.admin import admin, partition_counts
+from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.sinks import BatchReport
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
+from tests.support.partition_records import topic_records
 
 Headers = list[tuple[str, bytes | None]]
+SMALL_JOB = {
+    "state.buckets": 4,
+    "state.shuffle_partitions": 1,
+    "resolution.tick_interval": 0,
+    "trigger.available_now": True,
+}
+"""Settings of a job whose time the test moves. It ends when it has read everything."""
 START_MS = 1_700_000_000_000
 """Time 0 of the tests: a date that no table or tool finds odd."""
 
@@ -49,7 +58,7 @@ class World:
             }
         )
         kafka = self.settings.kafka
-        self._partitions = partition_counts(admin(self.settings), [kafka.half_topic, kafka.op_topic])
+        self._partitions = partition_counts(admin_client(self.settings.kafka), [kafka.half_topic, kafka.op_topic])
 
     def produce(
         self, source: Source, key: bytes | str | None, value: bytes | None, headers: Headers, at_ms: int = 0, partition: int = -1
@@ -112,34 +121,15 @@ class World:
         return by_id
 
     def checks(self) -> list[tuple[str, bytes, dict[str, bytes | None]]]:
-        """Return all check requests (key, value, headers), in order of their ids."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.settings.kafka.servers(),
-                "group.id": "reader",
-                "enable.auto.commit": "false",
-                "enable.partition.eof": "true",
-            }
-        )
-        try:
-            topic = self.settings.kafka.check_topic
-            found = []
-            for partition in range(len(consumer.list_topics(topic, timeout=10).topics[topic].partitions)):
-                place = TopicPartition(topic, partition, 0)
-                _, end = consumer.get_watermark_offsets(place, timeout=10)
-                consumer.assign([place])
-                position = 0
-                while position < end:
-                    message = consumer.poll(10)
-                    assert message is not None, "the check topic does not answer"
-                    if message.error() is not None:
-                        break
-                    position = message.offset() + 1
-                    found.append((message.key().decode(), message.value(), dict(message.headers() or ())))
-            return sorted(found, key=lambda check: (check[0], check[2]["CHECK_ID"] or b""))
-        finally:
-            consumer.close()
+        """Return all check requests (key, value, headers), by transaction id and CHECK_ID."""
+        found = topic_records(self.settings.kafka.servers(), self.settings.kafka.check_topic)
+        checks = [((check.key() or b"").decode(), check.value() or b"", dict(check.headers() or ())) for check in found]
+        return sorted(checks, key=lambda check: (check[0], check[2]["CHECK_ID"] or b""))
 
     def away(self, *groups: str) -> bytes:
         """Return the value of a tick that says these producer groups are away."""
         return json.dumps({"absent_groups": list(groups)}).encode()
+
+
+MakeWorld = Callable[..., World]
+"""What the fixture `world` of tests/kafka/conftest.py returns."""

@@ -1,6 +1,6 @@
 """Checkpoints and tables of older formats, kept in `tests/data`: how one was made, so that its topics can be made again.
 
-`python -m tests.support.upgrade` makes the one of the current format. Run it once, when `FORMAT_VERSION` has grown, and keep the
+`python -m tests.support.older_formats` makes the one of the current format. Run it once, when `FORMAT_VERSION` has grown, and keep the
 older files: every later version must open them, or refuse them by name (`test_upgrade.py`).
 """
 
@@ -14,9 +14,8 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import FORMAT_VERSION
-from tests.conftest import make_create_time_topics
-from tests.kafka.conftest import QUICK
-from tests.support.world import World
+from tests.support.job_world import SMALL_JOB, World
+from tests.support.kafka_topics import make_create_time_topics
 
 DATA = Path(__file__).parents[1] / "data"
 RUNS = 12
@@ -26,7 +25,7 @@ RUNS = 12
 def settings_for(version: int, folder: Path, servers: str) -> dict[str, object]:
     """The settings that a checkpoint was made with, as overrides: topics' names are frozen in it."""
     return {
-        **QUICK,
+        **SMALL_JOB,
         "kafka.bootstrap_servers": servers,
         "kafka.half_topic": f"format{version}.half",
         "kafka.op_topic": f"format{version}.op",

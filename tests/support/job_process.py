@@ -1,0 +1,59 @@
+"""The job as a user runs it: `halfway resolve` in a process of its own."""
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+from halfway.schemas.settings import Settings
+from tests.support.commands import as_options, halfway_command
+from tests.support.delta_rows import ids_in
+from tests.support.paths import ROOT
+
+
+class JobProcess:
+    """A job with its own tables, checkpoint and log in `folder`. Its first check is an hour away."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self._folder = folder
+        self._runs = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.warehouse = folder / "warehouse"
+        kafka = settings.kafka
+        self.options = {
+            "kafka.bootstrap_servers": kafka.bootstrap_servers,
+            "kafka.half_topic": kafka.half_topic,
+            "kafka.op_topic": kafka.op_topic,
+            "kafka.check_topic": kafka.check_topic,
+            "storage.warehouse": self.warehouse,
+            "storage.checkpoint": folder / "checkpoint",
+            "state.buckets": 4,
+            "state.shuffle_partitions": 1,
+            "resolution.transactionTimeOut": "1h",
+        }
+
+    @property
+    def log(self) -> str:
+        """What all runs wrote so far."""
+        return "".join(path.read_text(errors="replace") for path in sorted(self._folder.glob("job-*.log")))
+
+    def start(self, *arguments: str, **changed: object) -> subprocess.Popen[bytes]:
+        """Start the job with more arguments and changed settings."""
+        self._runs += 1
+        command = halfway_command("resolve", *as_options({**self.options, **changed}), *arguments)
+        with (self._folder / f"job-{self._runs}.log").open("wb") as log:
+            # A session of its own, so that a kill reaches the JVM and the Python workers too.
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
+        return self.process
+
+    def kill(self) -> None:
+        """Kill the job and every process that it started."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(30)
+
+    def delivered(self) -> list[str]:
+        """Return the transaction ids in the table `messages`."""
+        return ids_in(self.warehouse / "messages")

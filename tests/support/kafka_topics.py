@@ -1,0 +1,42 @@
+"""Topics for tests: unique names, topics whose record times the test sets, and changes to a topic's configuration."""
+
+import uuid
+from collections.abc import Callable
+
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.topic_setup import new_topic_config
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.schemas.settings import Settings
+
+MakeTopics = Callable[..., Settings]
+"""What the fixture `topics` of tests/conftest.py returns."""
+
+
+def unique_topics(broker: LocalBroker) -> dict[str, object]:
+    """Return settings for `broker` with three topic names that no other test uses."""
+    unique = uuid.uuid4().hex[:8]
+    return {
+        "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
+        "kafka.half_topic": f"half-{unique}",
+        "kafka.op_topic": f"op-{unique}",
+        "kafka.check_topic": f"check-{unique}",
+    }
+
+
+def make_create_time_topics(settings: Settings, partitions: int) -> None:
+    """Create the three topics with CreateTime, so that the test sets the time of its records. No record expires, however old it is."""
+    own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
+    names = (settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic)
+    new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]
+    for made in admin_client(settings.kafka).create_topics(new).values():
+        made.result()
+
+
+def set_topic_config(settings: Settings, topic: str, name: str, value: object) -> None:
+    """Change one configuration entry of a topic."""
+    entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for done in admin_client(settings.kafka).incremental_alter_configs([resource]).values():
+        done.result()

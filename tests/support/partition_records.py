@@ -1,0 +1,36 @@
+"""Reads the records of a partition with a plain consumer, independently of the product's readers."""
+
+from collections.abc import Iterator
+from typing import cast
+
+from confluent_kafka import Consumer, Message, TopicPartition
+
+LIMIT_S = 30.0
+
+
+def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -> Iterator[Message]:
+    """Yield the records that a partition holds now, from the offset `since` on."""
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=LIMIT_S)
+    position = max(low, since)
+    if position < high:
+        consumer.assign([TopicPartition(topic, partition, position)])
+    while position < high:
+        messages = consumer.consume(min(10_000, high - position), timeout=LIMIT_S)
+        assert messages, f"{topic} does not answer"
+        for message in messages:
+            assert message.error() is None, message.error()
+            position = (message.offset() or 0) + 1
+            yield message
+
+
+def topic_records(servers: str, topic: str) -> list[Message]:
+    """Return the records that a topic holds now, by partition and offset."""
+    with Consumer({"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}) as consumer:
+        partitions = consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions
+        return [message for partition in partitions for message in records_of(consumer, topic, partition)]
+
+
+def headers_of(message: Message) -> dict[str, bytes]:
+    """Return a record's headers, without those that are null; of two with one name, the last."""
+    pairs = cast("list[tuple[str, bytes | None]]", message.headers() or [])
+    return {name: value for name, value in pairs if value is not None}
