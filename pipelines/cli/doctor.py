@@ -1,4 +1,4 @@
-"""`halfway doctor`: is everything there that the job needs?"""
+"""`halfway doctor`: check everything that the job needs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,48 +10,48 @@ from rich.text import Text
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, command_settings
-from halfway.pipelines.operate.doctor import findings as checks
-from halfway.pipelines.operate.doctor.findings import Finding, State
-from halfway.pipelines.operate.doctor.kafka_checks import kafka
-from halfway.pipelines.operate.doctor.storage_checks import storage
+from halfway.pipelines.operate.doctor.finding import Finding, Health
+from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
+from halfway.pipelines.operate.doctor.machine_checks import disk_findings, machine_findings, metrics_findings
+from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.pipelines.runtime.session import own_session
 from halfway.schemas.errors import SettingsError
 
-_MARKS = {State.OK: ("✓", "green"), State.WARNING: ("!", "yellow"), State.PROBLEM: ("✗", "red"), State.UNKNOWN: ("?", "yellow")}
+_MARKS = {Health.OK: ("✓", "green"), Health.WARNING: ("!", "yellow"), Health.PROBLEM: ("✗", "red"), Health.UNKNOWN: ("?", "yellow")}
 
 
 def doctor(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Look at all that the job needs, and say what is wrong and what to do. Nothing is changed. Exit code 1 if something is wrong."""
+    """Check everything that the job needs, and say how to fix what is wrong. Changes nothing. Exit code 1 if there is a problem."""
     findings = []
     with own_session():
         for finding in _findings(config, overrides):
             findings.append(finding)
             if not as_json:
                 _show(finding)
-    ok = all(finding.state is not State.PROBLEM for finding in findings)
+    ok = all(finding.health is not Health.PROBLEM for finding in findings)
     if as_json:
-        show_json({"ok": ok, "checks": [{"check": each.check, "state": each.state, "text": each.text} for each in findings]})
+        show_json({"ok": ok, "checks": [{"check": each.check, "state": each.health, "text": each.text} for each in findings]})
     if not ok:
         raise typer.Exit(1)
 
 
 def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Finding]:
-    yield from checks.machine()
+    yield from machine_findings()
     try:
         settings = command_settings(config, overrides)
     except SettingsError as error:
-        yield Finding("settings", State.PROBLEM, str(error))
-        yield Finding("the rest", State.UNKNOWN, "not looked at: the settings do not load")
+        yield Finding("settings", Health.PROBLEM, str(error))
+        yield Finding("the rest", Health.UNKNOWN, "not checked: the settings do not load")
         return
     file = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
-    yield Finding("settings", State.OK, f"{file or 'the defaults'}, with what the environment and the command line override")
-    yield from kafka(settings)
-    yield from storage(settings)
-    yield from checks.disk(settings.storage)
-    yield from checks.metrics(settings.metrics)
+    yield Finding("settings", Health.OK, f"{file or 'the defaults'}, overridden by the environment and the command line")
+    yield from kafka_findings(settings)
+    yield from storage_findings(settings)
+    yield from disk_findings(settings.storage)
+    yield from metrics_findings(settings.metrics)
 
 
 def _show(finding: Finding) -> None:
-    mark, style = _MARKS[finding.state]
-    # One line each, however long: a terminal wraps it, a pipe gets it whole.
+    mark, style = _MARKS[finding.health]
+    # A finding is one line of any length: a terminal wraps it, a pipe gets it whole.
     Console().print(Text.assemble((mark, style), f" {finding.check:<11}", finding.text), soft_wrap=True)

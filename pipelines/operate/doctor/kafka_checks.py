@@ -1,4 +1,4 @@
-"""`halfway doctor` on Kafka: is it there, are the topics right, are their copies safe, may we use them, what time is it there?"""
+"""Checks Kafka for `halfway doctor`: connection, topics, access rights, replicas, the broker's clock."""
 
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -14,50 +14,40 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import TopicDescription
 
-from halfway.pipelines.kafka.admin import (
-    JOB_GROUPS,
-    OPERATOR_GROUP,
-    REQUEST_LIMIT_S,
-    Admin,
-    admin,
-    describe_topics,
-    job_rights,
-    librdkafka_log,
-    missing_rights,
-    requested,
-)
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, librdkafka_log, requested
+from halfway.pipelines.kafka.rights import JOB_GROUPS, OPERATOR_GROUP, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_setup import UNLIMITED, TopicReport, inspect_topics, missing_topics
-from halfway.pipelines.operate.doctor.findings import Finding, State, looked_at
+from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.settings import KafkaSettings, Settings
 
 _TAIL = 50
-"""How many records from the end a tick is looked for: in an idle partition every record is one."""
+"""How many of the last records are searched for a tick. In an idle partition every record is a tick."""
 _READ_LIMIT_S = 5.0
 
 
-def kafka(settings: Settings) -> Iterator[Finding]:
-    """Look at Kafka and the three topics; what cannot be reached is not looked into."""
+def kafka_findings(settings: Settings) -> Iterator[Finding]:
+    """Check Kafka and the three topics. If Kafka cannot be reached, the topics are not checked."""
     clients: list[Admin] = []
-    yield from looked_at("kafka", lambda: _reachable(settings, clients))
+    yield from errors_as_findings("kafka", lambda: _reachable(settings, clients))
     if not clients:
-        yield Finding("topics", State.UNKNOWN, "not looked at: Kafka is not in reach")
+        yield Finding("topics", Health.UNKNOWN, "not checked: Kafka cannot be reached")
         return
     reports: list[TopicReport] = []
-    yield from looked_at("topics", lambda: _topics(clients[0], settings, reports))
+    yield from errors_as_findings("topics", lambda: _topics(clients[0], settings, reports))
     descriptions: dict[str, TopicDescription] = {}
-    yield from looked_at("access", lambda: _access(clients[0], settings.kafka, descriptions))
+    yield from errors_as_findings("access", lambda: _access(clients[0], settings.kafka, descriptions))
     yield from _copies(reports, descriptions)
     if settings.kafka.half_topic in descriptions:
-        yield from looked_at("clock", lambda: _clock(clients[0], settings.kafka))
+        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
 
 
 def _reachable(settings: Settings, clients: list[Admin]) -> Iterator[Finding]:
-    client = admin(settings)
+    client = admin_client(settings.kafka)
     brokers = requested(client, lambda: client.list_topics(timeout=REQUEST_LIMIT_S)).brokers
     clients.append(client)
     count = f"{len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
-    yield Finding("kafka", State.OK, f"{settings.kafka.servers()} answers: {count}, {settings.kafka.security.protocol}")
+    yield Finding("kafka", Health.OK, f"{settings.kafka.servers()} answers: {count}, {settings.kafka.security.protocol}")
 
 
 def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> Iterator[Finding]:
@@ -65,79 +55,85 @@ def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> It
     names = [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
     missing = [name for name in names if name not in {report.topic for report in reports}]
     if missing:
-        yield Finding("topics", State.PROBLEM, missing_topics(missing))
+        yield Finding("topics", Health.PROBLEM, missing_topics(missing))
     for report in reports:
-        yield from (Finding("topics", State.PROBLEM, problem) for problem in report.problems)
-        yield from (Finding("topics", State.WARNING, f"{report.topic}: {note}") for note in report.notes)
+        yield from (Finding("topics", Health.PROBLEM, problem) for problem in report.problems)
+        yield from (Finding("topics", Health.WARNING, f"{report.topic}: {note}") for note in report.notes)
         if not report.problems and not report.notes:
             kept = "kept for ever" if report.retention_ms == UNLIMITED else f"kept {report.retention_ms / 86_400_000:.3g} d"
             partitions = f"{report.partitions} partition{'s' if report.partitions != 1 else ''}"
-            yield Finding("topics", State.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, {kept}")
+            yield Finding("topics", Health.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, {kept}")
 
 
 def _access(client: Admin, settings: KafkaSettings, descriptions: dict[str, TopicDescription]) -> Iterator[Finding]:
-    """Ask Kafka what this user may do."""
+    """Ask Kafka for the rights of this user, and describe the topics."""
     descriptions.update(describe_topics(client, job_rights(settings)))
     missing = missing_rights(client, job_rights(settings), **JOB_GROUPS)
-    yield from (Finding("access", State.PROBLEM, text) for text in missing)
+    yield from (Finding("access", Health.PROBLEM, text) for text in missing)
     if descriptions and not missing:
-        yield Finding("access", State.OK, "this user may read and write what the job reads and writes")
+        yield Finding("access", Health.OK, "this user may read and write what the job reads and writes")
 
 
 def _copies(reports: list[TopicReport], descriptions: Mapping[str, TopicDescription]) -> Iterator[Finding]:
-    """Look at how many copies there are, and how many must be there for a write to count."""
+    """Check the number of replicas, how many are in sync, and `min.insync.replicas`."""
     wrong: list[Finding] = []
     for report in reports:
         partitions = descriptions[report.topic].partitions if report.topic in descriptions else []
-        # The partition that is worst off speaks for its topic.
+        # The partition with the fewest in-sync replicas stands for its topic.
         in_sync, copies = min(((len(partition.isr), len(partition.replicas)) for partition in partitions), default=(0, 0))
         for state, text in copy_problems(copies, in_sync, report.min_insync_replicas):
             wrong.append(Finding("copies", state, f"{report.topic} {text}"))
     yield from wrong
     if reports and not wrong:
-        yield Finding("copies", State.OK, "the loss of one broker loses nothing")
+        yield Finding("copies", Health.OK, "no message is lost if one broker is lost")
 
 
-def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[State, str]]:
-    """Yield what is wrong with a topic of so many copies, of which so many are in sync."""
+def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[Health, str]]:
+    """Yield what is wrong with the replication of a topic.
+
+    Args:
+        copies: replicas of its worst partition; 0 if they are unknown.
+        in_sync: how many of them are in sync.
+        min_in_sync: `min.insync.replicas`.
+    """
     if not copies:
         return
     if in_sync < min(min_in_sync, copies) or min_in_sync > copies:
-        way_out = f"start the brokers that are down, or set min.insync.replicas to at most {max(1, copies - 1)}"
+        remedy = f"start the brokers that are down, or set min.insync.replicas to at most {max(1, copies - 1)}"
         yield (
-            State.PROBLEM,
-            f"takes no writes: {in_sync} of {copies} copies are in sync, and min.insync.replicas is {min_in_sync}: {way_out}",
+            Health.PROBLEM,
+            f"takes no writes: {in_sync} of {copies} copies are in sync, and min.insync.replicas is {min_in_sync}; {remedy}",
         )
     elif in_sync < copies:
-        yield State.WARNING, f"has {in_sync} of {copies} copies in sync: a broker is down or slow"
+        yield Health.WARNING, f"has {in_sync} of {copies} copies in sync: a broker is down or slow"
     if copies == 1:
-        yield State.WARNING, "has one copy: a broker lost is messages lost; in production 3 copies and min.insync.replicas=2"
+        yield Health.WARNING, "has one copy: losing its broker loses messages; use 3 copies and min.insync.replicas=2 in production"
     elif min_in_sync == 1:
-        yield State.WARNING, "has min.insync.replicas=1: a write may be on one broker alone; in production 2 of 3"
+        yield Health.WARNING, "has min.insync.replicas=1: a write may be on one broker only; use 2 of 3 in production"
     elif min_in_sync == copies:
-        yield State.WARNING, f"has min.insync.replicas={copies} of {copies} copies: with one broker down nothing can be written"
+        yield Health.WARNING, f"has min.insync.replicas={copies} of {copies} copies: with one broker down nothing can be written"
 
 
 def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
-    """Tell how far the broker's clock is from the one that published the last tick; nothing depends on it, it is shown."""
+    """Show how far the broker's clock is from the clock that published the last tick. Nothing depends on the difference."""
     tick = requested(client, lambda: _last_tick(settings))
     if tick is None:
-        yield Finding("clock", State.OK, "unknown before the job has run: no tick in the half topic")
+        yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")
         return
     kind, broker_ms = tick.timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
-        yield Finding("clock", State.OK, "not the broker's: the half topic has CreateTime")
+        yield Finding("clock", Health.OK, "not compared: the half topic has CreateTime")
         return
     headers = _headers(tick)
     ahead_ms = broker_ms - int(headers[TICK] or 0)
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
-    yield Finding("clock", State.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
+    yield Finding("clock", Health.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
 
 
 def _last_tick(settings: KafkaSettings) -> Message | None:
-    """Return the last tick in partition 0 of the half topic, if there is one near the end."""
+    """Return the last tick in partition 0 of the half topic, or None if there is none near the end."""
     options = {
         **settings.as_librdkafka_dict(),
         "group.id": OPERATOR_GROUP,
@@ -155,7 +151,7 @@ def _last_tick(settings: KafkaSettings) -> Message | None:
 
 
 def _last(poll: Callable[[], Message | None], end: int) -> Message | None:
-    """Return the last tick that `poll` brings before offset `end`."""
+    """Return the last tick that `poll` delivers before offset `end`."""
     tick, deadline = None, monotonic() + _READ_LIMIT_S
     while monotonic() < deadline:
         record = poll()

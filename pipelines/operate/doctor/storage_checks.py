@@ -1,4 +1,7 @@
-"""`halfway doctor` on tables and checkpoint: writable, and do they belong together? Plain files where they are local, or else Spark."""
+"""Checks tables and checkpoint for `halfway doctor`: they can be written, and they belong together.
+
+Local folders are read as plain files, because Spark takes 10 s to start. Other places are read with Spark.
+"""
 
 import json
 import tempfile
@@ -8,41 +11,37 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from halfway.pipelines.operate.doctor.findings import Finding, State, existing, looked_at
+from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
+from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.checkpoint import (
-    FACTS_FILE,
-    LOCK_FILE,
-    Belongings,
-    check_ownership,
-    is_in_use,
-    refuse_strangers,
-)
 from halfway.pipelines.storage.delta_tables import OWNER_PROPERTY
 from halfway.pipelines.storage.file_systems import check_writable, local_path
+from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, Manifest
+from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
 
 
-def storage(settings: Settings) -> Iterator[Finding]:
-    """Look at the warehouse, the checkpoint and whose they are."""
+def storage_findings(settings: Settings) -> Iterator[Finding]:
+    """Check the warehouse, the checkpoint and their ownership."""
     schema = settings.storage.catalog_schema
     if schema:
-        yield Finding("warehouse", State.UNKNOWN, f"the tables are in the catalog's schema {schema}: who may write them, the catalog knows")
+        yield Finding("warehouse", Health.UNKNOWN, f"the tables are in the schema {schema}, whose catalog grants the rights to them")
     else:
-        yield from looked_at("warehouse", lambda: _writable("warehouse", settings.storage.warehouse, settings))
-    yield from looked_at("checkpoint", lambda: _writable("checkpoint", settings.storage.checkpoint, settings))
-    yield from looked_at("ownership", lambda: _ownership(settings))
+        yield from errors_as_findings("warehouse", lambda: _writable("warehouse", settings.storage.warehouse, settings))
+    yield from errors_as_findings("checkpoint", lambda: _writable("checkpoint", settings.storage.checkpoint, settings))
+    yield from errors_as_findings("ownership", lambda: _ownership(settings))
 
 
 def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
     folder = local_path(uri)
     if folder is None:
         check_writable(spark_session(settings), uri)
-        yield Finding(name, State.OK, f"{uri} can be written")
+        yield Finding(name, Health.OK, f"{uri} can be written")
         return
-    there = existing(folder)
+    there = nearest_existing(folder)
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -50,37 +49,36 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
         what = f"storage.{name} {folder} cannot be written ({error.strerror})"
         raise SetupError(f"{what}: let this user write to {there}, or set storage.{name} to another folder") from None
     if name == "checkpoint" and (folder / LOCK_FILE).exists() and is_in_use(settings.storage):
-        yield Finding(name, State.OK, f"{folder} is in use: a job is running on it, so that a second one would be refused")
+        yield Finding(name, Health.OK, f"{folder} is in use: a job is running on it, and a second one would be refused")
     else:
-        yield Finding(name, State.OK, f"{folder} can be written" + ("" if there == folder else "; the job will make it"))
+        yield Finding(name, Health.OK, f"{folder} can be written" + ("" if there == folder else "; the job creates it"))
 
 
 def _ownership(settings: Settings) -> Iterator[Finding]:
     places = (settings.storage.warehouse, settings.storage.checkpoint)
     if settings.storage.catalog_schema or any(local_path(uri) is None for uri in places):
-        check_ownership(spark_session(settings), settings, adopt=False)
-        yield Finding("ownership", State.OK, "checkpoint and tables belong together")
-        return
-    found = found_locally(settings.storage)
-    refuse_strangers(settings, found, adopt=False)
+        found = read_ownership(spark_session(settings), settings.storage)
+    else:
+        found = read_local_ownership(settings.storage)
+    verify_ownership(settings, found, adopt=False)
     new = not found.tables and not found.has_run
-    yield Finding("ownership", State.OK, "nothing there yet: the first start makes it" if new else "checkpoint and tables belong together")
+    yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
 
 
-def found_locally(places: StorageSettings) -> Belongings:
-    """Read what checkpoint and tables on this machine say of themselves, from their files alone: Spark takes 10 s to start.
+def read_local_ownership(places: StorageSettings) -> Ownership:
+    """Read which checkpoint and tables belong together from their files on this machine, without Spark.
 
     Raises:
-        SetupError: if one of the files cannot be read, or is not what it should be.
+        SetupError: a file cannot be read or is damaged.
     """
     warehouse, checkpoint = local_path(places.warehouse), local_path(places.checkpoint)
     if warehouse is None or checkpoint is None:
         raise SetupError("storage is not on this machine")
     try:
         logs = {table: warehouse / table / "_delta_log" for table in Table}
-        commits = checkpoint / "commits"
-        return Belongings(
-            facts=_json(checkpoint / FACTS_FILE),
+        commits, manifest = checkpoint / "commits", _json(checkpoint / MANIFEST_FILE)
+        return Ownership(
+            manifest=Manifest.from_json(manifest) if manifest else None,
             query_id=_json(checkpoint / "metadata").get("id"),
             has_run=commits.is_dir() and any(commits.iterdir()),
             tables={table: _table_properties(log).get(OWNER_PROPERTY) for table, log in logs.items() if log.is_dir()},
@@ -95,7 +93,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _table_properties(log: Path) -> dict[str, str]:
-    """Return a Delta table's properties: its log is the newest checkpoint, and a JSON file for each commit since."""
+    """Return the properties of a Delta table from its log: the newest checkpoint and the JSON file of each later commit."""
     version = _json(log / "_last_checkpoint").get("version", -1)
     properties: dict[str, str] = {}
     for part in log.glob(f"{version:020d}.checkpoint*.parquet"):

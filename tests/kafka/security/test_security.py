@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from halfway import TransactionProducer
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.operate.doctor.kafka_checks import kafka as look_at_kafka
+from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.errors import AccessError
@@ -102,7 +102,7 @@ def test_the_doctor_names_every_missing_right(without: TakeAway, configure: Conf
     for right in taken:
         without("doctor", right)
     settings = settings_in(configure("doctor"))
-    found = [each.text for each in look_at_kafka(settings) if each.check == "access"]
+    found = [each.text for each in kafka_findings(settings) if each.check == "access"]
     assert [text.split(":")[0].removeprefix("this user ") for text in found] == [
         f"may not Write topic {HALF}",
         "may not Describe group txn-check-*",

@@ -16,15 +16,16 @@ from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
-from halfway.pipelines.operate.doctor.findings import State, disk
-from halfway.pipelines.operate.doctor.kafka_checks import kafka
-from halfway.pipelines.operate.doctor.storage_checks import found_locally, storage
+from halfway.pipelines.operate.doctor.finding import Health
+from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
+from halfway.pipelines.operate.doctor.machine_checks import disk_findings
+from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.ownership import read_ownership
-from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.file_systems import check_writable
+from halfway.pipelines.storage.locks import job_lock
+from halfway.pipelines.storage.ownership import read_ownership
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
@@ -38,8 +39,8 @@ Told = dict[tuple[str, str], str]
 
 def told(settings: Settings) -> Told:
     """Return what is found wrong with Kafka and storage; the text by check and state."""
-    found = [*kafka(settings), *storage(settings)]
-    return {(each.check, str(each.state)): each.text for each in found if each.state is not State.OK}
+    found = [*kafka_findings(settings), *storage_findings(settings)]
+    return {(each.check, str(each.health)): each.text for each in found if each.health is not Health.OK}
 
 
 ONE_COPY = ("copies", "warning")
@@ -103,12 +104,14 @@ def test_topics_that_are_not_there(broker: LocalBroker, settings: Settings) -> N
     found = told(settings)
     assert found["topics", "problem"] == f"no topic {settings.kafka.check_topic}: `halfway topics create` makes it"
     none = load_settings(environ={}, overrides=unique_topics(broker))
-    missing = [each for each in kafka(none) if each.state is not State.OK]
+    missing = [each for each in kafka_findings(none) if each.health is not Health.OK]
     assert [each.check for each in missing] == ["topics"]
 
 
 def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
-    assert [each.text for each in kafka(settings) if each.check == "clock"] == ["unknown before the job has run: no tick in the half topic"]
+    assert [each.text for each in kafka_findings(settings) if each.check == "clock"] == [
+        "unknown before the job has run: no tick in the half topic"
+    ]
 
 
 @pytest.fixture
@@ -155,7 +158,7 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     w.resolve()
     assert told(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
     places = w.settings.storage
-    found = found_locally(places)
+    found = read_local_ownership(places)
     assert found == read_ownership(spark, places)
     assert found.has_run
     assert found.manifest is not None
@@ -165,7 +168,7 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     DeltaTable(str(messages)).create_checkpoint()
     for commit in (messages / "_delta_log").glob("*.json"):
         commit.unlink()
-    assert found_locally(places) == found, "from the log's checkpoint, once its first files are cleaned away"
+    assert read_local_ownership(places) == found, "from the log's checkpoint, once its first files are cleaned away"
 
     moved = places.model_copy(update={"checkpoint": str(tmp_path / "another")})
     other = told(w.settings.model_copy(update={"storage": moved}))
@@ -174,7 +177,7 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     more = told(w.settings.model_copy(update={"state": w.settings.state.model_copy(update={"buckets": 5})}))
     assert "state.buckets = 4, not 5" in more["ownership", "problem"]
     with job_lock(places):
-        assert ["a job is running on it" in each.text for each in storage(w.settings) if each.check == "checkpoint"] == [True]
+        assert ["a job is running on it" in each.text for each in storage_findings(w.settings) if each.check == "checkpoint"] == [True]
     shutil.rmtree(messages)
     assert "is missing" in told(w.settings)["ownership", "problem"]
 
@@ -192,12 +195,12 @@ def test_tables_of_a_catalog_are_not_looked_for_in_folders(spark: SparkSession, 
     (tmp_path / "c").mkdir()
     settings = load_settings(environ={}, overrides={"storage.catalog_schema": "default", "storage.checkpoint": str(tmp_path / "c")})
     assert spark_session(settings) is spark
-    assert [(each.check, each.state) for each in storage(settings)] == [
-        ("warehouse", State.UNKNOWN),
-        ("checkpoint", State.OK),
-        ("ownership", State.OK),
+    assert [(each.check, each.health) for each in storage_findings(settings)] == [
+        ("warehouse", Health.UNKNOWN),
+        ("checkpoint", Health.OK),
+        ("ownership", Health.OK),
     ]
-    assert [each.text.split(" for the ")[1] for each in disk(settings.storage)] == [f"checkpoint {tmp_path}/c"]
+    assert [each.text.split(" for the ")[1] for each in disk_findings(settings.storage)] == [f"checkpoint {tmp_path}/c"]
     (tmp_path / "c" / "halfway.json").write_text('{"buckets": 5}')
-    [ownership] = [each for each in storage(settings) if each.check == "ownership"]
+    [ownership] = [each for each in storage_findings(settings) if each.check == "ownership"]
     assert "was made with" in ownership.text

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.broker import free_port
-from halfway.pipelines.operate.doctor import findings as checks
-from halfway.pipelines.operate.doctor.findings import Finding, State
+from halfway.pipelines.operate.doctor import machine_checks as checks
+from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.pipelines.operate.doctor.kafka_checks import copy_problems
-from halfway.pipelines.operate.doctor.storage_checks import found_locally, storage
+from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
 from halfway.pipelines.resolve.metrics import JobMetrics, served
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings
@@ -30,8 +30,8 @@ def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
 
 
-def states(findings: list[Finding]) -> list[tuple[str, State]]:
-    return [(finding.check, finding.state) for finding in findings]
+def states(findings: list[Finding]) -> list[tuple[str, Health]]:
+    return [(finding.check, finding.health) for finding in findings]
 
 
 def test_everything_missing_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_everything_missing_is_told_with_the_way_out(monkeypatch: pytest.MonkeyP
         ("java", "problem", "install Java 17 or newer"),
         ("jars", "warning", "python -m halfway.pipelines.runtime.jars spark"),
         ("kafka", "problem", "halfway broker start"),
-        ("topics", "unknown", "Kafka is not in reach"),
+        ("topics", "unknown", "Kafka cannot be reached"),
         ("warehouse", "problem", "set storage.warehouse to another folder"),
         ("checkpoint", "problem", "set storage.checkpoint to another folder"),
     ]:
@@ -62,7 +62,7 @@ def test_settings_that_do_not_load_are_the_finding() -> None:
     result = CliRunner().invoke(app, ["doctor", "--set", "state.bucket=3"])
     assert result.exit_code == 1
     assert "✗ settings   --set state.bucket: unknown setting 'state.bucket'; did you mean buckets?\n" in result.stdout
-    assert "? the rest   not looked at" in result.stdout
+    assert "? the rest   not checked" in result.stdout
 
 
 def test_kafka_out_of_reach_takes_less_than_15_s_and_one_line_each(tmp_path: Path) -> None:
@@ -86,57 +86,57 @@ def test_kafka_out_of_reach_takes_less_than_15_s_and_one_line_each(tmp_path: Pat
     [
         (3, 3, 2, []),
         (0, 0, 1, []),
-        (1, 1, 1, [(State.WARNING, "one copy")]),
-        (3, 3, 1, [(State.WARNING, "min.insync.replicas=1")]),
-        (3, 3, 3, [(State.WARNING, "with one broker down nothing can be written")]),
-        (3, 2, 2, [(State.WARNING, "2 of 3 copies in sync")]),
-        (3, 1, 2, [(State.PROBLEM, "takes no writes")]),
-        (3, 0, 1, [(State.PROBLEM, "takes no writes"), (State.WARNING, "min.insync.replicas=1")]),
-        (1, 1, 2, [(State.PROBLEM, "set min.insync.replicas to at most 1"), (State.WARNING, "one copy")]),
+        (1, 1, 1, [(Health.WARNING, "one copy")]),
+        (3, 3, 1, [(Health.WARNING, "min.insync.replicas=1")]),
+        (3, 3, 3, [(Health.WARNING, "with one broker down nothing can be written")]),
+        (3, 2, 2, [(Health.WARNING, "2 of 3 copies in sync")]),
+        (3, 1, 2, [(Health.PROBLEM, "takes no writes")]),
+        (3, 0, 1, [(Health.PROBLEM, "takes no writes"), (Health.WARNING, "min.insync.replicas=1")]),
+        (1, 1, 2, [(Health.PROBLEM, "set min.insync.replicas to at most 1"), (Health.WARNING, "one copy")]),
     ],
 )
-def test_copies(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[State, str]]) -> None:
+def test_copies(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
     found = list(copy_problems(copies, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("problem_below", "warning_below", "state"), [(0, 0, State.OK), (0, 2**62, State.WARNING), (2**62, 2**62, State.PROBLEM)]
+    ("problem_below", "warning_below", "state"), [(0, 0, Health.OK), (0, 2**62, Health.WARNING), (2**62, 2**62, Health.PROBLEM)]
 )
-def test_disk(monkeypatch: pytest.MonkeyPatch, problem_below: int, warning_below: int, state: State) -> None:
+def test_disk(monkeypatch: pytest.MonkeyPatch, problem_below: int, warning_below: int, state: Health) -> None:
     monkeypatch.setattr(checks, "MIN_FREE_BYTES", problem_below)
     monkeypatch.setattr(checks, "LITTLE_FREE_BYTES", warning_below)
-    found = list(checks.disk(load_settings(environ={}).storage))
+    found = list(checks.disk_findings(load_settings(environ={}).storage))
     assert states(found) == [("disk", state)] * 2
-    assert ("storage.warehouse" in found[0].text) is (state is State.PROBLEM)
+    assert ("storage.warehouse" in found[0].text) is (state is Health.PROBLEM)
 
 
 def test_the_metrics_port(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = MetricsSettings(port=free_port())
 
-    def found() -> tuple[State, str]:
-        [finding] = checks.metrics(settings)
-        return finding.state, finding.text
+    def found() -> tuple[Health, str]:
+        [finding] = checks.metrics_findings(settings)
+        return finding.health, finding.text
 
-    assert [finding.text for finding in checks.metrics(MetricsSettings())] == ["off: metrics.port is 0"]
-    assert found()[0] is State.OK
+    assert [finding.text for finding in checks.metrics_findings(MetricsSettings())] == ["off: metrics.port is 0"]
+    assert found()[0] is Health.OK
     assert "free" in found()[1]
     with served(JobMetrics(1), settings):
-        assert found() == (State.OK, f"a job serves them at http://127.0.0.1:{settings.port}/metrics")
+        assert found() == (Health.OK, f"a job serves them at http://127.0.0.1:{settings.port}/metrics")
     with socket.create_server(("127.0.0.1", settings.port)):
         state, text = found()
-        assert state is State.PROBLEM
+        assert state is Health.PROBLEM
         assert "set metrics.port to a free one" in text
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert found() == (State.PROBLEM, "prometheus-client is not installed: pip install 'halfway[metrics]'")
+    assert found() == (Health.PROBLEM, "prometheus-client is not installed: pip install 'halfway[metrics]'")
 
 
 def test_damaged_files_are_a_finding_and_no_traceback(tmp_path: Path) -> None:
     settings = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
-    assert found_locally(settings.storage).tables == {}
+    assert read_local_ownership(settings.storage).tables == {}
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "metadata").write_text("{")
     with pytest.raises(SetupError, match="cannot read the checkpoint"):
-        found_locally(settings.storage)
-    assert states(list(storage(settings))) == [("warehouse", State.OK), ("checkpoint", State.OK), ("ownership", State.PROBLEM)]
+        read_local_ownership(settings.storage)
+    assert states(list(storage_findings(settings))) == [("warehouse", Health.OK), ("checkpoint", Health.OK), ("ownership", Health.PROBLEM)]
