@@ -12,9 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.demo.run import Progress, run_demo
@@ -24,6 +22,7 @@ from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.schemas.settings import ENV_PREFIX
 from halfway.schemas.tables import Table
+from tests.support.delta_rows import ids_in
 from tests.support.kafka_topics import unique_topics
 from tests.support.paths import ROOT
 from tests.support.standalone_cluster import HOST, StandaloneCluster, children
@@ -85,12 +84,6 @@ def run(command: str, source: Path, environ: dict[str, str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def ids_of(table: str) -> list[str]:
-    rows = QueryBuilder().register("rows", DeltaTable(table)).execute("SELECT transaction_id FROM rows").read_all()
-    found: list[str] = pyarrow.table(rows)["transaction_id"].to_pylist()
-    return found
-
-
 @pytest.mark.timeout(420)
 def test_a_worker_dies_and_every_transaction_ends_as_decided(
     broker: LocalBroker, cluster: StandaloneCluster, source: Path, python: Path, tmp_path: Path
@@ -139,7 +132,7 @@ def test_a_worker_dies_and_every_transaction_ends_as_decided(
         result = run_demo(settings, MESSAGES, None, say=print, show=kill_one)
         assert len(dead) >= 2
         assert result.ok, (result.expected, result.found, result.problems, log.read_text()[-3000:])
-        messages = ids_of(table_path(settings.storage, Table.MESSAGES))
+        messages = ids_in(table_path(settings.storage, Table.MESSAGES))
         assert len(messages) == len(set(messages)) == result.expected.committed
         assert "Lost executor" in log.read_text()
         run(STOP.replace("$!", str(submit.pid)), source, environ)

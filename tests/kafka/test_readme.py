@@ -10,13 +10,12 @@ import urllib.request
 from pathlib import Path
 from textwrap import indent
 
-import pyarrow
 import pytest
 from confluent_kafka import Producer
-from deltalake import DeltaTable, QueryBuilder
 
 from halfway.pipelines.local.broker import free_port
 from halfway.pipelines.runtime.paths import home
+from tests.support.delta_rows import delta_rows
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -93,9 +92,9 @@ def test_the_service_step_by_step_and_the_notebooks_on_it(environ: dict[str, str
     said = done.stdout
     assert done.returncode == 0, said + done.stderr
     assert said.count("died") == 2
-    messages = DeltaTable(environ["HALFWAY__STORAGE__WAREHOUSE"] + "/messages")
-    rows = QueryBuilder().register("messages", messages).execute("SELECT CAST(body AS STRING) AS body FROM messages ORDER BY half_at")
-    assert pyarrow.table(rows)["body"].to_pylist() == ['{"item": "apples", "quantity": 3}', '{"item": "pears", "quantity": 1}']
+    messages = environ["HALFWAY__STORAGE__WAREHOUSE"] + "/messages"
+    rows = delta_rows(messages, "SELECT CAST(body AS STRING) AS body FROM rows ORDER BY half_at")
+    assert [row["body"] for row in rows] == ['{"item": "apples", "quantity": 3}', '{"item": "pears", "quantity": 1}']
     assert [line.split(" ", 1)[1] for line in said.splitlines() if line.endswith(("apples", "pears", "plums"))] == ["3 apples", "1 pears"]
     told = run_lines(NOTEBOOKS, environ)
     assert "Pending: 0." in told

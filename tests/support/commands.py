@@ -57,7 +57,7 @@ def run_halfway(
     return subprocess.run(
         halfway_command(*arguments),
         cwd=cwd,
-        env={**os.environ, **_WIDE, **(environ or {})},
+        env={**os.environ, **(environ or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def run_halfway(
 
 def run(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the settings of a test, in a process of its own."""
-    return run_halfway(*arguments, *options_of(settings))
+    return run_halfway(*arguments, *options_of(settings), environ=_WIDE)
 
 
 def facts(done: subprocess.CompletedProcess[str] | Result) -> Any:

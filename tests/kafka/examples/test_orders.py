@@ -5,15 +5,13 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pyarrow
 import pytest
-from deltalake import DeltaTable, QueryBuilder
 
 from examples.orders import CRASHED, GROUP
 from halfway.schemas.settings import KafkaSettings
 from tests.support.client_world import ops
+from tests.support.delta_rows import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.paths import ROOT
 from tests.support.waiting import until
@@ -41,13 +39,6 @@ class Service:
             return database.execute("SELECT item, quantity FROM orders ORDER BY rowid").fetchall()
 
 
-def rows(job: JobProcess, table: str, columns: str) -> list[dict[str, Any]]:
-    opened = DeltaTable(str(job.warehouse / table))
-    found = QueryBuilder().register("found", opened).execute(f"SELECT {columns} FROM found ORDER BY committed_at")
-    result: list[dict[str, Any]] = pyarrow.table(found).to_pylist()
-    return result
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
@@ -70,7 +61,8 @@ def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
     assert sorted(answer.split(": ")[1] for answer in answers) == ["COMMIT", "ROLLBACK"]
     until(lambda: len(job.delivered()) == 2, "the message about the pears", limit_s=60)
     assert service.orders() == [("apples", 3), ("pears", 1)]
-    assert rows(job, "messages", "CAST(body AS STRING) AS body, check_times > 0 AS asked, producer_group") == [
+    columns = "CAST(body AS STRING) AS body, check_times > 0 AS asked, producer_group"
+    assert delta_rows(job.warehouse / "messages", f"SELECT {columns} FROM rows ORDER BY committed_at") == [
         {"body": '{"item": "apples", "quantity": 3}', "asked": False, "producer_group": GROUP},
         {"body": '{"item": "pears", "quantity": 1}', "asked": True, "producer_group": GROUP},
     ]

@@ -5,18 +5,14 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import pyarrow
 import pytest
 import yaml
 from confluent_kafka.admin import AclOperation, ResourceType
-from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from halfway import TransactionProducer
@@ -26,6 +22,8 @@ from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import HOST, free_port
 from halfway.schemas.settings import Settings
 from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener
+from tests.support.commands import halfway_command, run_halfway
+from tests.support.delta_rows import delta_rows
 from tests.support.paths import ROOT
 from tests.support.secure_broker import ADMIN, Right, SecureBroker
 from tests.support.secure_world import USERS, rights_of
@@ -77,18 +75,14 @@ class Job:
             "HALFWAY__KAFKA__SECURITY__PASSWORD": PASSWORD,
             "HALFWAY__KAFKA__SIGNING__KEYS": json.dumps({GROUP: SIGNING_KEY}),
         }
-        command = [sys.executable, "-m", "halfway", "resolve", "--ui", "--config", str(folder / "job.yaml")]
+        command = halfway_command("resolve", "--ui", "--config", str(folder / "job.yaml"))
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
             )
 
     def rows(self, table: str) -> str:
-        try:
-            delta = DeltaTable(str(self.folder / "warehouse" / table))
-        except TableNotFoundError:
-            return ""
-        return str(pyarrow.table(QueryBuilder().register("t", delta).execute("SELECT * FROM t")).to_pylist())
+        return str(delta_rows(self.folder / "warehouse" / table))
 
     def pages(self) -> dict[str, str]:
         """What the UI shows: its pages, and its interface for programs."""
@@ -166,8 +160,7 @@ def test_no_secret_is_told_while_the_job_runs_nor_when_it_fails(broker: SecureBr
 
 @pytest.mark.parametrize("name", ["kafka.security.password", "kafka.security.key_password", "Kafka.Signing.KEYS"])
 def test_a_secret_on_the_command_line_is_refused_with_the_way_out(name: str) -> None:
-    command = [sys.executable, "-m", "halfway", "topics", "create", "--set", f"{name}={PASSWORD}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    done = run_halfway("topics", "create", "--set", f"{name}={PASSWORD}", limit_s=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"HALFWAY__{name.upper().replace('.', '__')} in the environment, or {name} in the configuration file" in done.stderr
     assert PASSWORD not in done.stderr

@@ -3,24 +3,25 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import write_deltalake
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.demo.run import time_limit_s
 from halfway.pipelines.demo.traffic import End, Planned, Traffic
 from halfway.pipelines.demo.verdict import Accountant
 from halfway.pipelines.local.broker import LocalBroker
-from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.delta_tables import table_path
+from halfway.pipelines.storage.locks import is_in_use
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
+from tests.support.commands import as_options, halfway_command, run_halfway
+from tests.support.delta_rows import ids_in
 from tests.support.kafka_topics import MakeTopics, unique_topics
 from tests.support.paths import ROOT
 from tests.support.waiting import until
@@ -41,12 +42,11 @@ def overrides(broker: LocalBroker, tmp_path: Path) -> dict[str, object]:
 
 
 def options(overrides: Mapping[str, object]) -> list[str]:
-    return ["--config", "conf/default.yaml", *(part for name, value in overrides.items() for part in ("--set", f"{name}={value}"))]
+    return ["--config", "conf/default.yaml", *as_options(overrides)]
 
 
 def run_demo(overrides: Mapping[str, object], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "halfway", "demo", *arguments, *options(overrides)]
-    return subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False)
+    return run_halfway("demo", *arguments, *options(overrides), limit_s=200)
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[sub
     """`halfway resolve`, from its first batch on."""
     status = Path(str(overrides["storage.checkpoint"])) / "status.json"
     before = status.read_bytes() if status.exists() else b""
-    command = [sys.executable, "-m", "halfway", "resolve", *options({**overrides, **QUICK})]
+    command = halfway_command("resolve", *options({**overrides, **QUICK}))
     with log_file.open("wb") as log:
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
@@ -70,9 +70,8 @@ def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[sub
             job.wait()
 
 
-def ids(overrides: Mapping[str, object], table: str) -> list[str | None]:
-    rows = QueryBuilder().register("rows", DeltaTable(f"{overrides['storage.warehouse']}/{table}"))
-    return [row["transaction_id"] for row in pa.table(rows.execute("SELECT transaction_id FROM rows").read_all()).to_pylist()]
+def ids(overrides: Mapping[str, object], table: str) -> list[str]:
+    return ids_in(f"{overrides['storage.warehouse']}/{table}")
 
 
 @pytest.mark.timeout(300)
@@ -116,7 +115,7 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
 
 @pytest.mark.slow
 def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None:
-    command = [sys.executable, "-m", "halfway", "demo", "--json", *options(overrides)]
+    command = halfway_command("demo", "--json", *options(overrides))
     demo = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     checkpoint = Path(str(overrides["storage.checkpoint"]))
     storage = StorageSettings(checkpoint=str(checkpoint))

@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import BrokerError, SetupError
 from halfway.schemas.settings import Settings
-from tests.support.paths import ROOT
+from tests.support.commands import halfway_command
 
 
 @pytest.fixture
@@ -40,8 +39,8 @@ def own(own_home: Path) -> LocalBroker:
 
 def halfway(own_home: Path, *arguments: str) -> "subprocess.Popen[str]":
     """Run the command line as a process of its own."""
-    command = [sys.executable, "-m", "halfway", *arguments]
-    environ = {**os.environ, "HALFWAY_HOME": str(own_home), "PYTHONPATH": str(ROOT)}
+    environ = {**os.environ, "HALFWAY_HOME": str(own_home)}
+    command = halfway_command(*arguments)
     return subprocess.Popen(command, env=environ, cwd=own_home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -1,8 +1,6 @@
 """`halfway optimize` beside the running job: appends never fail for it, and each commit stays exactly one row."""
 
 import json
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -12,13 +10,13 @@ from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.compaction import Compaction, compact_tables
 from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_name
 from halfway.schemas.errors import SetupError
 from halfway.schemas.tables import TABLE_SCHEMAS, Table
+from tests.support.commands import run_halfway
 from tests.support.job_world import MakeWorld
-from tests.support.paths import ROOT
 from tests.support.waiting import until
 
 
@@ -82,8 +80,7 @@ def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark:
 def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path / "warehouse")
     create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
-    command = [sys.executable, "-m", "halfway", "optimize", "--set", f"storage.warehouse={warehouse}", "--json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=150)
+    done = run_halfway("optimize", "--set", f"storage.warehouse={warehouse}", "--json", limit_s=150)
     assert done.returncode == 0, done.stderr[-2000:]
     nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0, "log_files_removed": 0}
     assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]

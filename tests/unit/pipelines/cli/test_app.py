@@ -1,8 +1,5 @@
 """The command line's manners: help, exit codes, one-line errors."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,7 @@ from typer.testing import CliRunner
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import SetupError
-from tests.support.paths import ROOT
+from tests.support.commands import run_halfway
 
 UNREACHABLE = "127.0.0.1:1"
 COMMANDS = [
@@ -108,15 +105,7 @@ def test_errors_on_purpose_are_folded_and_others_keep_their_traceback() -> None:
 
 
 def test_kafka_out_of_reach_is_one_line_within_15_s(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "halfway", "topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=15,
-        check=False,
-    )
+    done = run_halfway("topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}", cwd=tmp_path, limit_s=15)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: Kafka cannot be reached")
     assert "Connection refused" in done.stderr

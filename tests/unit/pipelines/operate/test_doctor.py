@@ -1,9 +1,7 @@
 """The doctor's findings that need neither Spark nor Kafka, and its manners on the command line."""
 
 import json
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership
 from halfway.pipelines.resolve.metrics import JobMetrics, served
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings
-from tests.support.paths import ROOT
+from tests.support.commands import run_halfway
 
 
 @pytest.fixture(autouse=True)
@@ -66,15 +64,7 @@ def test_settings_that_do_not_load_are_the_finding() -> None:
 
 
 def test_kafka_out_of_reach_takes_less_than_15_s_and_one_line_each(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "halfway", "doctor", "--set", "kafka.bootstrap_servers=127.0.0.1:1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=18,
-        check=False,
-    )
+    done = run_halfway("doctor", "--set", "kafka.bootstrap_servers=127.0.0.1:1", cwd=tmp_path, limit_s=18)
     assert (done.returncode, done.stderr) == (1, "")
     assert all(line[:2] in {"✓ ", "! ", "✗ ", "? "} for line in done.stdout.splitlines())
     [kafka] = [line for line in done.stdout.splitlines() if " kafka " in line]
