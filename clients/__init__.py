@@ -1,4 +1,4 @@
-"""The producer's side: send transactional messages, run local transactions, answer checks.
+"""The client: sends transactional messages, runs local transactions, answers checks. Services import it from `halfway`.
 
 May import `schemas`.
 """

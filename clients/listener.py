@@ -1,4 +1,4 @@
-"""What an application tells Halfway about its local transactions, and how it is asked."""
+"""Defines the listener that an application implements, and turns what it returns or raises into an answer."""
 
 import logging
 import unicodedata
@@ -14,10 +14,11 @@ MAX_REMARK_BYTES = 1024
 
 
 class TransactionListener(Protocol):
-    """The application's side of a transactional message; both methods may be called by several threads at once.
+    """The application's side of a transactional message. Several threads may call both methods at once.
 
-    `check_local_transaction` must answer from what is durable: the process that sent the half may be gone, and another instance of
-    the group is asked instead. Write the transaction's id in the same local transaction as the business data, and look it up here.
+    `check_local_transaction` must answer from durable data: the process that sent the half may have died, and another
+    instance of its group is asked instead. Write the transaction's id in the same local transaction as the business
+    data, and look it up in the check.
 
     Example:
         class Orders:
@@ -33,16 +34,24 @@ class TransactionListener(Protocol):
     """
 
     def execute_local_transaction(self, message: HalfMessage, arg: Any) -> LocalTransactionState | None:
-        """Run the local transaction; the half is stored. None and an exception count as UNKNOWN: the outcome is asked for later."""
+        """Run the local transaction. Kafka has stored the half.
+
+        Args:
+            message: the half.
+            arg: the `arg` of `send_in_transaction`.
+
+        Returns:
+            The outcome. None and an exception count as UNKNOWN: a check asks for the outcome later.
+        """
         ...
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState | None:
-        """Say how the local transaction ended. None and an exception count as UNKNOWN: the question comes again."""
+        """Return the outcome of the local transaction. None and an exception count as UNKNOWN: the job asks again."""
         ...
 
 
 class Answer(NamedTuple):
-    """What a listener said; `remark` says why if that is UNKNOWN for want of a proper answer."""
+    """A listener's answer. `remark` tells why the answer is UNKNOWN if the listener returned no state."""
 
     state: LocalTransactionState
     remark: str | None = None
@@ -50,31 +59,32 @@ class Answer(NamedTuple):
 
 
 def ask(method: Callable[..., LocalTransactionState | None], *arguments: object, catch: type[BaseException] = Exception) -> Answer:
-    """Call a listener's method; None, an exception, or what is not a LocalTransactionState counts as UNKNOWN (design §7).
+    """Call a listener's method. None, an exception, or anything but a LocalTransactionState counts as UNKNOWN.
 
     Args:
         method: a bound method of the listener.
-        *arguments: what it is called with.
-        catch: which exceptions count as an answer; others are the caller's.
+        *arguments: the method's arguments.
+        catch: the exceptions that count as UNKNOWN. Others are raised.
     """
     try:
-        said: object = method(*arguments)
+        returned: object = method(*arguments)
     except catch as error:
         return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(error)}"), error)
-    if isinstance(said, LocalTransactionState):
-        return Answer(said)
-    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"the listener returned {_kind_of(said)}, not a LocalTransactionState"))
+    if isinstance(returned, LocalTransactionState):
+        return Answer(returned)
+    kind = "None" if returned is None else f"a {type(returned).__name__}"
+    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"the listener returned {kind}, not a LocalTransactionState"))
 
 
 def remark_of(text: str) -> str:
-    """Return `text` fit for the `REMARK` header: one line without control characters, at most 1 KiB of UTF-8."""
+    """Return `text` as a `REMARK` header holds it: one line without control characters, at most 1 KiB of UTF-8."""
     spaced = " ".join(text.split())
     clean = "".join(character for character in spaced if unicodedata.category(character) not in ("Cc", "Cs"))
     return clean.encode()[:MAX_REMARK_BYTES].decode(errors="ignore")
 
 
 def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
-    """Log why a listener gave no proper answer; what it was asked about is not logged."""
+    """Log why a listener returned no state. The message's content is not logged."""
     if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
         log.warning(
             "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
@@ -85,12 +95,8 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
         )
 
 
-def _kind_of(said: object) -> str:
-    return "None" if said is None else f"a {type(said).__name__}"
-
-
 def _text_of(error: BaseException) -> str:
-    """Return an exception's text; an application's exception may fail at that, too."""
+    """Return an exception's text. The `__str__` of an application's exception may itself fail."""
     try:
         return str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""What the client hands to an application and gets from it: half messages, check requests, results of a send."""
+"""Defines what the client exchanges with an application: half messages, check requests and results of a send."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,21 @@ from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, H
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfMessage:
-    """A message that nobody can read yet. `topic` is where it goes once committed; its body never shows in a `repr`."""
+    """A message that nobody can read yet. Its `repr` shows neither body nor properties.
+
+    Attributes:
+        transaction_id: 1 to 255 bytes of UTF-8.
+        topic: where the message goes once it is committed.
+        body: opaque bytes.
+        producer_group: the group whose instances answer its checks.
+        queue_id: passed on with the message.
+        tags: RocketMQ's tags.
+        keys: RocketMQ's keys.
+        properties: the user's own headers.
+        immunity_s: the seconds before the first check; None for the job's `transactionTimeOut` (R4).
+        born_at_ms: when the message was made, in ms since 1970 UTC.
+        incarnation: 0, and one more each time a discarded message is sent again (R12).
+    """
 
     transaction_id: str
     topic: str
@@ -27,10 +41,10 @@ class HalfMessage:
     incarnation: int = 0
 
     def to_record(self) -> Record:
-        """Return the half topic's record.
+        """Return the record for the half topic.
 
         Raises:
-            RecordError: a field is not what design §2 allows; a ValueError too.
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
         """
         return Record(encode_key(self.transaction_id), self.body, self.headers().to_headers())
 
@@ -38,7 +52,7 @@ class HalfMessage:
         """Return the validated headers.
 
         Raises:
-            RecordError: a field is not what design §2 allows; a ValueError too.
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
         """
         try:
             return HalfHeaders(
@@ -57,26 +71,31 @@ class HalfMessage:
 
     @classmethod
     def from_record(cls, key: bytes | None, value: bytes | None, headers: Headers | None) -> Self:
-        """Read a record of the half topic; a null value is an empty body.
+        """Return the message that a record of the half topic holds. A null value is an empty body.
 
         Raises:
-            RecordError: it breaks design §2.
+            RecordError: the record breaks the contract (docs/contract.md).
         """
         return cls(transaction_id=decode_key(key), body=value or b"", **_fields(HalfHeaders.from_headers(headers)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckRequest(HalfMessage):
-    """The question how a half's local transaction ended: the half again, with the number of the check (from 1) and its id."""
+    """The half of a transaction whose outcome the job asks for.
+
+    Attributes:
+        check_times: the number of the check, from 1.
+        check_id: the same each time this check is sent.
+    """
 
     check_times: int
     check_id: str
 
     def to_record(self) -> Record:
-        """Return the check topic's record.
+        """Return the record for the check topic.
 
         Raises:
-            RecordError: a field is not what design §2 allows; a ValueError too.
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
         """
         half = HalfMessage.headers(self)
         try:
@@ -87,10 +106,10 @@ class CheckRequest(HalfMessage):
 
     @classmethod
     def from_record(cls, key: bytes | None, value: bytes | None, headers: Headers | None) -> Self:
-        """Read a record of the check topic.
+        """Return the request that a record of the check topic holds.
 
         Raises:
-            RecordError: it breaks design §2.
+            RecordError: the record breaks the contract (docs/contract.md).
         """
         check = CheckHeaders.from_headers(headers)
         return cls(
@@ -104,9 +123,9 @@ class CheckRequest(HalfMessage):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """What became of a send: where its half lies, and what the listener said of the local transaction.
+    """The result of a send: the partition and offset of the half, and the listener's answer.
 
-    UNKNOWN is not a failure: the listener is asked again, by a check.
+    The state UNKNOWN is not a failure: a check asks the listener again.
     """
 
     transaction_id: str
@@ -116,10 +135,10 @@ class SendResult:
 
 
 def refuse_reserved(properties: Mapping[str, str]) -> None:
-    """Refuse properties that a producer cannot set.
+    """Refuse properties that a producer must not set.
 
     Raises:
-        ValueError: a name is one of the contract's own, asks for a delay, is empty, or has a NUL, at which librdkafka would cut it.
+        ValueError: a name is the contract's own, asks for a delay, is empty, or contains NUL, where librdkafka cuts it.
     """
     for name in properties:
         if name in DELAY_HEADERS:
@@ -127,7 +146,7 @@ def refuse_reserved(properties: Mapping[str, str]) -> None:
         if name in RESERVED_NAMES:
             raise ValueError(f"property {name}: the name is reserved; topic, tags, keys and the like are arguments of the send")
         if not name or "\0" in name:
-            raise ValueError("a property has an empty name or one with a NUL character")
+            raise ValueError("the name of a property is empty or contains a NUL character")
 
 
 def _fields(headers: HalfHeaders) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which checks are open, which were answered, and how far each partition is done. No Kafka and no clock; safe for threads."""
+"""Tracks which checks are open and answered, and the offset to commit in each partition. No Kafka and no clock."""
 
 import threading
 from collections import OrderedDict, deque
@@ -12,23 +12,29 @@ REMEMBERED_ANSWERS = 10_000
 
 
 @dataclass(eq=False, slots=True)
-class Progress:
-    """How far one partition is done: offsets in the order they came, some done before those in front of them."""
+class PartitionProgress:
+    """The progress in one partition. Records may be done in another order than that of their offsets.
+
+    Attributes:
+        position: the offset to commit: all read records before it are done. None before the first.
+        committed: the offset that was committed last, or None.
+        is_owned: False once the partition was revoked.
+    """
 
     position: int | None = None
     committed: int | None = None
-    is_live: bool = True
+    is_owned: bool = True
     _open: deque[int] = field(default_factory=deque)
     _done: set[int] = field(default_factory=set)
 
     def begin(self, offset: int) -> None:
-        """Take note of a record; one that is here already, or done, is not taken twice."""
+        """Add a record. A record that was added before is ignored."""
         last = self._open[-1] if self._open else (self.position or 0) - 1
         if offset > last:
             self._open.append(offset)
 
     def finish(self, offset: int) -> None:
-        """Take note that a record is done, and move `position`, the offset to commit, over all that are done in a row."""
+        """Mark a record as done, and advance `position` to the first open record."""
         if self._open and offset >= self._open[0]:
             self._done.add(offset)
         while self._open and self._open[0] in self._done:
@@ -37,40 +43,40 @@ class Progress:
 
 
 @dataclass(eq=False, slots=True)
-class Task:
-    """A check on its way: the records that asked it, and the answer once the listener gave one."""
+class CheckTask:
+    """An open check: the request, the records that hold it, and the answer once the listener has given it."""
 
     request: CheckRequest
-    sources: list[tuple[Progress, int]]
+    sources: list[tuple[PartitionProgress, int]]
     answer: Answer | None = None
 
 
-class Ledger:
-    """What one instance knows of the checks it read."""
+class OpenChecks:
+    """The checks that one instance has read. Safe for threads."""
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start without checks."""
         self._lock = threading.Lock()
-        self._progress: dict[int, Progress] = {}
-        self._open: dict[str, Task] = {}
+        self._progress: dict[int, PartitionProgress] = {}
+        self._open: dict[str, CheckTask] = {}
         self._answered: OrderedDict[str, None] = OrderedDict()
-        self._put_off: deque[tuple[float, Task]] = deque()
+        self._put_off: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
 
-    def read(self, partition: int, offset: int, request: CheckRequest | None) -> Task | None:
-        """Take note of a record.
+    def add(self, partition: int, offset: int, request: CheckRequest | None) -> CheckTask | None:
+        """Add a record that was read from the check topic.
 
         Args:
-            partition: where it lies.
-            offset: where it lies.
-            request: the check; None for a record that is none of this group's.
+            partition: the record's partition.
+            offset: the record's offset.
+            request: the check; None if the record holds no check for this group.
 
         Returns:
-            The check to answer, unless it was answered, or is being answered: a check that is read twice is not asked twice.
+            The check to answer; None if there is none, or if this check is already open or answered.
         """
         with self._lock:
-            progress = self._progress.setdefault(partition, Progress())
+            progress = self._progress.setdefault(partition, PartitionProgress())
             progress.begin(offset)
             if request is None or request.check_id in self._answered:
                 progress.finish(offset)
@@ -78,26 +84,26 @@ class Ledger:
             if request.check_id in self._open:
                 self._open[request.check_id].sources.append((progress, offset))
                 return None
-            task = self._open[request.check_id] = Task(request, [(progress, offset)])
+            task = self._open[request.check_id] = CheckTask(request, [(progress, offset)])
             return task
 
-    def open_checks(self) -> int:
-        """Return how many checks were read and are not answered."""
+    def count(self) -> int:
+        """Return how many checks are open: read and not yet answered."""
         with self._lock:
             return len(self._open)
 
-    def is_wanted(self, task: Task) -> bool:
-        """Tell whether a check is still this instance's: its partition may have gone to another."""
+    def is_owned(self, task: CheckTask) -> bool:
+        """Return True if this instance still owns a partition that the check was read from."""
         with self._lock:
-            return any(progress.is_live for progress, _ in task.sources)
+            return any(progress.is_owned for progress, _ in task.sources)
 
-    def forget(self, task: Task) -> None:
-        """Leave a check that was not begun to whoever reads it next."""
+    def drop(self, task: CheckTask) -> None:
+        """Drop a check that this instance does not answer. Its offset stays uncommitted, so it is read again."""
         with self._lock:
             self._open.pop(task.request.check_id, None)
 
-    def answered(self, task: Task) -> None:
-        """Take note that a check's answer is acknowledged."""
+    def finish(self, task: CheckTask) -> None:
+        """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
             self._open.pop(task.request.check_id, None)
             self._answered[task.request.check_id] = None
@@ -106,16 +112,16 @@ class Ledger:
             for progress, offset in task.sources:
                 progress.finish(offset)
 
-    def put_off(self, task: Task, due_s: float) -> None:
-        """Keep an answer that did not get out until `due_s`; give it up if this instance ends."""
+    def put_off(self, task: CheckTask, due_s: float) -> None:
+        """Keep an answer that was not sent, to resend it at `due_s`. After `end`, give it up."""
         with self._lock:
             if self._is_ending:
                 self._give_up(task)
             else:
                 self._put_off.append((due_s, task))
 
-    def due(self, now_s: float) -> list[Task]:
-        """Return the answers whose time to be sent again has come."""
+    def due(self, now_s: float) -> list[CheckTask]:
+        """Remove and return the answers that are due to be resent."""
         with self._lock:
             found = []
             while self._put_off and self._put_off[0][0] <= now_s:
@@ -123,7 +129,7 @@ class Ledger:
             return found
 
     def end(self) -> None:
-        """Give up what was put off: the next instance is asked."""
+        """Give up the answers that were put off. The group's next instance reads their checks again."""
         with self._lock:
             self._is_ending = True
             for _, task in self._put_off:
@@ -131,12 +137,12 @@ class Ledger:
             self._put_off.clear()
 
     def is_complete(self) -> bool:
-        """Tell whether every answer that was begun is out."""
+        """Return True if no check is open and no answer was given up."""
         with self._lock:
             return not self._open and not self._gave_up
 
     def to_commit(self) -> dict[int, int]:
-        """Return the offsets to commit by partition, where they moved since the last call."""
+        """Return partition → offset to commit, of the partitions that advanced since the last call."""
         with self._lock:
             moved = {}
             for partition, progress in self._progress.items():
@@ -145,19 +151,19 @@ class Ledger:
             return moved
 
     def commit_failed(self, partition: int) -> None:
-        """Have a partition's offset committed again."""
+        """Let `to_commit` return a partition's offset again."""
         with self._lock:
             if partition in self._progress:
                 self._progress[partition].committed = None
 
     def revoke(self, partitions: Collection[int]) -> None:
-        """Forget partitions: their next owner asks again what is open here; what a listener says even so does no harm (R2)."""
+        """Remove lost partitions. Their next owner reads the open checks again. A second answer does no harm (R2)."""
         with self._lock:
             for partition in partitions:
                 progress = self._progress.pop(partition, None)
                 if progress:
-                    progress.is_live = False
+                    progress.is_owned = False
 
-    def _give_up(self, task: Task) -> None:
+    def _give_up(self, task: CheckTask) -> None:
         self._open.pop(task.request.check_id, None)
         self._gave_up = True

@@ -1,4 +1,4 @@
-"""The transactional producer (design §7): a half, the local transaction, an op with what became of it."""
+"""Sends transactional messages (docs/contract.md): the half, the local transaction, the op with its outcome."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from halfway.clients.checks import CheckAnswerer
-from halfway.clients.kafka.sender import SURELY_NOT_STORED, Outbox, Report
+from halfway.clients.kafka.sender import NOT_STORED, DeliveryReport, Sender
 from halfway.clients.listener import Answer, TransactionListener, ask, log_unknown, remark_of
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refuse_reserved
 from halfway.schemas.errors import ProducerClosedError, SendError
@@ -24,32 +24,34 @@ log = logging.getLogger(__name__)
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 CLOSE_GRACE_S = 5.0
-"""How long `close` waits, beyond `send_timeout_ms`, for Kafka to let go of it."""
+"""How long `close` waits for Kafka, in addition to `send_timeout_ms`."""
 _REPORT_GRACE_S = 10.0
 
 
 class TransactionProducer:
-    """Sends transactional messages for one producer group, and answers the checks of its group.
+    """Sends transactional messages for one producer group, and answers the group's checks.
 
-    Threads may share one; make one a process and group. It connects when it is entered, started or first used.
+    Threads may share a producer. Make one per process and group. It connects on `start`, on entering `with`, or on the
+    first send.
 
     Args:
-        settings: where Kafka is, and how its topics are called.
-        group: the producer group. Its instances answer each other's checks: all must know the same durable state.
+        settings: where Kafka is, how to log in, and the names of the topics.
+        group: the producer group. Its instances answer each other's checks, so they must share their durable data.
         listener: runs and checks the local transactions.
-        max_in_flight: how many records may wait for their acknowledgement; beyond, a send waits for room, up to `send_timeout_ms`.
-        send_timeout_ms: after how long an unacknowledged record counts as failed.
+        max_in_flight: how many records may wait for their acknowledgement. At this number a send waits for room, up to
+            `send_timeout_ms`.
+        send_timeout_ms: when an unacknowledged record fails.
         check_threads: how many checks are answered at once.
-        max_open_checks: how many checks are read ahead of their answers.
-        max_body_bytes: the largest body; not above the job's `resolution.max_body_bytes`, or the job refuses what was sent.
-        linger_ms: how long a record waits for others to share its request with. Every sender waits for its half, so that 0 is
-            quickest; records that come while requests are under way share the next one all the same. From a thousand transactions/s
-            on, 2 to 5 take a third to a half off the broker's work.
-        session_timeout_ms: after how long Kafka gives a dead instance's checks to another one.
+        max_open_checks: how many checks may be read and not yet answered.
+        max_body_bytes: the size of the largest body. The job refuses bodies above its `resolution.max_body_bytes`.
+        linger_ms: how long a record waits for others to share its request. 0 is the quickest, because each send waits
+            for its half. Records that arrive while requests are under way share the next one in any case. From a
+            thousand transactions/s on, 2 to 5 save the broker a third to a half of its work.
+        session_timeout_ms: when Kafka gives a dead instance's checks to another one.
 
     Raises:
-        ValueError: the group is empty, or a number is below 1.
-        SettingsError: `settings` names no Kafka, or asks for signed ops and has no key for the group.
+        ValueError: the group is empty, or a number is too small.
+        SettingsError: `settings` names no Kafka, or requires signed ops and has no key for the group.
 
     Example:
         with TransactionProducer(settings.kafka, "order-service", Orders()) as producer:
@@ -70,9 +72,9 @@ class TransactionProducer:
         linger_ms: int = 0,
         session_timeout_ms: int = 10_000,
     ) -> None:
-        """Take note of everything; nothing is sent or connected."""
+        """Store the configuration. Does not connect."""
         if min(max_in_flight, send_timeout_ms, check_threads, max_open_checks, max_body_bytes, session_timeout_ms) < 1 or linger_ms < 0:
-            raise ValueError("sizes, threads and time-outs are at least 1, linger_ms at least 0")
+            raise ValueError("sizes, threads and time-outs must be at least 1, linger_ms at least 0")
         HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group).headers()
         settings.servers()
         self._keyring = settings.signing.keyring_of(group)
@@ -85,7 +87,7 @@ class TransactionProducer:
         self._is_complete: bool | None = None
         self._lost_an_op = False
         self._in_listener = threading.local()
-        self._outbox: Outbox | None = None
+        self._sender: Sender | None = None
         self._checks = CheckAnswerer(
             settings,
             group,
@@ -98,12 +100,13 @@ class TransactionProducer:
         )
 
     def start(self) -> None:
-        """Connect, in the background, and start to answer checks; a second call does nothing.
+        """Connect in the background and start to answer checks. A second call does nothing.
 
         Raises:
-            ProducerClosedError: it was closed.
+            KafkaUnavailableError: librdkafka rejects the settings, such as a CA file that does not exist.
+            ProducerClosedError: the producer is closed.
         """
-        self._started()
+        self._start_once()
 
     def send_in_transaction(
         self,
@@ -121,31 +124,32 @@ class TransactionProducer:
     ) -> SendResult:
         """Send a message that becomes readable if, and only if, the local transaction commits.
 
-        The half is stored by all replicas in sync, then the listener runs in this thread, then what it says is queued for Kafka.
-        Should that be lost, or be UNKNOWN, the listener is asked by a check.
+        First all in-sync replicas store the half. Then the listener runs in this thread. Then the op with its answer is
+        queued for Kafka. If the answer is UNKNOWN, or the op is lost, a check asks the listener again.
 
         Args:
-            topic: where the message goes once committed.
+            topic: where the message goes once it is committed.
             body: opaque bytes.
-            transaction_id: 1 to 255 bytes of UTF-8; a random one if None. Never use one again, also not after a SendError: its
-                ROLLBACK would settle the second half too (R2).
+            transaction_id: 1 to 255 bytes of UTF-8; a random id if None. Never use an id again, not even after a
+                SendError: the ROLLBACK of the first half would settle the second one too (R2).
             tags: RocketMQ's tags.
             keys: RocketMQ's keys.
             properties: the user's own headers.
-            queue_id: handed on with the message.
-            immunity_s: how many seconds to wait before the first check, instead of the job's `transactionTimeOut`.
-            incarnation: above 0 to send anew what was discarded.
-            arg: handed to `execute_local_transaction`.
+            queue_id: passed on with the message.
+            immunity_s: the seconds before the first check, in place of the job's `transactionTimeOut` (R4).
+            incarnation: above 0 to resend a discarded message (R12).
+            arg: passed to `execute_local_transaction`.
 
         Returns:
-            Where the half lies, and what the listener said.
+            The partition and offset of the half, and the listener's answer.
 
         Raises:
-            ValueError: an argument is not what design §2 allows; nothing was sent.
-            QueueFullError: `max_in_flight` records wait, and none got through in `send_timeout_ms`. Nothing was sent or run: send less,
-                or later; the id may be used again.
-            SendError: the half could not be stored, or that is not known. The local transaction was not run.
-            ProducerClosedError: the producer was closed.
+            ValueError: an argument breaks the contract (docs/contract.md). Nothing was sent.
+            QueueFullError: the queue of `max_in_flight` records stayed full for `send_timeout_ms`. Nothing was sent and
+                the local transaction was not run. The id may be used again.
+            SendError: Kafka has not stored the half, or has not confirmed it. The local transaction was not run.
+            KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
+            ProducerClosedError: the producer is closed.
         """
         refuse_reserved(properties or {})
         message = HalfMessage(
@@ -162,30 +166,30 @@ class TransactionProducer:
             incarnation=incarnation,
         )
         record = message.to_record()
-        with self._send() as outbox:
-            report = self._store_half(outbox, message, record)
+        with self._counted_send() as sender:
+            report = self._store_half(sender, message, record)
             answer = self._execute(message, arg)
-            self._end(outbox, message, answer)
+            self._send_op(sender, message, answer)
         return SendResult(message.transaction_id, report.partition, report.offset, answer.state)
 
     def close(self, timeout_s: float | None = None) -> bool:
-        """Refuse further sends, wait for those under way and for running checks, deliver everything, and disconnect.
+        """Refuse new sends, wait for running sends and checks, deliver all queued records, and disconnect.
 
-        A second call, from whichever thread, waits for the first. Where Kafka is gone, or librdkafka hangs, what is left goes on in
-        threads that do not keep the process from ending.
+        A second call, from any thread, waits for the first. If Kafka is gone or librdkafka hangs, the rest goes on in
+        daemon threads, which do not keep the process alive.
 
         Args:
-            timeout_s: when to stop waiting, whatever is under way. None waits for listeners as long as they run: they are the
-                application's; and after them for Kafka no longer than `send_timeout_ms` and 5 s.
+            timeout_s: the longest time to wait. None waits until the application's listeners end, and then for Kafka,
+                at most `send_timeout_ms` and 5 s.
 
         Returns:
-            Whether all of it was done, and in time. What was not is asked for by checks.
+            True if all of it was done in time. Otherwise checks ask for the missing outcomes.
 
         Raises:
-            RuntimeError: a listener calls it, which would wait for itself.
+            RuntimeError: a listener calls it. It would wait for itself.
         """
         if getattr(self._in_listener, "depth", 0) or self._checks.is_answering_here():
-            raise RuntimeError("close() cannot be called by a listener: it waits until the listener is done")
+            raise RuntimeError("close() cannot be called by a listener, because it waits until the listener ends")
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if self._is_closed:
@@ -202,39 +206,39 @@ class TransactionProducer:
         return is_complete
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the producer."""
         self.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close, waiting as long as it takes."""
+        """Close the producer without a time limit."""
         self.close()
 
     def _finish(self, deadline_s: float | None) -> bool:
-        """Let sends end, then checks, then what both of them queued be delivered."""
+        """Wait for the running sends, then for the checks, then deliver the records that both have queued."""
         self._lost_an_op = False
         with self._changed:
             sends_done = self._changed.wait_for(
                 lambda: self._sending == 0, None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             )
-        if self._outbox is None:
+        if self._sender is None:
             return True
         listeners_done = self._checks.stop(deadline_s)
         limit_s = time.monotonic() + self._send_timeout_ms / 1000 + CLOSE_GRACE_S
         limit_s = limit_s if deadline_s is None else min(limit_s, deadline_s)
         has_left = self._checks.leave(limit_s)
-        delivered = self._outbox.close(limit_s) and not self._lost_an_op
+        delivered = self._sender.close(limit_s) and not self._lost_an_op
         is_complete = sends_done and listeners_done and has_left and delivered
         if not is_complete:
             log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, listeners_done and has_left, delivered)
         return is_complete
 
-    def _started(self) -> Outbox:
+    def _start_once(self) -> Sender:
         with self._changed:
             if self._is_closed:
-                raise ProducerClosedError(f"the producer of group {self._group!r} was closed; make a new one to send")
-            if self._outbox is None:
-                self._outbox = Outbox(
+                raise ProducerClosedError(f"the producer of group {self._group!r} is closed: make a new one to send")
+            if self._sender is None:
+                self._sender = Sender(
                     self._settings,
                     max_in_flight=self._max_in_flight,
                     send_timeout_ms=self._send_timeout_ms,
@@ -242,41 +246,41 @@ class TransactionProducer:
                     message_bytes=self._message_bytes,
                 )
                 self._checks.start()
-            return self._outbox
+            return self._sender
 
     @contextlib.contextmanager
-    def _send(self) -> Iterator[Outbox]:
-        """Count a send, so that `close` can wait for it."""
+    def _counted_send(self) -> Iterator[Sender]:
+        """Count a running send, so that `close` can wait for it."""
         with self._changed:
-            outbox = self._started()
+            sender = self._start_once()
             self._sending += 1
         try:
-            yield outbox
+            yield sender
         finally:
             with self._changed:
                 self._sending -= 1
                 if self._sending == 0:
                     self._changed.notify_all()
 
-    def _store_half(self, outbox: Outbox, message: HalfMessage, record: Record) -> Report:
-        """Send the half and wait until it is acknowledged; if it may be stored in spite of a failure, roll it back."""
+    def _store_half(self, sender: Sender, message: HalfMessage, record: Record) -> DeliveryReport:
+        """Send the half and wait for its acknowledgement. If a failed half may be stored nevertheless, roll it back."""
         if len(message.body) > self._max_body_bytes:
-            raise SendError(f"the body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}: the half was not sent")
-        report = Report()
-        outbox.put(self._settings.half_topic, record, report)
+            raise SendError(f"the half was not sent: its body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}")
+        report = DeliveryReport()
+        sender.send(self._settings.half_topic, record, report)
         try:
             arrived = report.wait(self._send_timeout_ms / 1000 + _REPORT_GRACE_S)
-        except BaseException:  # Ctrl-C: the local transaction was not run.
-            self._roll_back(outbox, message, "interrupted")
+        except BaseException:  # Such as Ctrl-C. The local transaction was not run.
+            self._roll_back(sender, message, "the send was interrupted")
             raise
         if arrived and report.error is None:
             return report
-        cause = outbox.cause(self._settings.half_topic, report.error) if arrived and report.error is not None else "no delivery report"
+        cause = sender.explain(self._settings.half_topic, report.error) if arrived and report.error is not None else "no delivery report"
         text = f"the half of transaction {message.transaction_id!r} failed ({cause}); its local transaction was not run"
-        if report.error is not None and report.error.code() in SURELY_NOT_STORED:
+        if report.error is not None and report.error.code() in NOT_STORED:
             raise SendError(text) from KafkaException(report.error)
-        self._roll_back(outbox, message, cause)
-        raise SendError(f"{text}. It may be stored, so a ROLLBACK was sent: use a new transaction id to try again") from (
+        self._roll_back(sender, message, cause)
+        raise SendError(f"{text}. The half may be stored, so a ROLLBACK was sent: try again with a new transaction id") from (
             KafkaException(report.error) if report.error is not None else None
         )
 
@@ -288,8 +292,8 @@ class TransactionProducer:
         finally:
             self._in_listener.depth = depth
 
-    def _end(self, outbox: Outbox, message: HalfMessage, answer: Answer) -> None:
-        """Queue the op. Its loss is no error for the caller: a check asks again."""
+    def _send_op(self, sender: Sender, message: HalfMessage, answer: Answer) -> None:
+        """Queue the op. If it is lost, the caller gets no error: a check asks again."""
         log_unknown(message, 0, answer)
         op = OpHeaders(action=answer.state, producer_group=self._group, incarnation=message.incarnation, remark=answer.remark)
         headers = op.signed(message.transaction_id, self._keyring).to_headers()
@@ -297,19 +301,19 @@ class TransactionProducer:
         def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
             if error is not None:
                 self._lost_an_op = True
-                cause = outbox.cause(self._settings.op_topic, error) if isinstance(error, KafkaError) else error
+                cause = sender.explain(self._settings.op_topic, error) if isinstance(error, KafkaError) else error
                 log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, cause)
 
         try:
-            outbox.put(self._settings.op_topic, Record(encode_key(message.transaction_id), None, headers), log_failure)
+            sender.send(self._settings.op_topic, Record(encode_key(message.transaction_id), None, headers), log_failure)
         except SendError as error:
             log_failure(error)
 
-    def _roll_back(self, outbox: Outbox, message: HalfMessage, cause: str) -> None:
-        self._end(outbox, message, Answer(LocalTransactionState.ROLLBACK, remark_of(f"the half was not acknowledged: {cause}")))
+    def _roll_back(self, sender: Sender, message: HalfMessage, cause: str) -> None:
+        self._send_op(sender, message, Answer(LocalTransactionState.ROLLBACK, remark_of(f"the half was not acknowledged: {cause}")))
 
     def _send_answer(self, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
-        """Queue the op that answers a check."""
+        """Queue the op that answers a check. Raise if it cannot be queued."""
         log_unknown(request, request.check_times, answer)
         op = OpHeaders(
             action=answer.state,
@@ -320,4 +324,4 @@ class TransactionProducer:
             remark=answer.remark,
         )
         record = Record(encode_key(request.transaction_id), None, op.signed(request.transaction_id, self._keyring).to_headers())
-        cast(Outbox, self._outbox).put(self._settings.op_topic, record, lambda error, _: on_delivered(error))
+        cast(Sender, self._sender).send(self._settings.op_topic, record, lambda error, _: on_delivered(error))

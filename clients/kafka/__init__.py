@@ -1,4 +1,4 @@
-"""The client's way into Kafka: librdkafka's configuration, the idempotent sender, the diagnosis of refused connections.
+"""The client's access to Kafka: librdkafka's options, the idempotent sender, the diagnosis of refused connections.
 
 May import `schemas`.
 """

@@ -1,4 +1,4 @@
-"""librdkafka's options that several producers and consumers share, and its log lines as Python's."""
+"""Holds the librdkafka options that producers and consumers share, and routes librdkafka's log to Python's."""
 
 import logging
 from typing import Any
@@ -15,20 +15,20 @@ librdkafka_log.addHandler(logging.NullHandler())
 PRODUCER_OPTIONS: dict[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
-    # Java's default partitioner. It keeps all records of an id in one partition, whichever client sends them (docs/contract.md).
+    # Java's default. All records of an id are then in one partition, whichever client sends them (docs/contract.md).
     "partitioner": "murmur2_random",
 }
 """The options that every producer of halves and ops needs."""
 
 
 def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
-    """Return the options that producer and consumer share; secrets in clear."""
+    """Return the options that the client's producer and consumer share. They hold the password in clear text."""
     return {
         **settings.as_librdkafka_dict(),
         "client.id": "halfway",
         "logger": librdkafka_log,
         "error_cb": log_error,
-        # After an outage, be back within a second or two of Kafka; librdkafka would wait for up to ten.
+        # Reconnect within a second or two after an outage. librdkafka waits up to 10 s by default.
         "reconnect.backoff.max.ms": 1_000,
         # Brokers close idle connections as a matter of course.
         "log.connection.close": False,
@@ -36,5 +36,5 @@ def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def log_error(error: KafkaError) -> None:
-    """Log an error of the connections; librdkafka goes on after all but the fatal ones."""
+    """Log a connection error. librdkafka recovers from all but the fatal ones."""
     log.log(logging.ERROR if error.fatal() else logging.WARNING, "event=kafka_error code=%s error=%s", error.name(), error)

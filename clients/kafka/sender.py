@@ -1,4 +1,4 @@
-"""The way out: librdkafka's idempotent producer behind a bounded queue, and the delivery reports of what is sent."""
+"""Sends records to Kafka: librdkafka's idempotent producer behind a bounded queue, and the delivery reports."""
 
 import logging
 import threading
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _BUFFER_KBYTES = 256 * 1024
 _POLL_S = 0.1
 _FULL_QUEUE_WAIT_S = 0.05
-SURELY_NOT_STORED = frozenset(
+NOT_STORED = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
         KafkaError.RECORD_LIST_TOO_LARGE,
@@ -38,25 +38,25 @@ SURELY_NOT_STORED = frozenset(
         KafkaError._PURGE_QUEUE,
     )
 )
-"""Refusals before anything is appended. After every other failure the half may lie in the topic, and a ROLLBACK is sent."""
+"""Errors that occur before a record is appended. After any other error the topic may hold the record."""
 
 
-class Outbox:
-    """librdkafka's producer, and the thread that serves its delivery reports.
+class Sender:
+    """librdkafka's idempotent producer, and the thread that serves its delivery reports.
 
     Args:
-        settings: where Kafka is.
+        settings: where Kafka is, and how to log in.
         max_in_flight: how many records may wait for their acknowledgement.
-        send_timeout_ms: after how long an unacknowledged record counts as failed, and how long to wait for room in a full queue.
-        linger_ms: how long a record waits for others to share its request with.
-        message_bytes: the largest record.
+        send_timeout_ms: when an unacknowledged record fails, and how long `send` waits for room in a full queue.
+        linger_ms: how long a record waits for others to share its request.
+        message_bytes: the size of the largest record.
     """
 
     def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, message_bytes: int) -> None:
-        """Connect, in the background.
+        """Create the producer, which connects in the background.
 
         Raises:
-            KafkaUnavailableError: librdkafka refuses the settings, for instance a CA file that is not there.
+            KafkaUnavailableError: librdkafka rejects the settings, such as a CA file that does not exist.
         """
         self._settings = settings
         self._refusal: str | None = None
@@ -78,24 +78,29 @@ class Outbox:
         self._send_timeout_s = send_timeout_ms / 1000
         self._stopping = threading.Event()
         self._room, self._waiting = threading.Condition(), 0
-        self._poller = threading.Thread(target=self._poll, name="halfway-outbox", daemon=True)
+        self._poller = threading.Thread(target=self._poll, name="halfway-sender", daemon=True)
         self._poller.start()
 
-    def put(self, topic: str, record: Record, on_delivery: Callable[[KafkaError | None, Message], None]) -> None:
-        """Queue a record, waiting for room in a full queue as long as a send may take.
+    def send(self, topic: str, record: Record, on_delivery: Callable[[KafkaError | None, Message], None]) -> None:
+        """Queue a record. If the queue is full, wait for room, up to `send_timeout_ms`.
+
+        Args:
+            topic: the topic to append it to.
+            record: its partition follows from its key.
+            on_delivery: called by the sender's thread once the record is acknowledged or has failed.
 
         Raises:
-            QueueFullError: there was no room in time. It is certainly not sent.
-            SendError: librdkafka refuses the record, or Kafka us. It is certainly not sent.
+            QueueFullError: there was no room in time. The record is not sent.
+            SendError: librdkafka rejects the record, or Kafka the connection. The record is not sent.
         """
         deadline_s = time.monotonic() + self._send_timeout_s
         if not self._has_delivered:
-            on_delivery = self._noting(on_delivery)
+            on_delivery = self._noting_success(on_delivery)
             if self._refusal not in (None, WRONG_LOGIN):
-                # librdkafka may say it once only. Has it been put right since?
+                # librdkafka may report a refusal only once. Look again: its cause may be gone.
                 self._refusal = tls_problem(self._settings.as_librdkafka_dict())
                 if self._refusal:
-                    raise SendError(f"not sent: {self._refusal}")
+                    raise SendError(f"the record was not sent: {self._refusal}")
         while True:
             try:
                 self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
@@ -103,18 +108,18 @@ class Outbox:
             except BufferError:
                 if time.monotonic() >= deadline_s:
                     raise QueueFullError(
-                        f"{len(self._producer)} records wait to be sent and none got through in {self._send_timeout_s:g} s: is Kafka "
-                        "in reach? Send from fewer threads, or raise max_in_flight"
+                        f"the queue stayed full for {self._send_timeout_s:g} s ({len(self._producer)} records wait for Kafka): check that "
+                        "Kafka can be reached, send from fewer threads, or raise max_in_flight"
                     ) from None
                 with self._room:
                     self._waiting += 1
                     self._room.wait(_FULL_QUEUE_WAIT_S)
                     self._waiting -= 1
             except KafkaException as error:
-                raise SendError(f"not sent: {error.args[0]}") from error
+                raise SendError(f"the record was not sent: {error.args[0]}") from error
 
-    def cause(self, topic: str, error: KafkaError) -> str:
-        """Say why a record for `topic` was not delivered, and what to do where that is known."""
+    def explain(self, topic: str, error: KafkaError) -> str:
+        """Return why a record for `topic` was not delivered and, where that is known, what to do."""
         if error.code() == KafkaError._PURGE_QUEUE and self._refusal:
             return self._refusal
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
@@ -122,9 +127,9 @@ class Outbox:
         return str(error)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Log an error of the connections; what time will not mend fails what is queued, as long as nothing ever got through."""
+        """Log a connection error. If waiting cannot help and nothing was ever delivered, fail what is queued."""
         log_error(error)
-        # A single connection that fails is repeated soon, and tells nothing that "all brokers are down" does not.
+        # librdkafka retries a single failed connection. It reports "all brokers are down" if none is left.
         if self._has_delivered or error.code() == KafkaError._TRANSPORT:
             return
         is_login = error.code() == KafkaError._AUTHENTICATION
@@ -133,7 +138,7 @@ class Outbox:
             self._refusal = refusal
             self._producer.purge(in_flight=False, blocking=False)
 
-    def _noting(self, on_delivery: Callable[[KafkaError | None, Message], None]) -> Callable[[KafkaError | None, Message], None]:
+    def _noting_success(self, on_delivery: Callable[[KafkaError | None, Message], None]) -> Callable[[KafkaError | None, Message], None]:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 self._has_delivered = True
@@ -142,10 +147,13 @@ class Outbox:
         return report
 
     def close(self, deadline_s: float) -> bool:
-        """Deliver what is queued; return whether all of it was, or failed, in time. The thread goes on with what is left.
+        """Deliver what is queued. If that takes too long, the thread goes on in the background.
 
         Args:
-            deadline_s: the time by `time.monotonic()` to give up at.
+            deadline_s: the time by `time.monotonic()` at which to stop waiting.
+
+        Returns:
+            True if each record was delivered or failed in time.
         """
         left = self._producer.flush(max(0.0, deadline_s - time.monotonic()))
         self._stopping.set()
@@ -161,31 +169,31 @@ class Outbox:
                     with self._room:
                         self._room.notify(served)
             except KafkaException as error:
-                # Fatal to librdkafka's producer: all that is sent from now on fails, and says why.
+                # The error is fatal: every record fails from now on, and its delivery report gives the reason.
                 log.error("event=producer_failed error=%s", error.args[0])
             except Exception:
                 log.exception("event=delivery_report_failed")
 
 
-class Report:
-    """The delivery report of one record, waited for by one thread; librdkafka calls it."""
+class DeliveryReport:
+    """The delivery report of one record. librdkafka calls it, and one thread waits for it."""
 
     __slots__ = ("_arrived", "error", "offset", "partition")
 
     def __init__(self) -> None:
-        """Wait for one report."""
-        # A bare lock, held until the report comes: with an Event 8 threads send a fifth less.
+        """Expect one report."""
+        # A bare lock, held until the report arrives: with an Event, 8 threads send a fifth less.
         self._arrived = threading.Lock()
         self._arrived.acquire()
         self.error: KafkaError | None = None
         self.partition = self.offset = -1
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
-        """Take the report."""
+        """Store the report and wake the thread that waits."""
         self.error = error
         self.partition, self.offset = cast(int, message.partition()), cast(int, message.offset())
         self._arrived.release()
 
     def wait(self, limit_s: float) -> bool:
-        """Return whether the report came within `limit_s`."""
+        """Wait for the report. Return False if it does not arrive within `limit_s`."""
         return self._arrived.acquire(timeout=limit_s)

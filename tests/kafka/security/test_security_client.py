@@ -76,14 +76,14 @@ def test_a_client_that_may_not_read_checks_says_so(right: Right, without: TakeAw
         until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in told), "it is told", LIMIT_S)
 
 
-LOGIN = "does not take this user with this password"
+LOGIN = "Kafka rejects this user and password"
 FAULTS: dict[str, tuple[str, dict[str, object], str]] = {
     "wrong password": ("", {"password": "wr0ng"}, LOGIN),
     "unknown user": ("", {"user": "nobody"}, LOGIN),
-    "no authority": ("", {"ca": None}, "issuer certificate): look at kafka.security.ca"),
+    "no authority": ("", {"ca": None}, "issuer certificate): check kafka.security.ca"),
     "expired": ("expired", {}, "certificate has expired"),
     "another host": ("elsewhere", {}, "not valid for '127.0.0.1'"),
-    "TLS on a plain port": ("plain", {}, "speaks no TLS, kafka.security.protocol is SASL_SSL"),
+    "TLS on a plain port": ("plain", {}, "does not use TLS, but kafka.security.protocol is SASL_SSL"),
     "no TLS on a TLS port": ("", {"protocol": "PLAINTEXT", "sasl_mechanism": None, "user": None, "password": None}, "set SSL or SASL_SSL"),
     "no such authority": ("", {"ca": "/none.pem"}, "ssl.ca.location failed"),
 }

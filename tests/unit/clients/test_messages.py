@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
 from halfway.clients.listener import MAX_REMARK_BYTES, ask, remark_of
 from halfway.clients.messages import refuse_reserved
-from halfway.clients.open_checks import Progress
+from halfway.clients.open_checks import PartitionProgress
 from halfway.schemas.errors import ProducerClosedError, SendError, SettingsError
 from halfway.schemas.headers import DELAY_HEADERS, MAX_INT
 from halfway.schemas.outcomes import Reason
@@ -140,7 +140,7 @@ def test_ctrl_c_in_a_listener_is_not_an_answer() -> None:
 
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.data())
 def test_position_never_passes_an_open_record(offsets: list[int], data: st.DataObject) -> None:
-    progress, done, begun = Progress(), set[int](), list[int]()
+    progress, done, begun = PartitionProgress(), set[int](), list[int]()
     waiting = list(offsets)
     while len(done) < len(offsets):
         if waiting and (not set(begun) - done or data.draw(st.booleans())):

@@ -132,7 +132,7 @@ def test_what_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
 
 def test_wrong_security_is_told(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_module, "REQUEST_LIMIT_S", 2.0)
-    with pytest.raises(KafkaUnavailableError, match=r"speaks no TLS, kafka\.security\.protocol is SSL"):
+    with pytest.raises(KafkaUnavailableError, match=r"does not use TLS, but kafka\.security\.protocol is SSL"):
         create_topics(names(kafka__security__protocol="SSL"))
     with pytest.raises(KafkaUnavailableError, match=r"ssl\.ca\.location"):
         create_topics(names(kafka__security__protocol="SSL", kafka__security__ca="/none.pem"))
