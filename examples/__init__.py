@@ -1,1 +1,1 @@
-"""Services as one writes them around Halfway's client; each runs as it stands."""
+"""Services that use Halfway's client. Each runs as it is."""

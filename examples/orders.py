@@ -1,13 +1,14 @@
-"""An order service on SQLite: the order in its database and the message about it, both or neither, wherever it crashes.
+"""An order service on SQLite. It writes an order and publishes a message, both or neither, wherever it crashes.
 
 python -m examples.orders place apples --quantity 3
-python -m examples.orders place pears --crash after-commit     # dies with the order written and nothing said of it
-python -m examples.orders serve                                # is asked, looks it up, and the message arrives
+python -m examples.orders place pears --crash after-commit     # dies after the order is written, before the op is sent
+python -m examples.orders serve                                # answers the check, and the message is committed
 """
 
 import json
 import os
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,13 +18,12 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from halfway.pipelines.cli.options import HalfwayGroup
+from halfway import CheckRequest, HalfMessage, HalfwayError, LocalTransactionState, TransactionProducer
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.runtime.paths import home
 
 GROUP = "order-service"
 CRASHED = 9
+DATABASE = Path(os.environ.get("HALFWAY_HOME") or ".halfway", "orders.db")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS orders (
     transaction_id TEXT PRIMARY KEY,
@@ -35,24 +35,24 @@ CREATE TABLE IF NOT EXISTS transactions (id TEXT PRIMARY KEY, state TEXT NOT NUL
 
 
 class Crash(StrEnum):
-    """Where to die, to see that it does no harm."""
+    """The places where the service can be told to die."""
 
     BEFORE_COMMIT = "before-commit"
     AFTER_COMMIT = "after-commit"
 
 
 class Order(NamedTuple):
-    """What a customer wants."""
+    """A customer's order."""
 
     item: str
     quantity: int
 
 
 class Database:
-    """The service's own tables; every use is one transaction in a connection of its own, so that threads and processes may share it."""
+    """The service's tables. Each use opens its own connection, so threads and processes may share the file."""
 
     def __init__(self, path: Path) -> None:
-        """Open, or make, the database at `path`."""
+        """Open the database at `path`, or create it."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         with self._connection() as database:
@@ -60,7 +60,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run one transaction: committed at the end, rolled back if anything is raised. Others wait until it is over."""
+        """Run one transaction: commit it at the end, or roll it back if anything is raised. Other transactions wait."""
         with self._connection() as database:
             database.execute("BEGIN IMMEDIATE")
             try:
@@ -80,14 +80,14 @@ class Database:
 
 
 class Orders:
-    """The listener: writes orders, and knows of each whether it was written.
+    """The listener: writes orders, and tells of each transaction whether its order was written.
 
-    The transaction's id is written with the order, in one local transaction, and is what a check looks up. Where it is not there, the
-    check writes it as rolled back: a local transaction that is still on its way cannot commit any more, since its id is taken.
+    One local transaction writes the order and the transaction's id. A check looks the id up. If it finds none, it
+    inserts the id as rolled back: a local transaction that is still running cannot commit then, because its id is taken.
     """
 
     def __init__(self, database: Database, crash: Crash | None = None) -> None:
-        """Work on `database`, and die where `crash` says."""
+        """Write to `database`, and die at `crash`."""
         self._database, self._crash = database, crash
 
     def execute_local_transaction(self, message: HalfMessage, order: Order) -> LocalTransactionState:
@@ -115,16 +115,16 @@ class Orders:
 
 
 class CountedOrders(Orders):
-    """Shows what it answers, and counts the transactions that it was asked about."""
+    """Prints each answer to a check, and counts the transactions that were checked."""
 
     def __init__(self, database: Database) -> None:
-        """Begin with none."""
+        """Start at zero."""
         super().__init__(database)
         self.asked: set[str] = set()
         self.changed = threading.Condition()
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
-        """Look the transaction up; the same one may be asked about again."""
+        """Look the transaction up. The same one may be checked several times."""
         state = super().check_local_transaction(message)
         typer.echo(f"asked about {message.transaction_id}: {state}")
         with self.changed:
@@ -133,44 +133,46 @@ class CountedOrders(Orders):
         return state
 
 
-app = typer.Typer(cls=HalfwayGroup, no_args_is_help=True, add_completion=False, help="An order service on SQLite.")
-DatabaseOption = Annotated[
-    Path, typer.Option("--database", default_factory=lambda: home() / "orders.db", help="The service's own database.", show_default=False)
-]
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="An order service on SQLite.")
+DatabaseOption = Annotated[Path, typer.Option(help="The service's own database.")]
 
 
-def producer(orders: Orders) -> TransactionProducer:
-    """Return the producer, with the settings that the commands have: conf/local.yaml, the environment, the local broker."""
+def producer_for(orders: Orders) -> TransactionProducer:
+    """Return the service's producer.
+
+    This example uses the settings of Halfway's own commands, which find the local development broker. In a service of
+    your own, call `halfway.load_settings(path)` instead.
+    """
     return TransactionProducer(command_settings(None, None).kafka, GROUP, orders)
 
 
 @app.command()
 def place(
     item: str,
-    database: DatabaseOption,
-    quantity: Annotated[int, typer.Option(help="More than 100 is refused by the table.")] = 1,
+    quantity: Annotated[int, typer.Option(help="The table refuses more than 100.")] = 1,
     crash: Annotated[Crash | None, typer.Option(help="Die in the local transaction, or right after it.")] = None,
+    database: DatabaseOption = DATABASE,
 ) -> None:
     """Place an order."""
     order = Order(item, quantity)
-    with producer(Orders(Database(database), crash)) as sender:
-        result = sender.send_in_transaction("orders", json.dumps(order._asdict()).encode(), tags="placed", arg=order)
+    with producer_for(Orders(Database(database), crash)) as producer:
+        result = producer.send_in_transaction("orders", json.dumps(order._asdict()).encode(), tags="placed", arg=order)
     typer.echo(f"{result.transaction_id}: {result.state}")
 
 
 @app.command()
 def serve(
-    database: DatabaseOption,
-    until: Annotated[int | None, typer.Option(min=1, help="End when so many transactions were asked about.")] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="End after this many transactions were checked.")] = None,
+    database: DatabaseOption = DATABASE,
 ) -> None:
-    """Answer checks, until Ctrl-C."""
+    """Answer checks until Ctrl-C."""
     orders = CountedOrders(Database(database))
-    with producer(orders), orders.changed:
+    with producer_for(orders), orders.changed:
         orders.changed.wait_for(lambda: len(orders.asked) == until)
 
 
 @app.command("list")
-def list_orders(database: DatabaseOption) -> None:
+def list_orders(database: DatabaseOption = DATABASE) -> None:
     """List the orders that were placed."""
     with Database(database).transaction() as rows:
         for transaction_id, item, quantity in rows.execute("SELECT transaction_id, item, quantity FROM orders ORDER BY rowid"):
@@ -178,4 +180,7 @@ def list_orders(database: DatabaseOption) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    try:
+        app()
+    except HalfwayError as error:
+        sys.exit(f"error: {error}")

@@ -18,9 +18,11 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * A client in Java, as docs/contract.md describes it: half, local transaction, op; and the answers to checks.
+ * A client in Java that follows docs/contract.md: it sends the half, runs the local transaction, sends the op, and
+ * answers checks.
  *
- * <p>Run it with Kafka's client alone: {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK}.
+ * <p>It needs Kafka's client alone: {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF
+ * OP CHECK}.
  */
 public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
@@ -44,7 +46,7 @@ public final class TransactionClient implements AutoCloseable {
         this.group = group;
         this.halfTopic = halfTopic;
         this.opTopic = opTopic;
-        // The default partitioner is murmur2 of the key, which the contract asks for.
+        // The default partitioner is murmur2 of the key, as the contract requires.
         producer = new KafkaProducer<>(
                 Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true),
                 new ByteArraySerializer(), new ByteArraySerializer());
@@ -55,7 +57,7 @@ public final class TransactionClient implements AutoCloseable {
         checks.subscribe(List.of(checkTopic));
     }
 
-    /** Sends a half, runs the local transaction once it is stored, and sends what that says. */
+    /** Sends a half, runs the local transaction once the half is stored, and sends its outcome as an op. */
     public State sendInTransaction(String id, String topic, byte[] body, Function<String, State> localTransaction)
             throws ExecutionException, InterruptedException {
         var half = new ProducerRecord<>(halfTopic, id.getBytes(UTF_8), body);
@@ -65,7 +67,7 @@ public final class TransactionClient implements AutoCloseable {
             System.out.println("half " + id + " " + stored.partition() + "." + stored.offset());
         } catch (ExecutionException error) {
             if (error.getCause() instanceof TimeoutException) {
-                producer.send(op(id, State.ROLLBACK, 0));  // it may be stored all the same
+                producer.send(op(id, State.ROLLBACK, 0));  // the half may be stored nevertheless
             }
             throw error;
         }
@@ -74,7 +76,7 @@ public final class TransactionClient implements AutoCloseable {
         return state;
     }
 
-    /** Answers the checks that have come, from what is durable; returns how many transactions were asked about. */
+    /** Answers the checks that have arrived, from durable data. Returns how many it answered. */
     public int answerChecks(Function<String, State> lookUp) throws ExecutionException, InterruptedException {
         int asked = 0;
         for (ConsumerRecord<byte[], byte[]> check : checks.poll(Duration.ofMillis(500))) {
@@ -90,7 +92,7 @@ public final class TransactionClient implements AutoCloseable {
             producer.send(answer).get();
             asked++;
         }
-        checks.commitSync();  // every answer is acknowledged
+        checks.commitSync();  // Kafka has acknowledged every answer
         return asked;
     }
 
@@ -112,7 +114,7 @@ public final class TransactionClient implements AutoCloseable {
         return header == null ? null : new String(header.value(), UTF_8);
     }
 
-    /** Sends one message that commits, one that is rolled back and one of which nothing is said, then answers until asked about it. */
+    /** Sends one message of each state, then answers checks until one was answered: the job asks about the UNKNOWN one. */
     public static void main(String[] arguments) throws Exception {
         try (var client = new TransactionClient(arguments[0], "java-service", arguments[1], arguments[2], arguments[3])) {
             for (State state : State.values()) {
@@ -122,7 +124,7 @@ public final class TransactionClient implements AutoCloseable {
             client.producer.flush();
             System.out.println("sent");
             while (client.answerChecks(id -> State.COMMIT) == 0) {
-                // Nobody has asked yet.
+                // No check has arrived yet.
             }
         }
     }
