@@ -1,6 +1,5 @@
 """The settings of `kafka.security` and `kafka.signing`: how to get into Kafka, and with which keys ops are signed."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,31 +58,6 @@ class Security(SettingsGroup):
         if self.key_password:
             options["ssl.key.password"] = self.key_password.get_secret_value()
         return options
-
-    def as_spark_options(self) -> dict[str, str]:
-        """Return the security part of Spark's Kafka options (`kafka.…`), secrets in clear: hand it on, never print it."""
-        options: dict[str, str] = {"kafka.security.protocol": self.protocol}
-        if self.sasl_mechanism and self.user and self.password:
-            module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
-            login = f"username={_jaas_quote(self.user)} password={_jaas_quote(self.password.get_secret_value())}"
-            options["kafka.sasl.mechanism"] = self.sasl_mechanism
-            # Databricks has Kafka's classes under a name of its own.
-            prefix = "kafkashaded." if "DATABRICKS_RUNTIME_VERSION" in os.environ else ""
-            options["kafka.sasl.jaas.config"] = f"{prefix}org.apache.kafka.common.security.{module} required {login};"
-        if self.ca:
-            options["kafka.ssl.truststore.type"] = "PEM"
-            options["kafka.ssl.truststore.location"] = str(self.ca)
-        if self.certificate and self.key:
-            options["kafka.ssl.keystore.type"] = "PEM"
-            options["kafka.ssl.keystore.certificate.chain"] = self.certificate.read_text()
-            options["kafka.ssl.keystore.key"] = self.key.read_text()
-        if self.key_password:
-            options["kafka.ssl.key.password"] = self.key_password.get_secret_value()
-        return options
-
-
-def _jaas_quote(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _read_keys(value: object) -> object:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from halfway.schemas.errors import SettingsError
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.security import Security, SettingsGroup, SigningSettings
 
 ENV_PREFIX = "HALFWAY__"
@@ -68,10 +69,6 @@ class KafkaSettings(SettingsGroup):
         """Return the connection part of a librdkafka configuration; secrets in clear."""
         return {"bootstrap.servers": self.servers(), **self.security.as_librdkafka_dict()}
 
-    def as_spark_options(self) -> dict[str, str]:
-        """Return the connection part of Spark's Kafka options; secrets in clear."""
-        return {"kafka.bootstrap.servers": self.servers(), **self.security.as_spark_options()}
-
 
 class ResolutionSettings(SettingsGroup):
     """The rules' numbers (design §3). All times in ms."""
@@ -83,6 +80,11 @@ class ResolutionSettings(SettingsGroup):
     half_retention: PositiveDurationMs = 72 * 3_600_000
     resolved_retention: DurationMs = 60_000
     max_body_bytes: Annotated[int, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Return the size of the largest record: a body, its key and its headers."""
+        return self.max_body_bytes + RECORD_OVERHEAD_BYTES
 
 
 class StateSettings(SettingsGroup):

@@ -23,7 +23,7 @@ _NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, 
 
 
 @dataclass(frozen=True, slots=True)
-class Contract:
+class DecoderConfig:
     """What decoding must know: the two topics, the largest body, and the buckets, by the keys that Spark groups by."""
 
     half_topic: str
@@ -60,7 +60,7 @@ _TICK = _Number(h.TICK, 0, h.MAX_TIMESTAMP_MS)
 _PARTITIONS = _Number(h.PARTITIONS, 1, h.MAX_INT)
 
 
-def decode(records: DataFrame, contract: Contract) -> DataFrame:
+def decode(records: DataFrame, contract: DecoderConfig) -> DataFrame:
     """Turn Kafka records into events.
 
     Args:
@@ -112,7 +112,7 @@ def _bucket(keys: tuple[int, ...]) -> Column:
     return F.get(_array(keys), number.cast("int"))
 
 
-def _event_columns(contract: Contract) -> list[Column]:
+def _event_columns(contract: DecoderConfig) -> list[Column]:
     kind = F.col("record_kind")
     is_half, is_tick = kind == EventKind.HALF, kind == EventKind.TICK
     good = F.col("problem").isNull()
@@ -138,7 +138,7 @@ def _event_columns(contract: Contract) -> list[Column]:
     ]
 
 
-def _problem(contract: Contract) -> Column:
+def _problem(contract: DecoderConfig) -> Column:
     """The first thing that breaks the contract in a record, as struct<reason,detail>, or null."""
     kind = F.col("record_kind")
     half = _first(
@@ -230,7 +230,7 @@ def _action() -> Column:
     return action
 
 
-def _signature(contract: Contract) -> Column:
+def _signature(contract: DecoderConfig) -> Column:
     """An op's signature as text; null where there is none, or what is there is no text."""
     if not contract.is_signed:
         return F.lit(None).cast("string")

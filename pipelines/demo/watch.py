@@ -10,10 +10,10 @@ import pyarrow
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.pipelines.demo.traffic import Pointer
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin, librdkafka_log, partition_counts
-from halfway.pipelines.storage.checkpoint import STATUS_FILE, checkpoint_file
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client, librdkafka_log, partition_counts
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
+from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
@@ -141,7 +141,7 @@ class TopicWatch:
         }
         self._consumer = Consumer({**self._kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
         try:
-            places = [(topic, n) for topic, count in partition_counts(admin(settings), topics).items() for n in range(count)]
+            places = [(topic, n) for topic, count in partition_counts(admin_client(settings.kafka), topics).items() for n in range(count)]
             self._read_to = {place: self._end(place) for place in places}
             self._consumer.assign([TopicPartition(*place, end) for place, end in self._read_to.items()])
         except KafkaException as error:

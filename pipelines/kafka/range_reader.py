@@ -1,41 +1,66 @@
-"""One pass over a topic, from a time to where it ends now: how a command learns what was sent already."""
+"""The one reader of Kafka's records by offset: ranges of a partition, or single records by their pointers.
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Self
+The executors use it to read halves back (decision 3), the commands to look at a topic's end or to scan it. Dense pointers are read
+through and the records between them dropped; sparse ones are sought.
+"""
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AclOperation
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from time import monotonic, sleep
+from typing import NamedTuple, Self
 
-from halfway.pipelines.kafka.admin import OPERATOR_GROUP, REQUEST_LIMIT_S, admin, check_rights, librdkafka_log, partition_counts
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
+from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import KafkaSettings
 
-_BATCH_RECORDS = 4_096
-_POLL_S = 0.5
-_SILENCE_LIMIT_S = 60.0
-NEVER = 2**63 - 1
-"""Later than any time: the topic tells nothing."""
+DENSE_GAP = 1_000
+"""Up to this many records, reading on is not slower than a seek: 140,000 records of 1 KiB a second, against 4 ms a seek."""
+READ_TIMEOUT_S = 60.0
+_END_POLL_S = 0.1
+_POLL_S = 0.05
+_AT_ONCE = 4_096
+_NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
-Range = tuple[int, int]
-"""The first offset that is retained, and the one after the last."""
+
+class OffsetRange(NamedTuple):
+    """Offsets of one partition: the first one, and the one after the last."""
+
+    first: int
+    end: int
+
+
+def reading_options(group: str) -> dict[str, str]:
+    """Return librdkafka's options for a consumer that reads assigned offsets and reports where a partition ends.
+
+    Args:
+        group: librdkafka requires a group id. The group is never joined, and no offset is committed.
+    """
+    return {
+        "group.id": group,
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "enable.partition.eof": "true",
+        "auto.offset.reset": "error",
+        "fetch.wait.max.ms": "10",
+        "fetch.message.max.bytes": "4194304",
+        # librdkafka waits 1000 ms by default before it fetches again after its queue was full; the queue is empty long before that.
+        "fetch.queue.backoff.ms": "10",
+    }
 
 
 @contextmanager
-def _reader(settings: Settings) -> Iterator[Consumer]:
-    options = {
-        "group.id": OPERATOR_GROUP,  # required, and never joined: partitions are assigned, offsets not committed
-        "enable.auto.commit": "false",
-        "enable.partition.eof": "true",
-        "auto.offset.reset": "earliest",
-        # As the job reads.
-        "isolation.level": "read_uncommitted",
-        "fetch.message.max.bytes": "4194304",
-        # 1000 by default: a full queue would be empty again before that is over.
-        "fetch.queue.backoff.ms": "10",
-    }
-    consumer = Consumer({**settings.kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
+def operator_consumer(kafka: KafkaSettings) -> Iterator[Consumer]:
+    """Open a consumer for a command, and close it when the block ends.
+
+    Raises:
+        KafkaUnavailableError: a request fails inside the block.
+    """
+    # The job's source reads uncommitted records too.
+    options = {**kafka.as_librdkafka_dict(), **reading_options(OPERATOR_GROUP), "isolation.level": "read_uncommitted"}
+    consumer = Consumer(options, logger=librdkafka_log)
     try:
         yield consumer
     except KafkaException as error:
@@ -44,101 +69,163 @@ def _reader(settings: Settings) -> Iterator[Consumer]:
         consumer.close()
 
 
-def ranges(settings: Settings, topics: list[str]) -> dict[str, dict[int, Range]]:
-    """Return what each partition of these topics retains.
+def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetRange]:
+    """Return the offsets that each partition of a topic retains.
 
     Raises:
-        TopicError: a topic is missing.
+        TopicError: the topic is missing.
         KafkaUnavailableError: Kafka cannot be reached.
+        KafkaException: Kafka does not answer in time.
     """
-    with _reader(settings) as consumer:
-        return {topic: _ranges(settings, consumer, topic) for topic in topics}
-
-
-def _ranges(settings: Settings, consumer: Consumer, topic: str) -> dict[int, Range]:
-    count = partition_counts(admin(settings), [topic]).get(topic)
+    count = partition_counts(client, [topic]).get(topic)
     if count is None:
         raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
-    return {number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=REQUEST_LIMIT_S) for number in range(count)}
+    places = (TopicPartition(topic, partition) for partition in range(count))
+    return {place.partition: OffsetRange(*consumer.get_watermark_offsets(place, timeout=REQUEST_LIMIT_S)) for place in places}
 
 
-class TopicScan:
-    """What a topic holds at the time of the call of `open`."""
+def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Message]:
+    """Yield the records of each partition's range, one partition after the other.
 
-    def __init__(self, consumer: Consumer, topic: str, retained: dict[int, Range]) -> None:
-        """Use `open`."""
+    Raises:
+        KafkaUnavailableError: Kafka does not answer for a minute.
+    """
+    for partition, (first, end) in ranges.items():
+        if first < end:
+            with PartitionReader(consumer, topic, partition) as reader:
+                yield from reader.range(first, end)
+
+
+class PartitionReader:
+    """Reads one partition forward. Offsets only grow from call to call.
+
+    Args:
+        consumer: made with `reading_options`; it is assigned to this partition until the block ends.
+        topic: the topic.
+        partition: its partition.
+    """
+
+    def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
+        """Name the partition. The block asks Kafka."""
         self._consumer = consumer
-        self._topic = topic
-        self.retained = retained
+        self._place = (topic, partition)
+        self._low = self._high = 0
+        self._position = OFFSET_INVALID
+        self._fetched: Iterator[Message] = iter(())
+        self._ahead: Message | None = None
 
-    @classmethod
-    @contextmanager
-    def open(cls, settings: Settings, topic: str) -> Iterator[Self]:
-        """Take note of where the topic begins and ends now.
+    def __enter__(self) -> Self:
+        """Ask Kafka where the partition begins and ends."""
+        self._position = OFFSET_INVALID
+        self._ask()
+        return self
 
-        Raises:
-            TopicError: it is missing.
-            AccessError: this user may not read it.
-            KafkaUnavailableError: Kafka cannot be reached.
-        """
-        check_rights(admin(settings), {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
-        with _reader(settings) as consumer:
-            yield cls(consumer, topic, _ranges(settings, consumer, topic))
-
-    def known_since_ms(self) -> int:
-        """Return the time from which on the topic holds every record: 0 if nothing was ever deleted."""
-        cut = {number: low for number, (low, high) in self.retained.items() if 0 < low < high}
-        if any(0 < low == high for low, high in self.retained.values()):
-            return NEVER
-        first_ms: dict[int, int] = {}
-        for record in self._read(cut, {number: self.retained[number][1] for number in cut}):
-            first_ms.setdefault(record.partition() or 0, record.timestamp()[1])
-            if len(first_ms) == len(cut):
-                return max(first_ms.values())
-        return NEVER if cut else 0
-
-    def since(self, at_ms: int, progress: Callable[[int, int], None]) -> Iterator[Message]:
-        """Yield each record that may be of `at_ms` or later, up to where the topic ended at `open`.
-
-        Args:
-            at_ms: by record timestamp.
-            progress: is told now and then how many offsets are done, of how many.
-
-        Raises:
-            KafkaUnavailableError: Kafka does not answer for a minute.
-        """
-        asked = [TopicPartition(self._topic, number, at_ms) for number in self.retained]
-        found = self._consumer.offsets_for_times(asked, timeout=REQUEST_LIMIT_S)
-        ends = {number: high for number, (_, high) in self.retained.items()}
-        starts = {place.partition: place.offset for place in found if place.offset not in (OFFSET_END, -1)}
-        starts = {number: start for number, start in starts.items() if start < ends[number]}
-        total = sum(ends[number] - start for number, start in starts.items())
-        for done, record in enumerate(self._read(starts, ends), start=1):
-            yield record
-            if done % _BATCH_RECORDS == 0:
-                progress(done, total)
-
-    def _read(self, starts: dict[int, int], ends: dict[int, int]) -> Iterator[Message]:
-        """Yield the records of each partition between two offsets."""
-        if not starts:
-            return
-        left = set(starts)
-        self._consumer.assign([TopicPartition(self._topic, number, start) for number, start in starts.items()])
-        deadline = time.monotonic() + _SILENCE_LIMIT_S
-        while left:
-            for record in self._consumer.consume(_BATCH_RECORDS, _POLL_S):
-                deadline = time.monotonic() + _SILENCE_LIMIT_S
-                number, offset, error = record.partition() or 0, record.offset() or 0, record.error()
-                if error is None and number in left and offset < ends[number]:
-                    yield record
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    if error.fatal() or not error.retriable():
-                        raise KafkaUnavailableError(f"cannot read {self._topic}: {error.str()}")
-                    continue
-                # At the partition's end the error tells the offset after the last record.
-                if number in left and offset + (error is None) >= ends[number]:
-                    left.discard(number)
-                    self._consumer.incremental_unassign([TopicPartition(self._topic, number)])
-            if time.monotonic() > deadline:
-                raise KafkaUnavailableError(f"Kafka has sent nothing of {self._topic} for {_SILENCE_LIMIT_S:.0f} s")
+    def __exit__(self, *_: object) -> None:
+        """Leave the partition."""
         self._consumer.unassign()
+
+    def range(self, first: int, end: int) -> Iterator[Message]:
+        """Yield the records from offset `first` to before `end`, as far as the partition still holds them.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer for a minute, or the partition ends before `first`.
+        """
+        if not self._is_kept(first):
+            first = self._low
+        self._seek(first)
+        while self._position < end:
+            record = self._next(self._position, end - 1)
+            if record is None:
+                if self._position >= self._low:
+                    return
+                self._seek(self._low)
+                continue
+            self._position = (record.offset() or 0) + 1
+            if self._position <= end:
+                yield record
+
+    def records(self, offsets: Sequence[int]) -> Iterator[Message | None]:
+        """Return the record at each of these offsets; None where the partition does not hold it.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer for a minute, or the partition ends before one of the offsets.
+        """
+        lasts = list(offsets)
+        for place in range(len(lasts) - 2, -1, -1):
+            if offsets[place + 1] - offsets[place] <= DENSE_GAP:
+                lasts[place] = lasts[place + 1]
+        return map(self._record_at, offsets, lasts)
+
+    def _record_at(self, offset: int, last: int) -> Message | None:
+        """Return the record at `offset`. Fetches on up to `last`, the last offset of the same dense stretch."""
+        if not self._is_kept(offset):
+            return None
+        if self._position < 0 or offset - self._position > DENSE_GAP:
+            self._seek(offset)
+        while True:
+            # A message without a value is false, as an empty string is.
+            record = self._ahead if self._ahead is not None else self._next(offset, last)
+            found = OFFSET_INVALID if record is None else record.offset() or 0
+            if record is None or found > offset:
+                self._ahead = record
+                return None
+            self._ahead = None
+            self._position = found + 1
+            if found == offset:
+                return record
+
+    def _ask(self) -> None:
+        """Ask Kafka where the partition begins and ends."""
+        try:
+            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
+        except KafkaException as error:
+            if error.args[0].code() not in _NO_TOPIC:
+                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
+            self._low = self._high = 0
+            # The client would trust its old metadata of the topic for up to 15 minutes.
+            with suppress(KafkaException):
+                self._consumer.list_topics(self._place[0], timeout=READ_TIMEOUT_S)
+
+    def _is_kept(self, offset: int) -> bool:
+        """Return True if the partition still holds this offset, which was read before; False only if its beginning is past it.
+
+        An end before the offset proves nothing. After a crash, or as a new leader, a broker reports an end that is too low until
+        its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to come back.
+        """
+        deadline = monotonic() + READ_TIMEOUT_S
+        while offset >= self._high:
+            if monotonic() >= deadline:
+                raise KafkaUnavailableError(
+                    f"{self._place[0]} ends at offset {self._high} of partition {self._place[1]}, and {offset} was read from there before: "
+                    "is a broker still down, or has one lost records?"
+                )
+            sleep(_END_POLL_S)
+            self._ask()
+        return offset >= self._low
+
+    def _seek(self, offset: int) -> None:
+        self._consumer.assign([TopicPartition(*self._place, offset)])
+        self._position, self._fetched, self._ahead = offset, iter(()), None
+
+    def _next(self, offset: int, last: int) -> Message | None:
+        """Return the next record; None at the partition's end, or where retention has just deleted the offset."""
+        deadline = monotonic() + READ_TIMEOUT_S
+        while monotonic() < deadline:
+            record = next(self._fetched, None)
+            if record is None:
+                self._fetched = iter(self._consumer.consume(max(1, min(last + 1 - self._position, _AT_ONCE)), timeout=_POLL_S))
+                continue
+            error = record.error()
+            if error is None:
+                return record
+            if error.code() == KafkaError._PARTITION_EOF:
+                if (record.offset() or 0) < self._high:
+                    continue
+                return None
+            if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.str()}")
+            self._ask()
+            if not self._is_kept(offset):
+                return None
+            self._seek(offset)
+        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {READ_TIMEOUT_S:.0f} s")

@@ -1,4 +1,4 @@
-"""Make the three topics, and check that existing ones keep what the rules need (design §2, R17)."""
+"""Creates the three topics, and checks that existing ones keep what the rules need (docs/contract.md, R17)."""
 
 import logging
 import time
@@ -10,9 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin, partition_counts, unavailable
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, partition_counts, unavailable
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
 
 DEFAULT_PARTITIONS = 4
@@ -26,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TopicReport:
-    """What one topic is like; `notes` are differences that break no rule, `problems` those that do."""
+    """The settings of one topic. `notes` are differences that break no rule, `problems` are those that do."""
 
     topic: str
     partitions: int
@@ -42,55 +41,45 @@ class TopicReport:
 def create_topics(
     settings: Settings, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
 ) -> list[TopicReport]:
-    """Create those of the three topics that are missing, and verify them all.
+    """Create the missing ones of the three topics, and verify all three.
 
     Args:
-        settings: name the topics, and the numbers they must hold.
-        partitions: of each new topic.
-        replication: copies of each new topic; -1 for the broker's default.
+        settings: the job's settings.
+        partitions: the number of partitions of each new topic.
+        replication: the number of replicas of each new topic; -1 for the broker's default.
 
     Raises:
-        TopicError: if Kafka refuses a topic, or an existing one breaks a rule (R17).
+        TopicError: Kafka refuses a topic, or an existing topic breaks a rule (R17).
         AccessError: a right is missing.
-        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    client = admin(settings)
-    there = partition_counts(client, _names(settings))
-    missing = [topic for topic in _names(settings) if topic not in there]
+    client = admin_client(settings.kafka)
+    existing = partition_counts(client, _names(settings))
+    missing = [topic for topic in _names(settings) if topic not in existing]
     created = [topic for topic in missing if _create(client, settings, topic, partitions, replication)]
     _wait_until_known(client, missing)
     return _verify(client, settings, created, partitions)
 
 
-def verify_topics(settings: Settings) -> list[TopicReport]:
-    """Return what the three topics are like.
-
-    Raises:
-        TopicError: if one is missing or breaks a rule (R17).
-        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
-    """
-    return _verify(admin(settings), settings, [], None)
-
-
 def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
-    """Return what those of the three topics that exist are like, whatever that is.
+    """Return a report on each of the three topics that exists.
 
     Raises:
-        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     counts = partition_counts(client, _names(settings))
     configs = _configs(client, list(counts)) if counts else {}
     return [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
 
 
-def check_half_retention(settings: Settings) -> None:
-    """Refuse a half topic that deletes halves before they can expire: R17, asked at each start of the job.
+def check_half_retention(client: Admin, settings: Settings) -> None:
+    """Refuse a half topic that deletes halves before they expire (R17). Each start of the job calls it.
 
     Raises:
-        TopicError: if the half topic is missing, or its `retention.ms` is shorter than `half_retention`; -1 is unlimited.
-        KafkaUnavailableError: if Kafka cannot be reached or refuses us.
+        TopicError: the half topic is missing, or its `retention.ms` is shorter than `half_retention`; -1 is unlimited.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    client, topic = admin(settings), settings.kafka.half_topic
+    topic = settings.kafka.half_topic
     if topic not in partition_counts(client, [topic]):
         raise TopicError(missing_topics([topic]))
     problem = _retention_problem(settings, topic, _configs(client, [topic])[topic])
@@ -99,14 +88,15 @@ def check_half_retention(settings: Settings) -> None:
 
 
 def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
-    """Return the configuration that a new topic of ours gets.
+    """Return the configuration of a new topic.
 
-    Ops are kept as long as halves: a job that reads both from the earliest offset must not find a half without its verdict.
+    The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find the verdict of
+    each half.
     """
     config = {
         "message.timestamp.type": "LogAppendTime",
         "cleanup.policy": "delete",
-        "max.message.bytes": str(_needed_bytes(settings)),
+        "max.message.bytes": str(settings.resolution.max_record_bytes),
     }
     if topic != settings.kafka.check_topic:
         config["retention.ms"] = str(_good_retention_ms(settings))
@@ -117,16 +107,12 @@ def _names(settings: Settings) -> list[str]:
     return [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
 
 
-def _needed_bytes(settings: Settings) -> int:
-    return settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
-
-
 def _good_retention_ms(settings: Settings) -> int:
     return max(7 * _DAY_MS, settings.resolution.half_retention + _DAY_MS)
 
 
 def _create(client: Admin, settings: Settings, topic: str, partitions: int, replication: int) -> bool:
-    """Create one topic; False if somebody else was quicker."""
+    """Create one topic; return False if it exists by now."""
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=new_topic_config(settings, topic))
     future = client.create_topics([new], request_timeout=REQUEST_LIMIT_S)[topic]
     try:
@@ -137,7 +123,7 @@ def _create(client: Admin, settings: Settings, topic: str, partitions: int, repl
             return False
         if failure.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
             raise AccessError(missing_right(client.user, "Create", "topic", topic)) from None
-        if failure.code() < 0:  # librdkafka's own: no broker has answered
+        if failure.code() < 0:  # an error of librdkafka: no broker has answered
             raise unavailable(client, failure) from None
         raise TopicError(f"Kafka does not create topic {topic}: {failure.str()}") from None
     log.info("event=topic_created topic=%s partitions=%d", topic, partitions)
@@ -145,15 +131,15 @@ def _create(client: Admin, settings: Settings, topic: str, partitions: int, repl
 
 
 def _wait_until_known(client: Admin, topics: list[str]) -> None:
-    """Wait until brokers tell of topics just made: the answer to the creation comes from the controller alone."""
+    """Wait until the brokers know new topics. The answer to a creation comes from the controller alone."""
     deadline = time.monotonic() + REQUEST_LIMIT_S
     while len(partition_counts(client, topics)) < len(topics):
         if time.monotonic() > deadline:
-            raise KafkaUnavailableError(f"topics were created but no broker knows them after {REQUEST_LIMIT_S:g} s: {', '.join(topics)}")
+            raise KafkaUnavailableError(f"topics were created, but no broker knows them after {REQUEST_LIMIT_S:g} s: {', '.join(topics)}")
         time.sleep(_POLL_S)
 
 
-def _verify(client: Admin, settings: Settings, created: list[str], partitions: int | None) -> list[TopicReport]:
+def _verify(client: Admin, settings: Settings, created: list[str], partitions: int) -> list[TopicReport]:
     reports = inspect_topics(client, settings)
     missing = [topic for topic in _names(settings) if topic not in {report.topic for report in reports}]
     if missing:
@@ -164,9 +150,9 @@ def _verify(client: Admin, settings: Settings, created: list[str], partitions: i
     return [_created(report, report.topic in created, partitions) for report in reports]
 
 
-def _created(report: TopicReport, created: bool, partitions: int | None) -> TopicReport:
+def _created(report: TopicReport, created: bool, partitions: int) -> TopicReport:
     notes = list(report.notes)
-    if partitions is not None and report.partitions != partitions:
+    if report.partitions != partitions:
         notes.append(f"has {report.partitions} partitions, not {partitions}: existing topics are left as they are")
     return replace(report, created=created, notes=tuple(notes))
 
@@ -208,7 +194,7 @@ def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list
     if "compact" in config["cleanup.policy"]:
         what = f"topic {topic} is compacted, which loses all but the last record of an id"
         problems.append(f"{what}: {_alter(topic, 'cleanup.policy', 'delete')}")
-    needed = _needed_bytes(settings)
+    needed = settings.resolution.max_record_bytes
     if int(config["max.message.bytes"]) < needed:
         what = f"topic {topic} takes messages up to {config['max.message.bytes']} bytes, fewer than max_body_bytes and headers need"
         problems.append(f"{what}: {_alter(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes")
@@ -226,12 +212,12 @@ def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]
 def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
     notes = []
     if config["message.timestamp.type"] != "LogAppendTime":
-        notes.append("CreateTime: the clocks of producers and job time the transactions, not the broker's alone")
+        notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
     retention_ms = int(config["retention.ms"])
     if topic == settings.kafka.op_topic and retention_ms != UNLIMITED and retention_ms < settings.resolution.half_retention:
-        notes.append("keeps verdicts shorter than half_retention: a job that starts anew would miss some")
+        notes.append("keeps verdicts shorter than half_retention: a job with a new checkpoint would miss some")
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
-        notes.append("retention.bytes is set: under load records go before retention.ms is over")
+        notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
     return notes
 
 
@@ -240,5 +226,5 @@ def _alter(topic: str, name: str, value: object) -> str:
 
 
 def missing_topics(topics: list[str]) -> str:
-    """Return the words for topics that are not there."""
+    """Return the message for missing topics."""
     return f"no topic {', '.join(topics)}: `halfway topics create` makes it"

@@ -1,79 +1,96 @@
-"""Records that the job or a command sends itself: partitioned as producers do, and waited for until Kafka has them."""
+"""The job's and the commands' producer: idempotent, partitioned as producers do it, flushed until Kafka has acknowledged everything."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AclOperation
 
-from halfway.pipelines.kafka.admin import admin, check_rights, librdkafka_log, partition_counts
+from halfway.clients.kafka.config import PRODUCER_OPTIONS
+from halfway.pipelines.kafka.admin import Admin, librdkafka_log, partition_counts
+from halfway.pipelines.kafka.rights import check_rights
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
-from halfway.schemas.settings import Settings
-
-log = logging.getLogger(__name__)
+from halfway.schemas.settings import KafkaSettings
 
 _DELIVERY_LIMIT_MS = 30_000
+_FLUSH_GRACE_S = 5
 _FULL_QUEUE_POLL_S = 0.1
+_BUFFER_KBYTES = 64 * 1024
 
 HeaderList = list[tuple[str, bytes | None]]
+ANY_PARTITION = -1
 
 
-class Outbox:
-    """Sends to one topic with acknowledgement of all replicas; `flush` tells whether all arrived."""
+def check_writable(client: Admin, topic: str) -> None:
+    """Refuse a topic that cannot be written. Without any right to write, librdkafka's producer would not even start.
 
-    def __init__(self, settings: Settings, topic: str) -> None:
-        """Prepare to send.
+    Raises:
+        TopicError: the topic is missing.
+        AccessError: this user may not write to it.
+        KafkaUnavailableError: Kafka cannot be reached.
+    """
+    if topic not in partition_counts(client, [topic]):
+        raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
+    check_rights(client, {topic: (AclOperation.WRITE,)})
 
-        Raises:
-            SettingsError: no Kafka is configured.
-            KafkaUnavailableError: Kafka cannot be reached.
-            TopicError: the topic is missing.
-            AccessError: this user may not write to it.
-        """
-        client = admin(settings)
-        if topic not in partition_counts(client, [topic]):
-            raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
-        # Without any right to write librdkafka's producer would not even start.
-        check_rights(client, {topic: (AclOperation.WRITE,)})
-        self._topic = topic
-        largest = settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
+
+class RecordWriter:
+    """Sends records that all replicas in sync acknowledge.
+
+    Args:
+        kafka: where Kafka is.
+        largest_bytes: the size of the largest record; 0 for librdkafka's default of 1 MB.
+        limit_ms: how long a record may take to be acknowledged.
+        linger_ms: how long a record waits for others to share its request.
+    """
+
+    def __init__(self, kafka: KafkaSettings, *, largest_bytes: int = 0, limit_ms: int = _DELIVERY_LIMIT_MS, linger_ms: int = 5) -> None:
+        """Make the producer. Connects in the background."""
         options: dict[str, Any] = {
-            **settings.kafka.as_librdkafka_dict(),
-            "client.id": "halfway-outbox",
-            "acks": "all",
-            "enable.idempotence": True,
-            # Java's default: what is sent for one id, by whichever client, lies in one partition (design §2).
-            "partitioner": "murmur2_random",
-            "linger.ms": 5,
-            "message.max.bytes": largest,
-            "message.timeout.ms": _DELIVERY_LIMIT_MS,
-            "queue.buffering.max.kbytes": max(64 * 1024, 2 * largest // 1024),
+            **kafka.as_librdkafka_dict(),
+            **PRODUCER_OPTIONS,
+            "client.id": "halfway-writer",
+            "linger.ms": linger_ms,
+            "message.timeout.ms": limit_ms,
+            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * largest_bytes // 1024),
         }
+        if largest_bytes:
+            options["message.max.bytes"] = largest_bytes
+        self._limit_ms = limit_ms
         self._producer = Producer(options, logger=librdkafka_log)
-        self._failure: KafkaError | None = None
+        self._failure: tuple[str, KafkaError] | None = None
         self.delivered = 0
 
     def put(
-        self, key: bytes, value: bytes | None, headers: HeaderList, *, at_ms: int = 0, on_delivered: Callable[[Message], None] | None = None
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        headers: HeaderList,
+        *,
+        partition: int = ANY_PARTITION,
+        at_ms: int = 0,
+        on_delivered: Callable[[Message], None] | None = None,
     ) -> None:
-        """Queue a record, waiting while the queue is full.
+        """Queue a record; waits while the queue is full.
 
         Args:
-            key: the transaction id.
+            topic: where to.
+            key: the transaction id; None for a record without one.
             value: the body.
             headers: of the record.
-            at_ms: its time where the topic keeps producers' times; 0 for now.
-            on_delivered: is told where the record lies.
+            partition: where to; by default it follows from the key.
+            at_ms: the record's time in a topic with CreateTime; 0 for now.
+            on_delivered: receives the acknowledged record.
 
         Raises:
-            KafkaUnavailableError: an earlier record was not taken.
+            KafkaUnavailableError: an earlier record was not acknowledged.
+            KafkaException: librdkafka refuses the record, or has failed for good.
         """
 
         def report(error: KafkaError | None, message: Message) -> None:
             if error is not None:
-                self._failure = self._failure or error
+                self._failure = self._failure or (topic, error)
                 return
             self.delivered += 1
             if on_delivered is not None:
@@ -82,7 +99,7 @@ class Outbox:
         while True:
             self._raise_failure()
             try:
-                self._producer.produce(self._topic, value, key, headers=list(headers), timestamp=at_ms, on_delivery=report)
+                self._producer.produce(topic, value, key, partition=partition, headers=list(headers), timestamp=at_ms, on_delivery=report)
             except BufferError:
                 self._producer.poll(_FULL_QUEUE_POLL_S)
             else:
@@ -90,16 +107,18 @@ class Outbox:
                 return
 
     def flush(self) -> None:
-        """Wait until Kafka has everything.
+        """Wait until Kafka has acknowledged everything. A failure is raised once; the writer can be used again.
 
         Raises:
-            KafkaUnavailableError: it does not, after 30 s.
+            KafkaUnavailableError: a record failed or was not acknowledged in time.
         """
-        left = self._producer.flush(_DELIVERY_LIMIT_MS / 1000 + 5)
+        left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
         self._raise_failure()
         if left:
-            raise KafkaUnavailableError(f"Kafka has not taken {left} records for {self._topic} within {_DELIVERY_LIMIT_MS // 1000} s")
+            raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise KafkaUnavailableError(f"cannot write to {self._topic}: {self._failure.str()}")
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            topic, error = failure
+            raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")

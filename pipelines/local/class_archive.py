@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
-from halfway.pipelines.kafka.writer import HeaderList, Outbox
+from halfway.pipelines.kafka.writer import HeaderList, RecordWriter
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.jars import class_archive, ensure_jars
@@ -91,13 +91,12 @@ def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
 def _send_some(settings: Settings) -> None:
     """Send a half that is committed, one that is asked for, and one that goes to quarantine."""
     group: HeaderList = [(h.PGROUP, b"archive")]
-    halves, ops = Outbox(settings, settings.kafka.half_topic), Outbox(settings, settings.kafka.op_topic)
+    kafka, writer = settings.kafka, RecordWriter(settings.kafka)
     for key in (b"committed", b"asked"):
-        halves.put(key, b"body", [*group, (h.REAL_TOPIC, b"archive")])
-    halves.put(b"broken", b"body", group)
-    ops.put(b"committed", None, [*group, (h.ACTION, h.LocalTransactionState.COMMIT.encode())])
-    halves.flush()
-    ops.flush()
+        writer.put(kafka.half_topic, key, b"body", [*group, (h.REAL_TOPIC, b"archive")])
+    writer.put(kafka.half_topic, b"broken", b"body", group)
+    writer.put(kafka.op_topic, b"committed", None, [*group, (h.ACTION, h.LocalTransactionState.COMMIT.encode())])
+    writer.flush()
 
 
 def _end_jvm(spark: SparkSession) -> None:

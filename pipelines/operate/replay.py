@@ -26,10 +26,11 @@ from confluent_kafka import Message
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.range_reader import TopicScan
-from halfway.pipelines.kafka.writer import HeaderList, Outbox
-from halfway.pipelines.storage.checkpoint import sole_replay
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.topic_scan import TopicScan
+from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, check_writable
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import NotPendingError
 from halfway.schemas.headers import TICK
@@ -92,13 +93,13 @@ def replay(spark: SparkSession, settings: Settings, wanted: Wanted, say: Callabl
         TopicError: there is no half topic.
         KafkaUnavailableError: Kafka cannot be read or does not take a record; to repeat the command goes on from there.
     """
-    with sole_replay(settings.storage):
+    with replay_lock(settings.storage):
         candidates = _latest_discards(spark, settings.storage, wanted)
         asked = len(candidates)
         _leave_out_known(spark, settings.storage, candidates)
         unproven = 0
         if candidates:
-            with TopicScan.open(settings, settings.kafka.half_topic) as scan:
+            with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
                 if not wanted.unproven:
                     unproven = _leave_out_unproven(scan, candidates)
                 _leave_out_sent(scan, candidates, say)
@@ -198,16 +199,18 @@ def _drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: in
 def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
     """Send the halves; return how many Kafka has."""
     line = _Line(say, "sending")
-    outbox, total = Outbox(settings, settings.kafka.half_topic), len(candidates)
+    half_topic, total = settings.kafka.half_topic, len(candidates)
+    check_writable(admin_client(settings.kafka), half_topic)
+    writer = RecordWriter(settings.kafka, largest_bytes=settings.resolution.max_record_bytes)
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
         discarded = candidates.pop(row["transaction_id"], None)
         if discarded is not None:
             # Where the topic keeps producers' times, a later replay must find this half after the discard.
             at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
-            outbox.put(encode_key(row["transaction_id"]), bytes(row["body"]), next_half(row), at_ms=at_ms)
+            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), next_half(row), at_ms=at_ms)
         line(done, total)
-    outbox.flush()
-    return outbox.delivered
+    writer.flush()
+    return writer.delivered
 
 
 def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:

@@ -7,8 +7,9 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.kafka.topic_scan import retained_ranges
-from halfway.pipelines.storage.checkpoint import STATUS_FILE, checkpoint_file, is_in_use
 from halfway.pipelines.storage.file_systems import local_path, read_json
+from halfway.pipelines.storage.locks import is_in_use
+from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.outcomes import Count

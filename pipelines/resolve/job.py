@@ -1,4 +1,4 @@
-"""The job: one streaming query from the half and op topics to the tables and the check topic (design §1)."""
+"""The job: one streaming query from the half and op topics to the tables and the check topic (decision 5)."""
 
 import logging
 import threading
@@ -13,50 +13,47 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from halfway.pipelines.kafka.admin import JOB_GROUPS, admin, check_rights, job_rights
+from halfway.pipelines.kafka.admin import Admin, admin_client
+from halfway.pipelines.kafka.rights import JOB_GROUPS, check_rights, job_rights
 from halfway.pipelines.kafka.topic_setup import check_half_retention
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
-from halfway.pipelines.resolve.sinks import BatchReport, BatchWriter
+from halfway.pipelines.resolve.report import BatchReport
+from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.resolve.sources import read_records, unread_records
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
-from halfway.pipelines.storage.checkpoint import (
-    STATUS_FILE,
-    adopted_by,
-    bucket_keys_of,
-    check_ownership,
-    checkpoint_file,
-    sole_user,
-    write_facts,
-)
 from halfway.pipelines.storage.delta_tables import create_tables
 from halfway.pipelines.storage.file_systems import on_local_disk, write_json
+from halfway.pipelines.storage.locks import job_lock
+from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file, write_manifest
+from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
 from halfway.schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
 from halfway.schemas.settings import Settings
-from halfway.transforms.decoding import Contract, decode
+from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.operator import bucket_function, resolve_events, rules_of
 
 log = logging.getLogger(__name__)
 
 QUERY_NAME = "halfway"
-# For a checkpoint on a local disk. The default one starts a process, of 8 ms, four times for each file that it puts in place; the second
-# job that it would find out is kept away by a lock there (design §1.6).
+# Spark's default file manager starts a process four times for each file that it puts in place on a local disk, 8 ms each. The default
+# also notices a second job; on a local disk a lock keeps that one away (decision 6).
 _LOCAL_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _START_LIMIT_S = 120
+_STOP_LIMIT_S = 600
 _BETWEEN_BATCHES = ("Waiting for next trigger", "Waiting for data to arrive", "Getting offsets", "No new data")
 
 
 class ResolveJob:
-    """One run of the job. `run` returns when it has been stopped, or when all that was waiting is done (`available_now`)."""
+    """One run of the job."""
 
     def __init__(self, settings: Settings, *, adopt: bool = False, on_batch: Callable[[BatchReport], None] | None = None) -> None:
-        """Prepare a run.
+        """Prepare a run. Connects to nothing.
 
         Args:
-            settings: all of them.
-            adopt: take existing tables over with a new checkpoint (design §1.6).
-            on_batch: is told what each batch did, a moment after it is done, in the thread of `run`.
+            settings: the job's settings.
+            adopt: take over existing tables with a new checkpoint (decision 6).
+            on_batch: receives the report of each batch, shortly after it is done, in the thread of `run`.
         """
         self._settings = settings
         self._adopt = adopt
@@ -64,102 +61,101 @@ class ResolveJob:
         self._stop = threading.Event()
         self._writer: BatchWriter | None = None
         self._writer_made = threading.Event()
-        self._pending: dict[int, int] = {}
-        self._untold: deque[BatchReport] = deque()
+        self._reports: deque[BatchReport] = deque()
+        """Reports of batches that are not handed on yet."""
         self.failure: Exception | None = None
 
     def stop(self) -> None:
-        """Ask the job to end after the batch that is under way; may be called from a signal handler."""
+        """Ask the job to end after the batch that is under way. A signal handler may call it."""
         self._stop.set()
 
     def run(self, session: Callable[[], SparkSession]) -> None:
-        """Run until stopped or done.
+        """Run until stopped, or until everything waiting is resolved (`available_now`).
 
         Args:
-            session: makes the Spark session, once what is quick to refuse has been looked at.
+            session: makes the Spark session. Called after the checks that are quick.
 
         Raises:
             TopicError: a topic is missing, or its retention is too short (R17).
-            AccessError: Kafka does not let this user do what the job does, at the start or any more.
+            AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
-            CheckpointInUseError: another job has this checkpoint.
-            RecordsLostError: Kafka has deleted what had not been read.
+            CheckpointInUseError: another job runs on this checkpoint.
+            RecordsLostError: Kafka has deleted records that the job had not read.
             StateDamagedError: the checkpoint's state cannot be read.
             KafkaUnavailableError: Kafka cannot be reached at the start.
             StreamingQueryException: a batch failed; a new run repeats it.
         """
         settings = self._settings
-        with sole_user(settings.storage):
-            self._check_rights()
-            check_half_retention(settings)
+        with job_lock(settings.storage):
+            client = admin_client(settings.kafka)
+            self._check_rights(client)
+            check_half_retention(client, settings)
             spark = session()
-            check_ownership(spark, settings, adopt=self._adopt)
-            write_facts(spark, settings, adopt=self._adopt)
-            groups = GroupWatch(settings)
-            ticks = TickPublisher(settings, groups.absent)
+            ownership = read_ownership(spark, settings.storage)
+            verify_ownership(settings, ownership, adopt=self._adopt)
+            manifest = ownership.manifest or write_manifest(spark, settings, adopt=self._adopt)
+            groups = GroupWatch(client)
+            ticks = TickPublisher(settings, client, groups.absent)
             if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
                 ticks.publish()
             elif not settings.trigger.available_now:
                 ticks.start()
             try:
-                self._run_query(spark)
+                self._run_query(spark, client, manifest)
             finally:
                 ticks.stop()
                 groups.close()
 
-    def _check_rights(self) -> None:
-        check_rights(admin(self._settings), job_rights(self._settings.kafka), **JOB_GROUPS)
+    def _check_rights(self, client: Admin) -> None:
+        check_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
 
-    def _tell_lost_right(self) -> None:
-        """Name a right that was taken away meanwhile: what Spark says of it is a page long."""
+    def _explain_lost_right(self, client: Admin) -> None:
+        """Raise an error that names a right taken away while the job ran: Spark's own message is a page long."""
         try:
-            self._check_rights()
+            self._check_rights(client)
         except AccessError:
             raise
         except KafkaUnavailableError as error:
             log.warning("event=rights_not_known cause=%r", str(error))
 
-    def _run_query(self, spark: SparkSession) -> None:
-        query = self._start(spark)
+    def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest) -> None:
+        query = self._start(spark, manifest)
         try:
             create_tables(spark, self._settings.storage, query.id)
-            self._writer = BatchWriter(self._settings, query.id, adopted_by(spark, self._settings.storage))
+            self._writer = BatchWriter(self._settings, query.id, manifest.adopted)
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):
-            self._tell_batches(query)
+            self._hand_on_reports(query)
         if query.isActive:
             _stop_between_batches(query)
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
-            self._tell_lost_right()
+            self._explain_lost_right(client)
             failure = self.failure or error
             raise explain(failure, self._settings) or failure from None
         finally:
             self._writer.close()
-            self._tell_batches(query, ended=True)
+            self._hand_on_reports(query, ended=True)
 
-    def _tell_batches(self, query: StreamingQuery, *, ended: bool = False) -> None:
-        """Hand on the reports of batches that are done, once Spark says what it left unread: after the batch, not in it."""
-        progress = query.lastProgress if self._untold else None
+    def _hand_on_reports(self, query: StreamingQuery, *, ended: bool = False) -> None:
+        """Hand on the reports of finished batches. Spark publishes the consumer lag after a batch, not within it."""
+        progress = query.lastProgress if self._reports else None
         done_id = -1 if progress is None else progress.batchId
-        while self._untold and (ended or self._untold[0].batch_id <= done_id):
-            report = self._untold.popleft()
+        while self._reports and (ended or self._reports[0].batch_id <= done_id):
+            report = self._reports.popleft()
             report.unread = unread_records(progress)
             if self._on_batch is not None:
                 self._on_batch(report)
 
-    def _start(self, spark: SparkSession) -> StreamingQuery:
-        settings = self._settings
-        kafka, resolution = settings.kafka, settings.resolution
+    def _start(self, spark: SparkSession, manifest: Manifest) -> StreamingQuery:
+        settings, kafka, resolution = self._settings, self._settings.kafka, self._settings.resolution
         keyring = kafka.signing.keyring()
-        contract = Contract(
-            kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, bucket_keys_of(spark, settings.storage), keyring is not None
-        )
-        # A reading task takes 0.1 s of CPU before its first record, to write the code that decodes: no more of them than work.
+        config = DecoderConfig(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, manifest.bucket_keys, keyring is not None)
+        # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than there is work for.
         records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
-        outcomes = resolve_events(decode(records, contract), without_collector(bucket_function(rules_of(resolution), keyring)))
+        outcomes = resolve_events(decode(records, config), without_collector(bucket_function(rules_of(resolution), keyring)))
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)
         writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)
@@ -170,33 +166,32 @@ class ResolveJob:
 
     def _write_batch(self, outcomes: DataFrame, batch_id: int) -> None:
         if not self._writer_made.wait(_START_LIMIT_S) or self._writer is None:
-            raise HalfwayError("the tables could not be made")
+            raise HalfwayError("the tables could not be created")
         try:
             report = self._writer.write(outcomes, batch_id)
-            self._pending.update(report.pending)
             self._write_status(outcomes.sparkSession, report)
             self._writer.read_logs_ahead(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise
-        self._untold.append(report)
+        self._reports.append(report)
 
     def _write_status(self, spark: SparkSession, report: BatchReport) -> None:
-        """Leave what others ask for beside the checkpoint: nothing is decided by it."""
+        """Write the file that `halfway status` and the demo read. Nothing depends on it."""
         status: dict[str, Any] = {
             "batch_id": report.batch_id,
             "seconds": round(report.seconds, 3),
             "written_at_ms": time.time_ns() // 1_000_000,
             "horizon_ms": report.horizon_ms,
-            "pending": sum(self._pending.values()),
+            "pending": report.pending,
             "counts": dict(report.counts),
         }
         write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
 
 
-def _stop_between_batches(query: StreamingQuery, limit_s: float = 600) -> None:
-    """Stop a query when no batch is under way: stopped in one, it would print a StackOverflowError of Spark's."""
-    deadline = monotonic() + limit_s
+def _stop_between_batches(query: StreamingQuery) -> None:
+    """Stop a query while no batch is under way. Stopped in the middle of one, Spark prints a StackOverflowError."""
+    deadline = monotonic() + _STOP_LIMIT_S
     pause = threading.Event()
     while query.isActive and monotonic() < deadline:
         status = query.status

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.errors import SetupError
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.reports import LATENCY_BOUNDS_S, LATENCY_SUM_MS, BucketReport, latency_counts
@@ -43,7 +43,7 @@ class JobMetrics(Collector):
         self._expected = buckets
         self._clock = clock
         self._started_s = clock()
-        self._buckets: dict[int, BucketReport] = {}
+        self._buckets: Mapping[int, BucketReport] = {}
         self._horizon_ms: int | None = None
         self._last_batch_s: float | None = None
         self._batch_counts = [0] * (len(BATCH_BOUNDS_S) + 1)
@@ -53,7 +53,7 @@ class JobMetrics(Collector):
     def __call__(self, report: BatchReport) -> None:
         """Take in one batch."""
         with self._lock:
-            self._buckets.update(report.buckets)
+            self._buckets = report.known
             self._horizon_ms = report.horizon_ms if report.horizon_ms is not None else self._horizon_ms
             self._last_batch_s = self._clock()
             self._batch_counts[sum(report.seconds > bound for bound in BATCH_BOUNDS_S)] += 1

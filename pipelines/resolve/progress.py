@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.outcomes import Count, Kind
 
 log = logging.getLogger(__name__)
@@ -19,11 +19,9 @@ class ProgressLog:
         """Start with nothing logged; `clock_ms` is the wall clock, which is only shown: nothing is decided by it."""
         self._clock_ms = clock_ms
         self._logged_ms: int | None = None
-        self._pending: dict[int, int] = {}
 
     def __call__(self, report: BatchReport) -> None:
         """Log one batch."""
-        self._pending.update(report.pending)
         now_ms = self._clock_ms()
         did_something = any(rows for kind, rows in report.rows.items() if kind is not Kind.REPORT)
         if not did_something and self._logged_ms is not None and 0 <= now_ms - self._logged_ms < _QUIET_MS:
@@ -41,7 +39,7 @@ class ProgressLog:
             counts[Count.CHECKED],
             counts[Count.DISCARDED],
             report.rows[Kind.QUARANTINE] + report.lost,
-            sum(self._pending.values()),
+            report.pending,
             "unknown" if report.unread is None else sum(report.unread.values()),
             "none" if report.horizon_ms is None else report.horizon_ms,
             "none" if report.horizon_ms is None else max(0, now_ms - report.horizon_ms),

@@ -1,10 +1,9 @@
-"""Where the job writes: one batch's outcomes to Delta exactly once, then its check requests to Kafka (design §1.5)."""
+"""Writes one batch: its outcomes to Delta exactly once, then its check requests to Kafka (decision 5)."""
 
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from time import monotonic
@@ -14,11 +13,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from halfway.pipelines.kafka.writer import Outbox
+from halfway.pipelines.kafka.spark_options import spark_options
+from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.resolve.read_back import fetch
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import append_once, read_log_ahead, read_table
 from halfway.schemas.events import CHECK_REQUEST_SCHEMA, OUTCOME_SCHEMA
-from halfway.schemas.headers import HALF_LOST, RECORD_OVERHEAD_BYTES, Source
+from halfway.schemas.headers import HALF_LOST, Source
 from halfway.schemas.outcomes import Kind, Reason
 from halfway.schemas.reports import BucketReport
 from halfway.schemas.settings import Settings
@@ -30,66 +31,49 @@ log = logging.getLogger(__name__)
 _HALF_POINTER = ("half_partition", "half_offset")
 
 
-@dataclass(slots=True)
-class BatchReport:
-    """What one batch did."""
-
-    batch_id: int
-    seconds: float = 0.0
-    rows: Counter[Kind] = field(default_factory=Counter)
-    counts: Counter[str] = field(default_factory=Counter)
-    pending: dict[int, int] = field(default_factory=dict)
-    """Per bucket that had input."""
-    buckets: dict[int, BucketReport] = field(default_factory=dict)
-    """The same buckets' own words."""
-    unread: dict[str, int] | None = None
-    """Per topic the records that Kafka held and the job had not read when the batch was done; None if nobody knows."""
-    horizon_ms: int | None = None
-    lost: int = 0
-
-
 def _is_before(ends: Mapping[int, int]) -> Column:
-    """Whether an outcome points to before these offsets, given by partition."""
+    """Return a condition: an outcome points to an offset before the end given for its partition."""
     return reduce(or_, ((F.col("partition") == partition) & (F.col("offset") < end) for partition, end in ends.items()), F.lit(False))
 
 
 class BatchWriter:
-    """Writes batches; called once a batch with its id, and again with the same id after a crash."""
+    """Writes batches. Called once for each batch id, and again with the same id after a crash."""
 
     def __init__(self, settings: Settings, query_id: str, adopted: Mapping[int, int] | None = None) -> None:
-        """Prepare to write for the query `query_id`.
+        """Prepare to write for a query.
 
         Args:
-            settings: where to.
-            query_id: the owner of the tables; with the table's name the `txnAppId` of its appends.
-            adopted: up to where, by partition of the half topic, the tables held halves when they were taken over, if they were: of those
-                halves, what the tables hold is left out.
+            settings: the job's settings.
+            query_id: the owner of the tables. With the table's name it is the `txnAppId` of its appends.
+            adopted: by partition of the half topic, the offset up to which adopted tables may hold halves. Outcomes that the tables
+                hold for halves before it are not written again.
         """
         self._settings = settings
         self._kafka = settings.kafka
         self._query_id = query_id
         self._adopted = _is_before(adopted or {}) & F.col("kind").isin([int(kind) for kind in (Kind.COMMIT, Kind.DISCARD, Kind.CHECK)])
-        self._may_be_replay = True
+        self._may_be_repeat = True
+        self._known: dict[int, BucketReport] = {}
         self._appended: set[Table] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
 
     def read_logs_ahead(self, spark: SparkSession) -> None:
-        """Begin to read what the next appends to the tables of this batch will ask for, while the next one is prepared."""
+        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch."""
         while self._appended:
             self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
 
     def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
         try:
             read_log_ahead(spark, self._settings.storage, table)
-        except Exception as error:  # nothing depends on it
+        except Exception as error:  # the next append reads the log itself
             log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
 
     def close(self) -> None:
-        """Wait until nothing more is read."""
+        """Wait until the reading ahead has ended."""
         self._ahead.shutdown(cancel_futures=True)
 
     def write(self, outcomes: DataFrame, batch_id: int) -> BatchReport:
-        """Write one batch's outcomes (OUTCOME_SCHEMA) and return what it did."""
+        """Write one batch's outcomes (OUTCOME_SCHEMA) and return its report."""
         started = monotonic()
         report = BatchReport(batch_id)
         outcomes.persist()
@@ -106,32 +90,29 @@ class BatchWriter:
                 self._quarantine_lost(found_lost, report)
         finally:
             outcomes.unpersist()
-        self._may_be_replay = False
+        self._may_be_repeat = False
         report.seconds = monotonic() - started
         return report
 
     def _count(self, outcomes: DataFrame, report: BatchReport) -> int:
-        """Materialise the batch once, whole, and learn what is in it; return how many outcomes the tables may hold since another query."""
+        """Materialise the whole batch once, and fill the report; return how many outcomes adopted tables may hold already."""
         adopted = 0
         details = F.collect_list(F.when(F.col("kind") == int(Kind.REPORT), F.col("detail")))
-        horizons = []
+        buckets: dict[int, BucketReport] = {}
         for kind, rows, of_adopted, texts in outcomes.groupBy("kind").agg(F.count("*"), F.count_if(self._adopted), details).collect():
             report.rows[Kind(kind)] = rows
             adopted += of_adopted
             for text in texts:
                 bucket = BucketReport.from_json(text)
-                report.buckets[bucket.bucket] = bucket
-                report.pending[bucket.bucket] = bucket.pending
-                report.counts.update(bucket.counts)
-                horizons.append(bucket.horizon_ms)
-        known = [horizon_ms for horizon_ms in horizons if horizon_ms is not None]
-        report.horizon_ms = min(known) if known and len(known) == len(horizons) else None
+                buckets[bucket.bucket] = bucket
+        report.buckets = buckets
+        report.known = self._known = {**self._known, **buckets}
         return adopted
 
     def _without_adopted(self, outcomes: DataFrame, report: BatchReport) -> DataFrame:
-        """Leave out what the tables held when they were taken over: it was written by the checkpoint that is lost.
+        """Leave out the outcomes that the tables held when they were adopted: the lost checkpoint's query wrote them.
 
-        A pointer alone does not tell a half: a topic that was deleted and made anew begins at 0 again.
+        A pointer alone does not identify a half: the offsets of a topic that was deleted and created again start at 0.
         """
         spark, storage = outcomes.sparkSession, self._settings.storage
         tables = [read_table(spark, storage, table) for table in (Table.MESSAGES, Table.DISCARDED)]
@@ -152,15 +133,15 @@ class BatchWriter:
         return fetch(wanted, self._kafka.as_librdkafka_dict(), topics, make_rows, schema, rows=report.rows[kind], lost=lost), lost
 
     def _append(self, outcomes: DataFrame, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
-        """Append commits or discards; return the pointers of halves that were not found, None if all were."""
+        """Append commits or discards; return the outcomes whose halves were not found, None if all were."""
         if not report.rows[kind]:
             return None
         make_rows = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(report.batch_id)
         rows, lost = self._fetched(outcomes, kind, report, make_rows, TABLE_SCHEMAS[table])
         self._append_once(rows, table, f"{self._query_id}:{table}", report.batch_id)
-        if lost.value == 0 and not self._may_be_replay:
+        if lost.value == 0 and not self._may_be_repeat:
             return None
-        # A replayed append is passed over by Delta without a fetch, so what was lost then is found by what is missing now.
+        # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost the first time.
         spark = outcomes.sparkSession
         written = read_table(spark, self._settings.storage, table).where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
         of_kind = outcomes.where(F.col("kind") == int(kind))
@@ -179,20 +160,20 @@ class BatchWriter:
             self._append_once(rows, Table.QUARANTINE, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
 
     def _send_checks(self, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
-        """Send check requests: at least once, each with the same `CHECK_ID` every time."""
+        """Send check requests, at least once, each with the same `CHECK_ID` every time."""
         if not report.rows[Kind.CHECK]:
             return None
         requests, lost = self._fetched(outcomes, Kind.CHECK, report, row_makers.check_requests, CHECK_REQUEST_SCHEMA)
         options = {
-            **self._kafka.as_spark_options(),
+            **spark_options(self._kafka),
             "topic": self._kafka.check_topic,
-            "kafka.max.request.size": str(self._settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES),
+            "kafka.max.request.size": str(self._settings.resolution.max_record_bytes),
         }
         requests.write.format("kafka").options(**options).save()
         return self._fetched(outcomes, Kind.CHECK, report, row_makers.lost, OUTCOME_SCHEMA)[0] if lost.value else None
 
     def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
-        """Quarantine halves that are gone, each once, and tell the operator so that their ids count as settled (R17)."""
+        """Quarantine lost halves, each once, and notify the operator, so that their ids count as settled (R17)."""
         spark, storage = frames[0].sparkSession, self._settings.storage
         lost = frames[0]
         for frame in frames[1:]:
@@ -209,12 +190,12 @@ class BatchWriter:
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
             quarantined = row_makers.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
             self._append_once(quarantined, Table.QUARANTINE, f"{self._query_id}:{Reason.HALF_LOST}", report.batch_id)
-            self._tell_lost(pointers)
+            self._notify_lost(pointers)
         finally:
             rows.unpersist()
 
-    def _tell_lost(self, pointers: Sequence[tuple[str, int, int]]) -> None:
-        notices = Outbox(self._settings, self._kafka.half_topic)
+    def _notify_lost(self, pointers: Sequence[tuple[str, int, int]]) -> None:
+        writer = RecordWriter(self._kafka)
         for transaction_id, partition, offset in pointers:
-            notices.put(transaction_id.encode(), None, [(HALF_LOST, f"{partition}:{offset}".encode())])
-        notices.flush()
+            writer.put(self._kafka.half_topic, transaction_id.encode(), None, [(HALF_LOST, f"{partition}:{offset}".encode())])
+        writer.flush()

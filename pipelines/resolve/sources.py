@@ -1,11 +1,12 @@
 """Where the job reads: both topics in one stream, so that one batch sees both up to one point."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
+from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.schemas.settings import KafkaSettings
 
 
@@ -20,7 +21,7 @@ def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
 def source_options(kafka: KafkaSettings) -> dict[str, str]:
     """Return what Spark's Kafka source needs to read both topics quickly."""
     return {
-        **kafka.as_spark_options(),
+        **spark_options(kafka),
         "subscribe": f"{kafka.half_topic},{kafka.op_topic}",
         "includeHeaders": "true",
         # Records that were deleted before they were read are lost: that is never passed over.
@@ -31,6 +32,24 @@ def source_options(kafka: KafkaSettings) -> dict[str, str]:
         "kafka.max.poll.records": "10000",
         "kafka.receive.buffer.bytes": str(1024 * 1024),
     }
+
+
+def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[str], since_ms: int) -> DataFrame:
+    """Return the records of these topics from `since_ms` on, with Spark's Kafka columns and headers.
+
+    Raises:
+        SettingsError: no Kafka is configured.
+    """
+    options = {
+        **spark_options(kafka),
+        "subscribe": ",".join(topics),
+        "startingTimestamp": str(max(0, since_ms)),
+        # A partition without a record that young has nothing to read.
+        "startingOffsetsByTimestampStrategy": "latest",
+        "includeHeaders": "true",
+        "failOnDataLoss": "false",
+    }
+    return spark.read.format("kafka").options(**options).load()
 
 
 def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:

@@ -1,7 +1,5 @@
 """The Spark session: taken as it is on a cluster, made here on a machine of its own."""
 
-import importlib
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -9,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -18,8 +15,6 @@ from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
-
-log = logging.getLogger(__name__)
 
 REQUIRED_CONF = {
     "spark.sql.session.timeZone": "UTC",
@@ -94,24 +89,6 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, 
         spark.conf.set(name, value)
     spark.conf.set("spark.sql.shuffle.partitions", str(settings.state.shuffle_partitions))
     return spark
-
-
-def start_workers(spark: SparkSession) -> None:
-    """Start Spark's Python workers and let them import what the job needs, while the driver has other things to do.
-
-    The first batch would wait for it, for 2 s. A failure is only told: what ails the workers, that batch will say.
-    """
-    tasks = spark.sparkContext.defaultParallelism
-    try:
-        spark.range(0, tasks, 1, tasks).mapInArrow(_import_all, "id long").write.format("noop").mode("overwrite").save()
-    except Exception as error:
-        log.info("event=workers_not_started cause=%s", type(error).__name__)
-
-
-def _import_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for module in ("pandas", "pyarrow.compute", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator"):
-        importlib.import_module(module)
-    yield from batches
 
 
 def refuse_connect(spark: SparkSession) -> None:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.storage.delta_tables import local_warehouse, properties_of, sole_committer, table_exists, table_name
+from halfway.pipelines.storage.delta_tables import local_warehouse, properties_of, table_exists, table_name
+from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
@@ -58,9 +59,9 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
 
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:
     name = table_name(storage, table)
-    with sole_committer(spark, storage, table):
+    with commit_lock(local_warehouse(spark, storage), table):
         [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
-    with sole_committer(spark, storage, table):
+    with commit_lock(local_warehouse(spark, storage), table):
         spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
     return Compaction(str(table), metrics[0], metrics[1], now[0], now[1], _clean_log(spark, storage, table))
@@ -77,7 +78,7 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
     folder = local_warehouse(spark, storage)
     if folder is None:
         return 0
-    with sole_committer(spark, storage, table):
+    with commit_lock(local_warehouse(spark, storage), table):
         files = list(_log_files(folder / table / "_delta_log"))
         checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet")]
         keep_since_ms = _kept_since_ms(spark, storage, table)

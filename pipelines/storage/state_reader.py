@@ -11,8 +11,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from halfway.pipelines.storage.checkpoint import checkpoint_file
 from halfway.pipelines.storage.file_systems import names_in, read_text
+from halfway.pipelines.storage.manifest import checkpoint_file
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
 

@@ -19,7 +19,7 @@ from halfway import TransactionProducer
 from halfway.conf.loader import conf_file, load_settings
 from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.kafka.topic_setup import create_topics
-from halfway.pipelines.local.broker import HOST, free_port
+from halfway.pipelines.local.processes import HOST, free_port
 from halfway.schemas.settings import Settings
 from tests.support.client_world import COMMIT, GROUP, UNKNOWN, Listener
 from tests.support.commands import halfway_command, run_halfway

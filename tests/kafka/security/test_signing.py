@@ -10,7 +10,7 @@ from halfway.pipelines.resolve.sources import read_records
 from halfway.schemas.settings import Settings
 from halfway.schemas.signing import signature_of
 from halfway.schemas.tables import Table
-from halfway.transforms.decoding import Contract, decode
+from halfway.transforms.decoding import DecoderConfig, decode
 from tests.support.client_world import COMMIT, UNKNOWN, Listener
 from tests.support.commands import facts, invoke
 from tests.support.job_world import MakeWorld
@@ -98,7 +98,7 @@ def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
 def plan(spark: SparkSession, settings: Settings, *, is_signed: bool) -> str:
     kafka = settings.kafka
     records = spark.createDataFrame([], read_records(spark, kafka).schema)
-    events = decode(records, Contract(kafka.half_topic, kafka.op_topic, 100, (0, 1, 2, 3), is_signed))
+    events = decode(records, DecoderConfig(kafka.half_topic, kafka.op_topic, 100, (0, 1, 2, 3), is_signed))
     return str(events._jdf.queryExecution().toString())
 
 

@@ -11,9 +11,9 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.tables import HEADERS_TYPE
-from halfway.transforms.decoding import Contract, decode
+from halfway.transforms.decoding import DecoderConfig, decode
 
-CONTRACT = Contract("half", "op", max_body_bytes=100, bucket_keys=(0, 1, 2, 3))
+CONTRACT = DecoderConfig("half", "op", max_body_bytes=100, bucket_keys=(0, 1, 2, 3))
 KAFKA_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),

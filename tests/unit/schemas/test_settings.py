@@ -7,6 +7,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.spark_options import security_options, spark_options
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.settings import Settings, parse_duration_ms
 from tests.support.paths import ROOT
@@ -228,7 +229,7 @@ def test_security_for_librdkafka_is_in_clear() -> None:
     [("PLAIN", "plain.PlainLoginModule"), ("SCRAM-SHA-256", "scram.ScramLoginModule"), ("SCRAM-SHA-512", "scram.ScramLoginModule")],
 )
 def test_jaas_quotes_what_would_end_its_strings(mechanism: str, module: str) -> None:
-    options = load(overrides={**SASL, "kafka.security.sasl_mechanism": mechanism}).kafka.security.as_spark_options()
+    options = security_options(load(overrides={**SASL, "kafka.security.sasl_mechanism": mechanism}).kafka.security)
     login = r'username="o\"hara" password="p\"a\\ss;word"'
     assert options["kafka.sasl.jaas.config"] == f"org.apache.kafka.common.security.{module} required {login};"
     assert options["kafka.sasl.mechanism"] == mechanism
@@ -238,8 +239,8 @@ def test_certificates_for_spark_are_pem(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text(f"-----BEGIN {name}-----")
     own = {"protocol": "SSL", "ca": "/ca.pem", "certificate": tmp_path / "cert", "key": tmp_path / "key", "key_password": "hush"}
-    options = load(overrides={f"kafka.security.{name}": value for name, value in own.items()}).kafka.security.as_spark_options()
-    assert options == {
+    security = load(overrides={f"kafka.security.{name}": value for name, value in own.items()}).kafka.security
+    assert security_options(security) == {
         "kafka.security.protocol": "SSL",
         "kafka.ssl.truststore.type": "PEM",
         "kafka.ssl.truststore.location": "/ca.pem",
@@ -282,7 +283,7 @@ def test_kafkas_clients_get_the_options_of_a_list_and_no_other(tmp_path: Path) -
     every = {**SASL, "kafka.bootstrap_servers": "h:1", **{f"kafka.security.{name}": value for name, value in own.items()}}
     kafka = load(overrides={**every, "kafka.security.key_password": "hush"}).kafka
     assert set(kafka.as_librdkafka_dict()) == LIBRDKAFKA
-    assert set(kafka.as_spark_options()) == SPARK
+    assert set(spark_options(kafka)) == SPARK
     others = {"ssl.endpoint.identification.algorithm", "sasl.login.callback.handler.class", "options"}
     for name in (LIBRDKAFKA | SPARK | others) - {"security.protocol"}:
         refused("unknown setting", overrides={f"kafka.{name}": "x"})
@@ -350,6 +351,6 @@ def test_what_is_no_schema_of_a_catalog(name: str) -> None:
 def test_databricks_has_kafkas_classes_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     security = load(overrides=SASL).kafka.security
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
-    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.scram.ScramLoginModule ")
+    assert security_options(security)["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.scram.ScramLoginModule ")
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "19.0")
-    assert security.as_spark_options()["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.scram.")
+    assert security_options(security)["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.scram.")

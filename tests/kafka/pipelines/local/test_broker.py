@@ -14,7 +14,8 @@ from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.local import broker as broker_module
-from halfway.pipelines.local.broker import PORTS, LocalBroker, free_port
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.local.processes import PORTS, free_port
 from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import BrokerError, SetupError
@@ -114,7 +115,7 @@ def test_it_keeps_address_and_data_over_stop_kill_and_restart(own: LocalBroker) 
 def test_two_starts_at_once_make_one_broker_that_outlives_them(own_home: Path) -> None:
     starts = [halfway(own_home, "broker", "start") for _ in range(2)]
     told = sorted(start.communicate(timeout=60)[0].split(" at ")[0] for start in starts)
-    assert told == ["the broker runs", "the broker was running already"]
+    assert told == ["the broker is running", "the broker was already running"]
 
     shown, _ = halfway(own_home, "broker", "status", "--json").communicate(timeout=30)
     status = LocalBroker(own_home / "broker").status()
@@ -136,7 +137,7 @@ def test_a_taken_port_is_refused_and_another_can_be_fixed(own: LocalBroker, monk
     first, second = free_port(), free_port()
     own.start(port=first)
     assert address_of(own) == f"127.0.0.1:{first}"
-    with pytest.raises(BrokerError, match=f"runs already on port {first}"):
+    with pytest.raises(BrokerError, match=f"already running on port {first}"):
         own.start(port=second)
     own.stop()
     with take(first), pytest.raises(SetupError, match=f"port {first} is taken by another process"):

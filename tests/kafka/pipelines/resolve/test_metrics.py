@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from deltalake import DeltaTable
 from prometheus_client.parser import text_string_to_metric_families
 
-from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.local.processes import free_port
 from halfway.schemas.headers import Source
 from tests.support.commands import groups_away
 from tests.support.job_process import JobProcess

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.resolve.warm_up import start_workers
 from halfway.pipelines.runtime import session
 from halfway.pipelines.runtime.jars import class_archive
 from halfway.pipelines.runtime.java import find_java
-from halfway.pipelines.runtime.session import start_workers
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
-from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.operate.doctor import machine_checks as checks
 from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.pipelines.operate.doctor.kafka_checks import copy_problems

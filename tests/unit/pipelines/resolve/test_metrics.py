@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.app import app
-from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.resolve.metrics import DISCARD_REASONS, QUARANTINE_REASONS, JobMetrics, served
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.errors import SetupError
 from halfway.schemas.reports import LATENCY_BOUNDS_S, BucketReport, count_latencies, latency_counts
 from halfway.schemas.settings import MetricsSettings
@@ -52,9 +53,9 @@ def bucket(number: int, **changes: Any) -> BucketReport:
     return BucketReport(bucket=number, **{**known, **more, **changes})
 
 
-def batch(*buckets: BucketReport, **changes: Any) -> BatchReport:
-    horizon_ms = changes.pop("horizon_ms", buckets[0].horizon_ms if buckets else None)
-    return BatchReport(7, 1.5, buckets={each.bucket: each for each in buckets}, horizon_ms=horizon_ms, **changes)
+def batch(*buckets: BucketReport, earlier: Sequence[BucketReport] = (), **changes: Any) -> BatchReport:
+    now = {each.bucket: each for each in buckets}
+    return BatchReport(7, 1.5, buckets=now, known={each.bucket: each for each in earlier} | now, **changes)
 
 
 def exposed(metrics: JobMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -91,9 +92,9 @@ def test_nothing_that_sums_over_buckets_is_shown_before_all_have_spoken(metrics:
     assert set(plain(metrics)) == of_the_run
     metrics(batch(bucket(0)))
     assert set(plain(metrics)) == of_the_run | {"halfway_last_batch_timestamp_seconds", "halfway_horizon_lag_seconds"}
-    metrics(batch(bucket(1, pending=4)))
+    metrics(batch(bucket(1, pending=4), earlier=[bucket(0)]))
     assert plain(metrics)["halfway_half_messages"] == 7
-    metrics(batch(bucket(0, pending=0, checked=0)))
+    metrics(batch(bucket(0, pending=0, checked=0), earlier=[bucket(0), bucket(1, pending=4)]))
     shown = exposed(metrics)
     assert shown["halfway_half_messages", ()] == 4
     assert [shown["halfway_pending_messages", (("checked", checked),)] for checked in ("false", "true")] == [3, 1]

@@ -2,22 +2,30 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
 from halfway.pipelines.resolve.progress import ProgressLog
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.outcomes import Count, Kind
+from halfway.schemas.reports import BucketReport
 
 
 def busy(batch_id: int) -> BatchReport:
     counts = Counter({Count.HALVES: 5, Count.OPS: 4, Count.COMMITTED: 3, Count.ROLLED_BACK: 1, Count.CHECKED: 2, Count.DISCARDED: 1})
     rows = Counter({Kind.COMMIT: 3, Kind.QUARANTINE: 1, Kind.REPORT: 2})
-    return BatchReport(batch_id, 1.25, rows, counts, {0: 4, 1: 2}, horizon_ms=90_000, unread={"half": 7, "op": 3}, lost=1)
+    buckets = {0: bucket(0, pending=4, horizon_ms=95_000, counts=counts), 1: bucket(1, pending=2, horizon_ms=90_000)}
+    return BatchReport(batch_id, 1.25, rows, buckets, buckets, unread={"half": 7, "op": 3}, lost=1)
 
 
 def quiet(batch_id: int) -> BatchReport:
-    return BatchReport(batch_id, 0.5, Counter({Kind.REPORT: 2}), pending={1: 0})
+    buckets = {1: bucket(1, pending=0)}
+    return BatchReport(batch_id, 0.5, Counter({Kind.REPORT: 2}), buckets, buckets)
+
+
+def bucket(number: int, pending: int, horizon_ms: int | None = None, counts: Mapping[str, int] | None = None) -> BucketReport:
+    return BucketReport(number, horizon_ms, pending, 0, None, pending, 0, counts or {}, {})
 
 
 def test_one_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,11 +1,13 @@
-"""Whether a half is gone: what Kafka has surely deleted is, what a broker just does not tell is not. Its moments cannot be had at will."""
+"""The range reader tells deleted records from records that a broker does not report yet. A real broker does not show these
+moments on demand, so a stand-in reports them.
+"""
 
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from halfway.pipelines.resolve import read_back
+from halfway.pipelines.kafka import range_reader
 from halfway.schemas.errors import KafkaUnavailableError
 
 UNKNOWN = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
@@ -58,37 +60,55 @@ class Broker:
         return found
 
 
-def read(monkeypatch: pytest.MonkeyPatch, broker: Broker, *offsets: int) -> list[int | None]:
-    monkeypatch.setattr(read_back, "_consumer", lambda _, dense: broker)  # noqa: ARG005  # named as it is called
-    with read_back._PartitionReader({}, "half", 0, dense=True) as reader:
+def read(broker: Any, *offsets: int) -> list[int | None]:
+    with range_reader.PartitionReader(broker, "half", 0) as reader:
         found = list(reader.records(offsets))
     return [None if record is None else record.offset() for record in found]
 
 
 @pytest.mark.parametrize("ends", [[10], [3, 3, 10], [0, 10], [UNKNOWN, UNKNOWN, 10], [3, UNKNOWN, 10]], ids=str)
-def test_what_was_read_before_is_waited_for_until_the_broker_tells_its_whole_end(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, Broker(ends), 2, 5, 9) == [2, 5, 9]
+def test_what_was_read_before_is_waited_for_until_the_broker_tells_its_whole_end(ends: list[Any]) -> None:
+    assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
 
 
-def test_what_lies_before_the_beginning_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, Broker([10], low=5), 2, 4, 5) == [None, None, 5]
+def test_what_lies_before_the_beginning_is_gone() -> None:
+    assert read(Broker([10], low=5), 2, 4, 5) == [None, None, 5]
 
 
-def test_a_partition_cut_off_whole_has_lost_what_was_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert read(monkeypatch, Broker([10], low=10), 2, 9) == [None, None]
+def test_a_partition_cut_off_whole_has_lost_what_was_in_it() -> None:
+    assert read(Broker([10], low=10), 2, 9) == [None, None]
 
 
-def test_an_offset_out_of_range_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_offset_out_of_range_is_looked_at_again() -> None:
     broker = Broker([10, 3, 10])
     broker.refuse_once = KafkaError.OFFSET_OUT_OF_RANGE
-    assert read(monkeypatch, broker, 5) == [5]
+    assert read(broker, 5) == [5]
     gone = Broker([10], low=6)
     gone.refuse_once = KafkaError._AUTO_OFFSET_RESET
-    assert read(monkeypatch, gone, 5, 7) == [None, 7]
+    assert read(gone, 5, 7) == [None, 7]
 
 
 @pytest.mark.parametrize("ends", [[3], [UNKNOWN]], ids=["an end that stays behind", "no topic"])
 def test_an_end_that_stays_behind_is_no_loss_but_an_error(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_back, "READ_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(range_reader, "READ_TIMEOUT_S", 0.3)
     with pytest.raises(KafkaUnavailableError, match="5 was read from there before"):
-        read(monkeypatch, Broker(ends), 5)
+        read(Broker(ends), 5)
+
+
+def ranged(broker: Any, first: int, end: int) -> list[int | None]:
+    with range_reader.PartitionReader(broker, "half", 0) as reader:
+        return [record.offset() for record in reader.range(first, end)]
+
+
+def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
+    assert ranged(Broker([10]), 3, 7) == [3, 4, 5, 6]
+
+
+def test_a_range_begins_where_the_partition_does() -> None:
+    assert ranged(Broker([10], low=5), 3, 7) == [5, 6]
+
+
+def test_a_range_goes_on_behind_what_retention_deletes_meanwhile() -> None:
+    broker = Broker([10], low=5)
+    broker.refuse_once = KafkaError._AUTO_OFFSET_RESET
+    assert ranged(broker, 5, 8) == [5, 6, 7]

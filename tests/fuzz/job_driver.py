@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.settings import Settings
 from tests.fuzz.generator import Made
 
@@ -44,8 +44,8 @@ class Run:
             report.horizon_ms,
         )
         self.counts.update(report.counts)
-        self.pending.update(report.pending)
-        self.remembered.update({number: bucket.remembered for number, bucket in report.buckets.items()})
+        for number, bucket in report.buckets.items():
+            self.pending[number], self.remembered[number] = bucket.pending, bucket.remembered
 
 
 def write(settings: Settings, records: Iterable[Made]) -> int:

@@ -1,0 +1,77 @@
+"""Kafka's access control (ACLs): which rights the job and its commands need, and which of them are missing."""
+
+from collections.abc import Collection, Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AclOperation
+
+from halfway.clients.kafka.diagnosis import missing_right
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, describe_topics
+from halfway.schemas.errors import AccessError
+from halfway.schemas.headers import check_group
+from halfway.schemas.settings import KafkaSettings
+
+FETCH_GROUP, OPERATOR_GROUP = "halfway-fetch", "halfway-operator"
+"""Group ids of consumers that never join a group. librdkafka still asks for the group's coordinator, and needs the right to Describe it."""
+JOB_GROUPS = {"groups": (FETCH_GROUP,), "group_prefixes": (check_group(""),)}
+"""The groups that the job describes: its own, and those of the producer groups' instances (R15)."""
+
+
+def job_rights(settings: KafkaSettings) -> dict[str, tuple[AclOperation, ...]]:
+    """Return the operations that the job needs on each topic. It writes its ticks to both topics that it reads."""
+    both = (AclOperation.READ, AclOperation.WRITE)
+    return {
+        settings.half_topic: (*both, AclOperation.DESCRIBE_CONFIGS),
+        settings.op_topic: both,
+        settings.check_topic: (AclOperation.WRITE,),
+    }
+
+
+def missing_rights(
+    client: Admin, topics: Mapping[str, Collection[AclOperation]], groups: Collection[str] = (), group_prefixes: Collection[str] = ()
+) -> list[str]:
+    """Return a line for each right that this user lacks, with the command that grants it; missing topics are skipped.
+
+    Args:
+        client: an admin client. Kafka answers with or without an authorizer.
+        topics: the operations needed on each topic.
+        groups: consumer groups to Describe.
+        group_prefixes: prefixes of consumer groups to Describe.
+
+    Raises:
+        AccessError: this user may not describe one of the topics.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+    """
+    missing = []
+    for topic, description in describe_topics(client, topics, with_operations=True).items():
+        allowed = set(description.authorized_operations or ())
+        # A user that sees a topic may at least Describe it: a Kafka that names no operation does not report them.
+        wanted = topics[topic] if allowed else ()
+        missing += [missing_right(client.user, _name(operation), "topic", topic) for operation in wanted if operation not in allowed]
+    probes = {**dict.fromkeys(groups, False), **dict.fromkeys(group_prefixes, True)}
+    for group, is_prefix in probes.items():
+        [future] = client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values()
+        try:
+            client.result(future)
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                missing.append(missing_right(client.user, "Describe", "group", group, is_prefix=is_prefix))
+    return missing
+
+
+def check_rights(
+    client: Admin, topics: Mapping[str, Collection[AclOperation]], groups: Collection[str] = (), group_prefixes: Collection[str] = ()
+) -> None:
+    """Refuse to start what would fail midway because a right is missing; see `missing_rights`.
+
+    Raises:
+        AccessError: a right is missing.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+    """
+    missing = missing_rights(client, topics, groups, group_prefixes)
+    if missing:
+        raise AccessError("; ".join(missing))
+
+
+def _name(operation: AclOperation) -> str:
+    return str(operation.name).title().replace("_", "")

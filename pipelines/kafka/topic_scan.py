@@ -1,0 +1,88 @@
+"""One pass over a topic, from a time to its present end: how a command finds out what was sent before."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+from confluent_kafka import OFFSET_END, Consumer, Message, TopicPartition
+from confluent_kafka.admin import AclOperation
+
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client
+from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.rights import OPERATOR_GROUP, check_rights
+from halfway.schemas.settings import KafkaSettings
+
+_PROGRESS_RECORDS = 4_096
+NEVER = 2**63 - 1
+"""Later than any time: the topic proves nothing."""
+
+
+def retained_ranges(kafka: KafkaSettings, topics: list[str]) -> dict[str, dict[int, OffsetRange]]:
+    """Return the offsets that each partition of these topics retains.
+
+    Raises:
+        TopicError: a topic is missing.
+        KafkaUnavailableError: Kafka cannot be reached.
+    """
+    client = admin_client(kafka)
+    with operator_consumer(kafka) as consumer:
+        return {topic: retained(consumer, client, topic) for topic in topics}
+
+
+class TopicScan:
+    """What a topic holds when it is opened."""
+
+    def __init__(self, consumer: Consumer, client: Admin, topic: str) -> None:
+        """Read the offsets that the topic retains. Use `open`."""
+        self._consumer = consumer
+        self._topic = topic
+        self.retained = retained(consumer, client, topic)
+
+    @classmethod
+    @contextmanager
+    def open(cls, kafka: KafkaSettings, topic: str) -> Iterator[Self]:
+        """Open a scan of everything that the topic holds now.
+
+        Raises:
+            TopicError: the topic is missing.
+            AccessError: this user may not read it.
+            KafkaUnavailableError: Kafka cannot be reached.
+        """
+        client = admin_client(kafka)
+        check_rights(client, {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
+        with operator_consumer(kafka) as consumer:
+            yield cls(consumer, client, topic)
+
+    def known_since_ms(self) -> int:
+        """Return the time since which the topic holds every record: 0 if nothing was ever deleted."""
+        cut = {partition: kept for partition, kept in self.retained.items() if kept.first > 0}
+        if any(kept.first == kept.end for kept in cut.values()):
+            return NEVER
+        first_ms = [self._first_ms(partition, kept) for partition, kept in cut.items()]
+        return max(first_ms, default=0)
+
+    def _first_ms(self, partition: int, kept: OffsetRange) -> int:
+        """Return the time of the first record that a partition retains."""
+        for record in read_ranges(self._consumer, self._topic, {partition: kept}):
+            return int(record.timestamp()[1])
+        return NEVER
+
+    def since(self, at_ms: int, progress: Callable[[int, int], None]) -> Iterator[Message]:
+        """Yield each record that may have a timestamp of `at_ms` or later, up to the end at `open`.
+
+        Args:
+            at_ms: by record timestamp.
+            progress: receives now and then how many offsets are done, and of how many.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer for a minute.
+        """
+        asked = [TopicPartition(self._topic, partition, at_ms) for partition in self.retained]
+        found = self._consumer.offsets_for_times(asked, timeout=REQUEST_LIMIT_S)
+        starts = {place.partition: place.offset for place in found if place.offset not in (OFFSET_END, -1)}
+        ranges = {partition: OffsetRange(start, self.retained[partition].end) for partition, start in starts.items()}
+        total = sum(max(0, end - start) for start, end in ranges.values())
+        for done, record in enumerate(read_ranges(self._consumer, self._topic, ranges), start=1):
+            yield record
+            if done % _PROGRESS_RECORDS == 0:
+                progress(done, total)

@@ -1,0 +1,44 @@
+"""What one batch of the job did: the source of the progress line, the metrics and the status file."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from halfway.schemas.outcomes import Kind
+from halfway.schemas.reports import BucketReport, common_horizon_ms
+
+
+@dataclass(slots=True)
+class BatchReport:
+    """What one batch did."""
+
+    batch_id: int
+    seconds: float = 0.0
+    rows: Counter[Kind] = field(default_factory=Counter)
+    """Outcomes written, by kind."""
+    buckets: Mapping[int, BucketReport] = field(default_factory=dict)
+    """The reports of the buckets that had input in this batch."""
+    known: Mapping[int, BucketReport] = field(default_factory=dict)
+    """The last report of every bucket that had input since the start of the job."""
+    unread: dict[str, int] | None = None
+    """The consumer lag when the batch was done: by topic, the records that the job had not read; None if it is not known."""
+    lost: int = 0
+    """Halves that could not be read back (R17)."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Return what the batch counted: by `Count`, or by the reason of a quarantine."""
+        counts: Counter[str] = Counter()
+        for bucket in self.buckets.values():
+            counts.update(bucket.counts)
+        return counts
+
+    @property
+    def horizon_ms(self) -> int | None:
+        """Return the horizon over the buckets that had input; None while it is undefined."""
+        return common_horizon_ms(bucket.horizon_ms for bucket in self.buckets.values())
+
+    @property
+    def pending(self) -> int:
+        """Return how many transactions are pending in the buckets known so far."""
+        return sum(bucket.pending for bucket in self.known.values())

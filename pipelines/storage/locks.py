@@ -1,0 +1,103 @@
+"""Locks on a local disk: one job and one replay a checkpoint, one committer a table. The kernel drops them when a process dies.
+
+On other file systems Spark notices a second writer of the checkpoint with its first batch, and object stores and HDFS refuse the
+second of two commits to a table.
+"""
+
+import fcntl
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import sleep
+
+from halfway.pipelines.storage.file_systems import local_path
+from halfway.schemas.errors import CheckpointInUseError
+from halfway.schemas.settings import StorageSettings
+
+LOCK_FILE = ".halfway.lock"
+_REPLAY_LOCK_FILE = ".replay.lock"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def job_lock(storage: StorageSettings) -> Iterator[None]:
+    """Hold the checkpoint against a second job until the block ends.
+
+    Raises:
+        CheckpointInUseError: another job holds it.
+    """
+    advice = "stop it first, or give this one a checkpoint, a warehouse and topics of its own"
+    with _held(storage, LOCK_FILE, f"another job is running on the checkpoint {storage.checkpoint}: {advice}"):
+        yield
+
+
+@contextmanager
+def replay_lock(storage: StorageSettings) -> Iterator[None]:
+    """Hold the checkpoint against a second replay, but not against the job, until the block ends.
+
+    Raises:
+        CheckpointInUseError: another replay holds it.
+    """
+    refusal = f"another replay is running on the checkpoint {storage.checkpoint}: wait until it is done"
+    with _held(storage, _REPLAY_LOCK_FILE, refusal):
+        yield
+
+
+def is_in_use(storage: StorageSettings) -> bool:
+    """Return True if a job on this machine is running on the checkpoint."""
+    try:
+        with job_lock(storage):
+            return False
+    except CheckpointInUseError:
+        return True
+
+
+@contextmanager
+def commit_lock(warehouse: Path | None, table: str) -> Iterator[None]:
+    """Wait until no other process commits to a table, and keep others from it until the block ends.
+
+    A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two commits at
+    once the second would replace the first, rows and all.
+
+    Args:
+        warehouse: the folder on a local disk that holds the tables; None elsewhere, where nothing is locked.
+        table: the table's name.
+    """
+    if warehouse is None:
+        yield
+        return
+    warehouse.mkdir(parents=True, exist_ok=True)
+    with (warehouse / f".{table}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("event=table_in_use table=%s effect=waiting", table)
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _held(storage: StorageSettings, name: str, refusal: str) -> Iterator[None]:
+    folder = local_path(storage.checkpoint)
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("a") as lock:
+        if not _locked(lock.fileno()):
+            raise CheckpointInUseError(refusal)
+        yield
+
+
+def _locked(file: int) -> bool:
+    """Take the lock; try twice, because `is_in_use` holds it for a moment."""
+    for pause_s in (0.2, 0.0):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sleep(pause_s)
+        else:
+            return True
+    return False
