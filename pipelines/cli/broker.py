@@ -13,23 +13,23 @@ app = typer.Typer(no_args_is_help=True, help="Start and stop a local Kafka for d
 
 @app.command()
 def start(
-    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port to listen on, from now on. Without it the one it had.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port to listen on from now on. Default: the previous port.")] = None,
 ) -> None:
-    """Start the broker, which goes on in the background, and wait until it answers."""
+    """Start the broker in the background, and wait until it answers."""
     broker = local_broker()
     started = broker.start(port)
-    typer.echo(f"the broker {'runs' if started else 'was running already'} at {broker.status()['bootstrap_servers']}")
+    typer.echo(f"the broker {'is running' if started else 'was already running'} at {broker.status()['bootstrap_servers']}")
 
 
 @app.command()
 def stop() -> None:
-    """Stop the broker. Its data and its address stay for the next start."""
+    """Stop the broker. Its data and its address are kept for the next start."""
     typer.echo("the broker is stopped" if local_broker().stop() else "the broker was not running")
 
 
 @app.command()
 def status(as_json: JsonOption = False) -> None:
-    """Tell whether the broker runs, and where."""
+    """Show whether the broker is running, and its address."""
     broker = local_broker()
     facts = broker.status()
     if as_json:

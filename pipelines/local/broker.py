@@ -1,19 +1,14 @@
-"""A local single-node Kafka for development and tests: real, of Maven artifacts, on loopback, as a process of its own."""
+"""Runs a local single-node Kafka for development and tests: from Maven artifacts, on loopback, in its own process."""
 
 import logging
 import os
-import random
 import re
-import select
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -21,48 +16,44 @@ from confluent_kafka import KafkaException
 
 from halfway.conf.loader import conf_file
 from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.local.processes import HOST, command_line, end_process, free_port, is_free, wait_until
 from halfway.pipelines.runtime.jars import class_path, ensure_jars
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home, locked
 from halfway.schemas.errors import BrokerError, SetupError
 
-HOST = "127.0.0.1"
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 MIN_FREE_BYTES = 1024**3
-PORTS = range(20_000, 32_768)
-"""Below the ports that outgoing connections get, so that no client takes a stopped broker's: not even, by calling it, itself."""
-_HEAP = "-Xms256m -Xmx1g"  # Kafka's own KAFKA_HEAP_OPTS overrides it
+_HEAP = "-Xms256m -Xmx1g"  # Kafka's own KAFKA_HEAP_OPTS overrides it.
 _FORMAT_LIMIT_S = 60
 _PORT_TRIES = 3
 _PORT_LIMIT_S = 5.0
-_POLL_S = 0.1
 _NOISE = ("\tat ", "\t...", "Error: Could not create the Java", "Error: A fatal exception has occurred")
-_TELLING = re.compile(r"ERROR|FATAL|Caused by|Exception|Error:|OutOfMemory")
+_ERROR_LINE = re.compile(r"ERROR|FATAL|Caused by|Exception|Error:|OutOfMemory")
 
 log = logging.getLogger(__name__)
 
 
 class BrokerStatus(TypedDict):
-    """What `broker status --json` prints; the address is None for a broker never started."""
+    """What `broker status --json` prints. The address is None for a broker that was never started."""
 
     running: bool
     bootstrap_servers: str | None
 
 
 class _PortLostError(BrokerError):
-    """Somebody took a port between our choice and Kafka's bind."""
+    """Another process took the port before Kafka bound it."""
 
 
 class LocalBroker:
-    """One Kafka node (KRaft, broker and controller in one) with data, logs and pid under `directory`.
+    """One Kafka node (KRaft, broker and controller in one process) with data, logs and pid under `directory`.
 
-    It keeps its address over restarts. Any process may call any method, not only the one that started the broker, and
-    several at once.
+    The broker keeps its address over restarts. Any process may call any method, also several processes at once.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Name the broker that lives in `directory`; nothing is touched before `start`."""
+        """Store the directory. Does not start or change anything."""
         self.directory = directory.resolve()
         self.log_file = self.directory / "broker.log"
         self._properties = self.directory / "server.properties"
@@ -70,20 +61,20 @@ class LocalBroker:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self, port: int | None = None, limit_s: float = START_LIMIT_S) -> bool:
-        """Start the broker and wait until it answers; return False if it was running already.
+        """Start the broker and wait until it answers. Return False if it was already running.
 
         Args:
-            port: the port to listen on from now on; None for the one it had, or else a free one.
-            limit_s: how long it may take to answer, in seconds. One that does not is stopped again.
+            port: the port to listen on from now on; None for the previous one, or a free one at the first start.
+            limit_s: how long it may take to answer, in seconds. A broker that takes longer is stopped again.
 
         Raises:
             SetupError: Java or a JAR is missing, the port is taken, or the disk is nearly full.
-            BrokerError: it ended or did not answer in time, or runs already on another port than `port`.
+            BrokerError: the broker ended or did not answer in time, or it is already running on a port other than `port`.
         """
         with locked(self.directory / ".lock"):
             if self.pid() is not None:
                 if port not in (None, self._port()):
-                    raise BrokerError(f"the broker runs already on port {self._port()}: `halfway broker stop` first")
+                    raise BrokerError(f"the broker is already running on port {self._port()}: run `halfway broker stop` first")
                 if self._answers_before(lambda: self.pid() is None, limit_s):
                     return False
             self._check_disk()
@@ -92,10 +83,10 @@ class LocalBroker:
             return True
 
     def stop(self) -> bool:
-        """Stop the broker, by force after 30 s; return False if it was not running.
+        """Stop the broker, by SIGKILL after 30 s. Return False if it was not running.
 
         Raises:
-            BrokerError: if it lives on even so.
+            BrokerError: the broker did not end.
         """
         with locked(self.directory / ".lock"):
             pid = self.pid()
@@ -105,20 +96,20 @@ class LocalBroker:
             return True
 
     def status(self) -> BrokerStatus:
-        """Tell whether the broker's process lives, and its address, which it keeps while it is stopped."""
+        """Return whether the broker is running, and its address, which it keeps while it is stopped."""
         port = self._port()
         return {"running": self.pid() is not None, "bootstrap_servers": f"{HOST}:{port}" if port else None}
 
     def pid(self) -> int | None:
-        """Return the id of the broker's process, or None; never that of a stranger who got a dead broker's id."""
+        """Return the id of the broker's process, or None. Another process that reuses the id of a dead broker does not count."""
         try:
             pid = int(self._pid_file.read_text())
         except (FileNotFoundError, ValueError):
             return None
-        return pid if str(self._properties) in _command_line(pid) else None
+        return pid if str(self._properties) in command_line(pid) else None
 
     def _port(self) -> int | None:
-        """Return the port of the last start, which the properties remember."""
+        """Return the port of the last start, which is kept in the properties file."""
         try:
             match = re.search(r"^listeners=BROKER://[^:]+:(\d+)", self._properties.read_text(), re.MULTILINE)
         except FileNotFoundError:
@@ -128,7 +119,7 @@ class LocalBroker:
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self.directory).free
         if free < MIN_FREE_BYTES:
-            raise SetupError(f"{self.directory} has only {free // 1024**2} MiB free, the broker needs 1024: make room there")
+            raise SetupError(f"{self.directory} has only {free // 1024**2} MiB free, and the broker needs 1024: free some space")
 
     def _jvm_options(self) -> list[str]:
         logger = {
@@ -144,7 +135,11 @@ class LocalBroker:
     def _start_on(self, fixed_port: int | None, command: list[str], limit_s: float) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
             port = fixed_port or free_port()
-            _wait_until_free(port)
+            # A broker that was killed a moment ago still holds its port.
+            if not wait_until(partial(is_free, port), _PORT_LIMIT_S):
+                raise SetupError(
+                    f"port {port} is taken by another process: end it, or choose another port with `halfway broker start --port N`"
+                )
             self._configure(port)
             self._format(command)
             try:
@@ -156,15 +151,15 @@ class LocalBroker:
                 return
 
     def _configure(self, port: int) -> None:
-        """Write the properties that Kafka starts with: those of `conf/broker.properties`, and what is this machine's."""
+        """Write the properties that Kafka starts with: `conf/broker.properties` and those of this machine."""
         own = {**self._own_properties(port, free_port(but=port)), "log.dirs": str(self.directory / "data")}
         lines = "".join(f"{name}={value}\n" for name, value in own.items())
-        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# This machine's\n{lines}")
+        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# Of this machine\n{lines}")
 
-    # A broker with other listeners, such as the one with TLS and passwords that the tests have, overrides these three.
+    # A broker with other listeners overrides the next three methods, such as the tests' broker with TLS and passwords.
 
     def _own_properties(self, port: int, controller_port: int) -> dict[str, str]:
-        """Return node, listeners and quorum; the listener for clients comes first."""
+        """Return the properties of node, listeners and quorum. The listener for clients comes first."""
         return {
             "process.roles": "broker,controller",
             "node.id": "1",
@@ -177,15 +172,15 @@ class LocalBroker:
         }
 
     def _format_options(self) -> list[str]:
-        """Return further options of Kafka's command that formats the data folder."""
+        """Return more options for Kafka's command that formats the data folder."""
         return []
 
     def _client_options(self) -> dict[str, str]:
-        """Return librdkafka's options, but the address, for the client that asks whether the broker answers."""
+        """Return librdkafka options, without the address, for the client that waits until the broker answers."""
         return {}
 
     def _format(self, command: list[str]) -> None:
-        """Format the data folder if it is new. Kafka writes `meta.properties` last and in one step: what has it is whole."""
+        """Format the data folder if it is new. Kafka writes `meta.properties` last and atomically, so a folder that has it is complete."""
         if (self.directory / "data" / "meta.properties").exists():
             return
         java, *options = command
@@ -201,9 +196,9 @@ class LocalBroker:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise BrokerError(f"formatting the broker's data folder took more than {_FORMAT_LIMIT_S} s; try again") from None
+            raise BrokerError(f"formatting the broker's data folder took longer than {_FORMAT_LIMIT_S} s; try again") from None
         if done.returncode != 0:
-            raise BrokerError(f"cannot format the broker's data folder: {_last_telling_line(done.stdout + done.stderr)}")
+            raise BrokerError(f"cannot format the broker's data folder: {_last_error_line(done.stdout + done.stderr)}")
 
     def _launch(self, command: list[str], limit_s: float) -> None:
         if self.log_file.exists():
@@ -220,136 +215,62 @@ class LocalBroker:
         _write(self._pid_file, str(child.pid))
         try:
             if not self._answers_before(lambda: child.poll() is not None, limit_s):
-                raise self._why_it_ended()
+                raise self._start_error()
         except BaseException:
             self._end(child.pid)
             raise
         log.info("event=broker_started pid=%d port=%d", child.pid, self._port())
 
     def _answers_before(self, ended: Callable[[], bool], limit_s: float) -> bool:
-        """Wait until the broker answers; False if it ended before it did."""
+        """Wait until the broker answers. Return False if it ends before.
+
+        Raises:
+            BrokerError: the broker did not answer within `limit_s`.
+        """
         address = f"{HOST}:{self._port()}"
         quick = {"reconnect.backoff.ms": "50", "reconnect.backoff.max.ms": "200"}
         client = Admin({"bootstrap.servers": address, **quick, **self._client_options()})
-        if not _until(lambda: ended() or _answers(client), limit_s):
+        if not wait_until(lambda: ended() or _answers(client), limit_s):
             raise BrokerError(f"the broker at {address} does not answer after {limit_s:g} s; see {self.log_file}")
         return not ended()
 
-    def _why_it_ended(self) -> BrokerError:
-        said = "".join(file.read_text(errors="replace") for file in (self.log_file, self.directory / "broker.out") if file.exists())
-        error = _PortLostError if "Address already in use" in said else BrokerError
-        return error(f"the broker ended while starting: {_last_telling_line(said)}; see broker.log and broker.out in {self.directory}")
+    def _start_error(self) -> BrokerError:
+        logged = "".join(file.read_text(errors="replace") for file in (self.log_file, self.directory / "broker.out") if file.exists())
+        error = _PortLostError if "Address already in use" in logged else BrokerError
+        return error(f"the broker ended while starting: {_last_error_line(logged)}; see broker.log and broker.out in {self.directory}")
 
     def _end(self, pid: int) -> None:
-        """End process `pid`, which `pid()` or `_launch` has named as ours, and wait until it let go of its files and ports."""
-        if self._child is not None and self._child.pid == pid and self._child.poll() is not None:
-            # Ended and collected: the id may be a stranger's by now.
-            self._pid_file.unlink(missing_ok=True)
-            return
-        for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, 10.0)):
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                break
-            if self._wait_for_end(pid, limit_s):
-                break
-        else:
-            raise BrokerError(f"the broker (pid {pid}) does not end, not even by SIGKILL")
+        """End the broker's process `pid`, and wait until it has released its files and ports."""
+        child = self._child if self._child is not None and self._child.pid == pid else None
+        # Once its exit code is collected, the id may belong to another process.
+        is_collected = child is not None and child.poll() is not None
+        if not is_collected and not end_process(pid, child, STOP_LIMIT_S):
+            raise BrokerError(f"the broker (pid {pid}) does not end, even after SIGKILL")
         self._pid_file.unlink(missing_ok=True)
-
-    def _wait_for_end(self, pid: int, limit_s: float) -> bool:
-        if self._child is not None and self._child.pid == pid:
-            try:
-                self._child.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                return False
-            return True
-        return _ended(pid, limit_s)
 
 
 def local_broker() -> LocalBroker:
-    """Return the development broker of this project, which lives under `<home>/broker/`."""
+    """Return the development broker, which is stored under `<home>/broker/`."""
     return LocalBroker(home() / "broker")
 
 
-def free_port(but: int | None = None) -> int:
-    """Return a port of `PORTS` that nobody listens on at the moment, other than `but`.
-
-    Raises:
-        SetupError: if no free one is found.
-    """
-    for port in random.sample(PORTS, 200):
-        if port != but and _is_free(port):
-            return port
-    raise SetupError(f"no free port between {PORTS.start} and {PORTS.stop - 1}: end some servers on this machine")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-        return True
-
-
-def _wait_until_free(port: int) -> None:
-    """Wait a moment for `port`, which a broker killed just now holds a little longer, and refuse one that stays taken."""
-    if not _until(lambda: _is_free(port), _PORT_LIMIT_S):
-        raise SetupError(f"port {port} is taken by another process: end that, or choose one with `halfway broker start --port N`")
-
-
 def _answers(client: Admin) -> bool:
-    """Tell whether a broker answers and has taken up its work: a fenced one is not in its own metadata."""
+    """Return True if a broker answers and has registered. A fenced broker is not in its own metadata."""
     try:
         return bool(client.list_topics(timeout=0.5).brokers)
     except KafkaException:
         return False
 
 
-def _command_line(pid: int) -> list[str]:
-    """Return the arguments of process `pid`; none if it has ended, also where nobody has collected its exit code yet."""
-    if sys.platform == "linux":
-        try:
-            return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-        except OSError:
-            return []
-    shown = subprocess.run(["ps", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False)
-    return shown.stdout.split()
-
-
-def _ended(pid: int, limit_s: float) -> bool:
-    """Wait until process `pid`, not a child of ours, has ended with all its threads."""
-    if sys.platform != "linux":
-        return _until(lambda: not _command_line(pid), limit_s)
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], limit_s)[0])
-    finally:
-        os.close(descriptor)
-
-
-def _until(condition: Callable[[], bool], limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(_POLL_S)
-    return True
-
-
 def _write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    """Write a file atomically."""
+    written = path.with_suffix(path.suffix + ".partial")
+    written.write_text(text)
+    written.replace(path)
 
 
-def _last_telling_line(text: str) -> str:
+def _last_error_line(text: str) -> str:
+    """Return the last line of a log that looks like an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
-    telling = [line for line in lines if _TELLING.search(line)]
-    return (telling or lines or ["it says nothing"])[-1]
+    errors = [line for line in lines if _ERROR_LINE.search(line)]
+    return (errors or lines or ["its log is empty"])[-1]
