@@ -83,7 +83,7 @@ class Orders:
     """The listener: writes orders, and tells of each transaction whether its order was written.
 
     One local transaction writes the order and the transaction's id. A check looks the id up. If it finds none, it
-    inserts the id as rolled back: a local transaction that is still running cannot commit then, because its id is taken.
+    inserts the id as rolled back: a local transaction that is still running then cannot commit, as its id is taken.
     """
 
     def __init__(self, database: Database, crash: Crash | None = None) -> None:

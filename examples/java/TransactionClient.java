@@ -21,8 +21,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * A client in Java that follows docs/contract.md: it sends the half, runs the local transaction, sends the op, and
  * answers checks.
  *
- * <p>It needs Kafka's client alone: {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF
- * OP CHECK}.
+ * <p>It needs Kafka's client alone:
+ * {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK}.
  */
 public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
@@ -114,7 +114,7 @@ public final class TransactionClient implements AutoCloseable {
         return header == null ? null : new String(header.value(), UTF_8);
     }
 
-    /** Sends one message of each state, then answers checks until one was answered: the job asks about the UNKNOWN one. */
+    /** Sends one message of each state, then answers checks until the job has asked about the UNKNOWN one. */
     public static void main(String[] arguments) throws Exception {
         try (var client = new TransactionClient(arguments[0], "java-service", arguments[1], arguments[2], arguments[3])) {
             for (State state : State.values()) {
