@@ -1,4 +1,4 @@
-"""What the tiers share: markers by folder, one real broker a session, topics of a test's own."""
+"""Markers by folder, and the fixtures that several folders use: a Kafka broker, Spark, and topics for one test."""
 
 import os
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its folder's name, and give the slow tiers more time than the default."""
+    """Mark each test with the name of its folder, and give the slow folders a longer time limit."""
     for item in items:
         if not item.path.is_relative_to(_HERE) or item.path.parent == _HERE:
             continue
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _spark_starts_quickly() -> Iterator[None]:
-    """Have every Spark that a test starts compile its code the quick way: most of them live for seconds."""
+    """Make every JVM of a test use only its fast compiler, because most of them live for seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
         yield
@@ -42,7 +42,7 @@ def _spark_starts_quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_settings_from_outside() -> Iterator[None]:
-    """Keep the settings of the developer's own environment out of the tests."""
+    """Remove the settings in the developer's environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.upper().startswith(ENV_PREFIX):
@@ -52,7 +52,7 @@ def _no_settings_from_outside() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A running Kafka for the whole session; a test that stops or kills one starts its own."""
+    """A Kafka broker that runs for the whole session. A test that stops or kills a broker starts its own."""
     local = LocalBroker(tmp_path_factory.mktemp("broker"))
     local.start()
     yield local
@@ -61,7 +61,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One local Spark for the session."""
+    """One local Spark session for all tests."""
     session = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 1}))
     yield session
     session.stop()
@@ -69,10 +69,10 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture
 def topics(broker: LocalBroker) -> MakeTopics:
-    """Make three topics that nobody else has, and return the settings that name them.
+    """Create three topics that no other test uses, and return settings that name them.
 
-    `topics(partitions=2, timestamps="CreateTime", overrides={"resolution.tick_interval": 0})`: all are optional. With
-    CreateTime a test sets the time of its records itself; they are kept however old they say they are.
+    `topics(partitions=2, timestamps="CreateTime", overrides={"resolution.tick_interval": 0})`: all arguments are
+    optional. With CreateTime the test sets the time of its records, and no record expires, however old it is.
     """
 
     def make(

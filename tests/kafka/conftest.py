@@ -1,4 +1,4 @@
-"""Worlds to run the job in, topics for the client, and a broker of a file's own."""
+"""Fixtures of the tests with Kafka: worlds, job processes, topics for the client, and brokers of one test file."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rig
 
 @pytest.fixture
 def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
-    """`world(partitions=2, **{"resolution.transactionCheckMax": 2})`: a job whose time the test moves."""
+    """`world(partitions=2, **{"resolution.transactionCheckMax": 2})` makes a job whose time the test moves."""
 
     def make(partitions: int = 2, timestamps: Literal["LogAppendTime", "CreateTime"] = "CreateTime", **overrides: object) -> World:
         storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
@@ -41,12 +41,13 @@ def job(topics: MakeTopics, tmp_path: Path) -> Iterator[JobProcess]:
 
 @pytest.fixture
 def kafka(topics: MakeTopics) -> KafkaSettings:
+    """Settings that name three new topics."""
     return topics(partitions=2).kafka
 
 
 @pytest.fixture(scope="module")
 def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A broker that these tests may stop and freeze."""
+    """A broker that the tests of one file may stop and freeze."""
     local = LocalBroker(tmp_path_factory.mktemp("own"))
     local.start()
     yield local
@@ -55,7 +56,7 @@ def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker
 
 @pytest.fixture(scope="module")
 def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    """A broker in which every part of the page has its user and its rights."""
+    """A broker with a user and rights for each part in docs/security.md."""
     running = SecureBroker(tmp_path_factory.mktemp("secure"))
     running.start()
     for part, user in USERS.items():
@@ -90,7 +91,7 @@ def configure(secure_broker: SecureBroker, tmp_path: Path) -> Configure:
 
 @pytest.fixture
 def without(secure_broker: SecureBroker) -> Iterator[TakeAway]:
-    """Take a right away from a part until the test is over."""
+    """`without("job", right)` revokes a right of a part until the test ends."""
     taken: list[tuple[str, Right]] = []
 
     def take(part: str, right: Right) -> None:

@@ -1,4 +1,4 @@
-"""What the client's tests share: listeners, gates, topics on a broker that may be stopped, and what lies in the topics."""
+"""Helpers of the client's tests: listeners, topics on a broker that may be stopped, and the content of topics."""
 
 import os
 import queue
@@ -32,7 +32,7 @@ GROUP = "shop"
 
 
 class Listener:
-    """Answers by two functions, and keeps what it was asked."""
+    """A listener that answers with two functions, and records the messages that it was called with."""
 
     def __init__(
         self, execute: Callable[[HalfMessage, Any], Any] = lambda *_: COMMIT, check: Callable[[CheckRequest], Any] = lambda _: COMMIT
@@ -53,19 +53,20 @@ class Listener:
 
 
 class Gate:
-    """A place where listeners wait until the test lets them on."""
+    """A point at which listeners wait until the test opens it."""
 
     def __init__(self) -> None:
         self.entered: queue.Queue[str] = queue.Queue()
         self.opened = threading.Event()
 
     def pass_through(self, name: str) -> None:
+        """Report `name` to the test, and wait until the gate is opened."""
         self.entered.put(name)
         assert self.opened.wait(LIMIT_S)
 
 
 def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
-    """Make topics on `broker`, and return the settings that name them."""
+    """Create topics on `broker` except those in `leave_out`, and return the settings that name all of them."""
     names = unique_topics(broker)
     settings = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
     make_topics(settings, {settings.half_topic, settings.op_topic, settings.check_topic} - set(leave_out))
@@ -73,7 +74,7 @@ def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
 
 
 def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None:
-    """Make topics of two partitions, and wait until every partition has a leader that answers."""
+    """Create topics with two partitions, and wait until every partition has a leader that answers."""
     client = AdminClient({"bootstrap.servers": settings.servers()})
     for made in client.create_topics([NewTopic(name, num_partitions=2, config=config) for name in names]).values():
         made.result(LIMIT_S)
@@ -90,7 +91,7 @@ def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None
 
 
 def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message]:
-    """Return the records a topic has, waiting until there are `at_least` so many."""
+    """Return the records of a topic, once it has `at_least` as many."""
     config = {"bootstrap.servers": settings.servers(), "group.id": "reader", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
     with Consumer(config) as consumer:
         places = [TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions]
@@ -99,7 +100,7 @@ def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message
         found: list[Message] = []
         deadline_s = time.monotonic() + LIMIT_S
         while len(found) < wanted:
-            assert time.monotonic() < deadline_s, f"{topic} has {len(found)} records after {LIMIT_S} s, {wanted} are awaited"
+            assert time.monotonic() < deadline_s, f"{topic} has {len(found)} records after {LIMIT_S} s, {wanted} are expected"
             message = consumer.poll(0.1)
             if message is not None and message.error() is None:
                 found.append(message)
@@ -107,7 +108,7 @@ def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message
 
 
 def ops(settings: KafkaSettings, at_least: int = 0) -> list[tuple[str, dict[str, str]]]:
-    """Return the ops as (transaction id, headers)."""
+    """Return the records of the op topic as (transaction id, headers)."""
     return [
         ((message.key() or b"").decode(), {name: value.decode() for name, value in headers_of(message).items()})
         for message in read(settings, settings.op_topic, at_least)
@@ -115,6 +116,7 @@ def ops(settings: KafkaSettings, at_least: int = 0) -> list[tuple[str, dict[str,
 
 
 def check_of(name: str, times: int = 1, group: str = GROUP, incarnation: int = 0) -> CheckRequest:
+    """Return the check request of a transaction."""
     return CheckRequest(
         transaction_id=name,
         topic="orders",
@@ -128,7 +130,7 @@ def check_of(name: str, times: int = 1, group: str = GROUP, incarnation: int = 0
 
 
 def send_checks(settings: KafkaSettings, *requests: CheckRequest, partition: int = 0) -> None:
-    """Write check requests as the job does, and wait until they are stored."""
+    """Send check requests as the job does, and wait until they are stored."""
     producer = Producer({"bootstrap.servers": settings.servers()})
     for request in requests:
         record = request.to_record()
@@ -137,10 +139,10 @@ def send_checks(settings: KafkaSettings, *requests: CheckRequest, partition: int
 
 
 def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
-    """Return the group's committed offset of each partition of this check topic that has one.
+    """Return the group's committed offset of each partition of the check topic that has one.
 
-    Asked by a consumer that does not join: AdminClient.list_consumer_group_offsets crashes the process where the coordinator is
-    just being elected (librdkafka issue 5040).
+    A consumer that does not join asks for them: AdminClient.list_consumer_group_offsets crashes the process while the
+    coordinator is being elected (librdkafka issue 5040).
     """
     found: dict[int, int] = {}
     with Consumer({"bootstrap.servers": settings.servers(), "group.id": check_group(group), "enable.auto.commit": False}) as consumer:
@@ -149,7 +151,7 @@ def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
         def answered() -> bool:
             try:
                 places = consumer.committed([TopicPartition(settings.check_topic, number) for number in numbers], timeout=LIMIT_S)
-            except KafkaException:  # the coordinator of a broker that just started is still loading
+            except KafkaException:  # the coordinator of a broker that has just started is still loading
                 return False
             found.update({place.partition: place.offset for place in places if place.offset >= 0})
             return True
@@ -159,14 +161,14 @@ def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
 
 
 def members(settings: KafkaSettings) -> list[int]:
-    """Return how many partitions of the check topic each member of the group has."""
+    """Return how many partitions of the check topic each member of the group has, in ascending order."""
     client = AdminClient({"bootstrap.servers": settings.servers()})
     group = client.describe_consumer_groups([check_group(GROUP)])[check_group(GROUP)].result(LIMIT_S)
     return sorted(len(member.assignment.topic_partitions) for member in group.members)
 
 
 def murmur2(data: bytes) -> int:
-    """Java's default partitioner, written down independently of librdkafka's."""
+    """Return the hash of Java's default partitioner, computed independently of librdkafka."""
     mask, factor = 0xFFFFFFFF, 0x5BD1E995
     value = 0x9747B28C ^ len(data)
     for start in range(0, len(data) - 3, 4):
@@ -180,10 +182,12 @@ def murmur2(data: bytes) -> int:
 
 
 def fail(*_: object) -> LocalTransactionState:
+    """Raise an error whose text is long and has a control character."""
     raise ValueError("no\x07 stock\n" + "ä" * 2000)
 
 
 def is_closed(producer: TransactionProducer) -> bool:
+    """Return True if the producer refuses to start because it is closed."""
     try:
         producer.start()
     except ProducerClosedError:
@@ -193,7 +197,10 @@ def is_closed(producer: TransactionProducer) -> bool:
 
 @contextmanager
 def frozen(broker: LocalBroker) -> Iterator[None]:
-    """Let the broker answer nothing, its connections open: what a client can tell least from a slow network."""
+    """Stop the broker's process, with its connections open.
+
+    Of all failures, this is the one that a client can least tell from a slow network.
+    """
     pid = broker.pid()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -207,7 +214,7 @@ def frozen(broker: LocalBroker) -> Iterator[None]:
                 return True
             return False
 
-        until(is_silent, "the broker stands still")
+        until(is_silent, "the broker answers nothing")
         yield
     finally:
         os.kill(pid, signal.SIGCONT)

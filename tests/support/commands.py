@@ -89,7 +89,7 @@ def records(settings: Settings, topic: str) -> list[Message]:
 
 
 def groups_away(servers: str) -> list[str]:
-    """Return the producer groups whose consumer group is known to Kafka and empty. Earlier tests leave such groups behind."""
+    """Return the producer groups whose consumer group is known and empty. Earlier tests leave such groups behind."""
     kafka = AdminClient({"bootstrap.servers": servers})
     listed = kafka.list_consumer_groups(states={ConsumerGroupState.EMPTY}).result(30).valid or []
     return sorted(producer_groups(group.group_id for group in listed))

@@ -1,4 +1,4 @@
-"""A job with topics, tables and time of its own: real Kafka, real Spark, real Delta; only the clock is the test's."""
+"""A job with its own topics and tables on real Kafka, Spark and Delta. Only the clock is the test's."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
@@ -26,23 +26,24 @@ SMALL_JOB = {
 }
 """Settings of a job whose time the test moves. It ends when it has read everything."""
 START_MS = 1_700_000_000_000
-"""Time 0 of the tests: a date that no table or tool finds odd."""
+"""Time 0 of the tests: 14 November 2023, a date that every tool accepts."""
 
 
 def half_headers(**changes: bytes | None) -> Headers:
-    """Headers of a good half, with some changed; None leaves one out."""
+    """Return the headers of a valid half with some changed; None leaves one out."""
     headers: dict[str, bytes | None] = {"REAL_TOPIC": b"orders", "PGROUP": b"g", **changes}
     return [(name, value) for name, value in headers.items() if value is not None]
 
 
 def op_headers(action: bytes = b"COMMIT", **changes: bytes | None) -> Headers:
+    """Return the headers of a valid op with some changed; None leaves one out."""
     headers: dict[str, bytes | None] = {"ACTION": action, "PGROUP": b"g", **changes}
     return [(name, value) for name, value in headers.items() if value is not None]
 
 
 @dataclass
 class World:
-    """Produces records at times of the test's choosing, runs the job over them, and reads what came out."""
+    """Produces records at times that the test chooses, runs the job over them, and reads the results."""
 
     spark: SparkSession
     settings: Settings
@@ -63,7 +64,7 @@ class World:
     def produce(
         self, source: Source, key: bytes | str | None, value: bytes | None, headers: Headers, at_ms: int = 0, partition: int = -1
     ) -> tuple[int, int]:
-        """Write one record; return its partition and offset."""
+        """Send one record, and return its partition and offset."""
         placed: list[tuple[int, int]] = []
 
         def delivered(error: Any, message: Any) -> None:
@@ -77,7 +78,7 @@ class World:
         return placed[0]
 
     def produce_later(self, source: Source, key: str, value: bytes, headers: Headers, at_ms: int = 0) -> None:
-        """Queue one record; the next one that is not queued comes after it."""
+        """Queue one record. The next record that `produce` sends comes after it."""
         topic = self.settings.kafka.half_topic if source is Source.HALF else self.settings.kafka.op_topic
         while True:
             try:
@@ -102,19 +103,19 @@ class World:
                 self.produce(source, None, value, headers, at_ms, partition)
 
     def resolve(self, settings: Settings | None = None, *, adopt: bool = False) -> list[BatchReport]:
-        """Run the job over all that is waiting; return what each batch did."""
+        """Run the job over everything unread, and return the report of each batch."""
         reports: list[BatchReport] = []
         ResolveJob(settings or self.settings, adopt=adopt, on_batch=reports.append).run(lambda: self.spark)
         self.reports.extend(reports)
         return reports
 
     def rows(self, table: Table) -> list[Row]:
-        """Return a table's rows, in order of their place in the topic."""
+        """Return a table's rows, by partition and offset of their record."""
         place = ("source_topic", "source_partition", "source_offset") if table is Table.QUARANTINE else ("half_partition", "half_offset")
         return read_table(self.spark, self.settings.storage, table).orderBy(*place).collect()
 
     def by_id(self, table: Table) -> dict[str, Row]:
-        """Return a table's rows by transaction id; fails where an id is there twice."""
+        """Return a table's rows by transaction id. Fails if an id has two rows."""
         rows = self.rows(table)
         by_id = {row["transaction_id"]: row for row in rows}
         assert len(by_id) == len(rows)

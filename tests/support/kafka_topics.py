@@ -26,7 +26,10 @@ def unique_topics(broker: LocalBroker) -> dict[str, object]:
 
 
 def make_create_time_topics(settings: Settings, partitions: int) -> None:
-    """Create the three topics with CreateTime, so that the test sets the time of its records. No record expires, however old it is."""
+    """Create the three topics with CreateTime, so that the test sets the time of its records.
+
+    No record expires, however old it is.
+    """
     own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
     names = (settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic)
     new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]

@@ -1,19 +1,21 @@
-"""The rules once more, as slowly and plainly as they read: one id at a time, its whole history kept, nothing stored that can be derived.
+"""A second implementation of the rules (docs/rules.md), as slow and plain as they read.
 
-It shares no code with `halfway.transforms.protocol` but the record types. Batches matter to it as they do to the rules: they say what had been
-read when a horizon was reached.
+It plays one id at a time, keeps the whole history of the id, and stores nothing that can be derived. It shares only the
+record types with `halfway.transforms.protocol`. Batches matter to it as they matter to the rules: they say what had
+been read when the job reached a horizon.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from halfway.schemas.headers import LocalTransactionState, Source
-from halfway.transforms.protocol import Batch, Half, Op, Rules, Tick
+from halfway.transforms.horizon import Tick
+from halfway.transforms.protocol import Batch, Half, Op, Rules
 
 
 @dataclass
 class Life:
-    """One accepted half and what happened to it."""
+    """An accepted half, and what happened to it."""
 
     half: Half
     checks: list[int] = field(default_factory=list)
@@ -23,6 +25,7 @@ class Life:
 
 
 def horizon_of(ticks: Sequence[Tick]) -> int | None:
+    """Return the smallest time over all partitions of their newest ticks; None while a partition has no tick."""
     smallest = []
     for source in Source:
         mine = [tick for tick in ticks if tick.source is source]
@@ -37,11 +40,12 @@ def horizon_of(ticks: Sequence[Tick]) -> int | None:
 
 
 def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
+    """Return the absent groups of the newest tick (R15)."""
     return max(ticks, key=lambda tick: (tick.at_ms, tick.source, tick.partition, tick.absent_groups)).absent_groups if ticks else ()
 
 
 def all_outcomes(batches: Sequence[Batch], rules: Rules) -> tuple[list[str], dict[str, str]]:
-    """Return every outcome as told, sorted, and the phase of each id that is still known at the end."""
+    """Return every outcome as a line of text, sorted, and the phase of each id that is still known at the end."""
     ids = {record.transaction_id for batch in batches for record in (*batch.halves, *batch.ops)}
     told: list[str] = []
     phases: dict[str, str] = {}

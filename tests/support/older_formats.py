@@ -1,7 +1,7 @@
-"""Checkpoints and tables of older formats, kept in `tests/data`: how one was made, so that its topics can be made again.
+"""Checkpoints and tables of older formats, kept in `tests/data`, and the records that they were made from.
 
-`python -m tests.support.older_formats` makes the one of the current format. Run it once, when `FORMAT_VERSION` has grown, and keep the
-older files: every later version must open them, or refuse them by name (`test_upgrade.py`).
+`python -m tests.support.older_formats` makes the file of the current format. Run it once when `FORMAT_VERSION` has
+grown, and keep the older files: every later version must open them, or refuse them by name (`test_upgrade.py`).
 """
 
 import tarfile
@@ -19,11 +19,11 @@ from tests.support.kafka_topics import make_create_time_topics
 
 DATA = Path(__file__).parents[1] / "data"
 RUNS = 12
-"""Spark writes a snapshot of the state after ten changes: there is one, and changes after it."""
+"""Spark writes a snapshot of the state after ten deltas, so that the file has a snapshot and deltas after it."""
 
 
 def settings_for(version: int, folder: Path, servers: str) -> dict[str, object]:
-    """The settings that a checkpoint was made with, as overrides: topics' names are frozen in it."""
+    """Return the settings that a checkpoint was made with. It records the names of its topics."""
     return {
         **SMALL_JOB,
         "kafka.bootstrap_servers": servers,
@@ -40,12 +40,13 @@ def settings_for(version: int, folder: Path, servers: str) -> dict[str, object]:
 
 
 def make_topics(settings: Settings) -> None:
+    """Create the topics with one partition each."""
     make_create_time_topics(settings, 1)
     create_topics(settings, 1)
 
 
 def first_part(world: World, run: int) -> None:
-    """What the kept job has read in its `run`th run: something of every kind that is kept in the state."""
+    """Send what the kept job read in its `run`th run: something of every kind that the state holds."""
     if run == 0:
         for transaction_id in ("committed", "rolled back", "discarded"):
             world.half(transaction_id, TAGS=b"t", own=b"x")

@@ -1,4 +1,4 @@
-"""A scenario is a list of batches; a batch is a list of records made by the functions below."""
+"""Scenarios for the protocol core: a list of batches, each a list of records made by the functions below."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -8,7 +8,8 @@ from typing import Any
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, Tick, resolve
+from halfway.transforms.horizon import Tick
+from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)
 
@@ -55,6 +56,7 @@ def tick(at_ms: int, *, away: Iterable[str] = ()) -> list[Tick]:
 
 
 def to_batch(records: Iterable[Record]) -> Batch:
+    """Sort records by their kind."""
     halves, ops, losts, ticks = [], [], [], []
     for record in records:
         if isinstance(record, Half):
@@ -69,7 +71,7 @@ def to_batch(records: Iterable[Record]) -> Batch:
 
 
 def told(outcome: Outcome) -> str:
-    """One line a reader can check against the design."""
+    """Return an outcome as a line that a reader can compare with docs/rules.md."""
     match outcome.kind:
         case Kind.COMMIT:
             return f"commit {outcome.transaction_id} @{outcome.decided_ms}"
@@ -83,7 +85,7 @@ def told(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """What a scenario ended in: per batch the outcomes as told, all counts, and each id's phase."""
+    """The result of a scenario: the outcomes of each batch as lines, all counts, and the final state."""
 
     batches: list[list[str]]
     counts: Counter[str]
@@ -97,6 +99,7 @@ class Run:
 
 
 def run(batches: Iterable[Iterable[Record]], rules: Rules = RULES) -> Run:
+    """Play batches into the protocol core."""
     state, counts, all_told = BucketState(), Counter[str](), []
     for records in batches:
         resolution: Any = resolve(state, to_batch(records), rules)
@@ -108,11 +111,16 @@ def run(batches: Iterable[Iterable[Record]], rules: Rules = RULES) -> Run:
 
 
 def bucket_of(record: Record) -> int:
+    """Return the bucket of a record's id. It is not the job's, which hashes by xxhash64."""
     return sum(record.transaction_id.encode()) % BUCKETS
 
 
 def states_after(batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, bytes]], list[BucketState]]:
-    """Play batches into buckets as the job has them, and into the plain core; ticks go to each bucket."""
+    """Play batches into encoded buckets, as the job does, and into the protocol core. Ticks go to every bucket.
+
+    Returns:
+        (bucket, payload) of each state row, and the core's state of each bucket.
+    """
     buckets = [Bucket() for _ in range(BUCKETS)]
     plain = [BucketState() for _ in range(BUCKETS)]
     for records in batches:

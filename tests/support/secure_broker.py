@@ -1,4 +1,4 @@
-"""A Kafka behind TLS, passwords and ACLs: an authority made on the spot, and one listener for each thing that can be wrong."""
+"""A Kafka broker with TLS, passwords and ACLs, its certificate authority, and listeners that are misconfigured."""
 
 import re
 import secrets
@@ -25,7 +25,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from halfway.pipelines.kafka.admin import Admin
-from halfway.pipelines.local.broker import HOST, LocalBroker, free_port
+from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.local.processes import HOST, free_port
 from tests.support.waiting import until
 
 ADMIN = "admin"
@@ -34,22 +35,22 @@ _ITERATIONS = 4096
 
 
 class Authority:
-    """A certificate authority whose files lie in `folder`; `ca` is its own certificate."""
+    """A certificate authority with its files in `folder`; `ca` is its own certificate."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "halfway-tests")])
-        certificate = self._builder(self._name, self._key, ended=False).add_extension(x509.BasicConstraints(True, None), critical=True)
+        certificate = self._builder(self._name, self._key, expired=False).add_extension(x509.BasicConstraints(True, None), critical=True)
         self.ca = folder / "ca.pem"
         self.ca.write_bytes(_pem(certificate.sign(self._key, hashes.SHA256())))
 
-    def store(self, name: str, *hosts: str, ended: bool = False) -> tuple[Path, Path]:
-        """Make a key and a certificate for `hosts`; return the file that Kafka takes as its key store, and the key's own."""
+    def store(self, name: str, *hosts: str, expired: bool = False) -> tuple[Path, Path]:
+        """Make a key and a certificate for `hosts`. Return Kafka's PEM key store, and the file of the key alone."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         others = x509.SubjectAlternativeName([_general_name(host) for host in hosts])
-        certificate = self._builder(subject, key, ended).add_extension(others, critical=False).sign(self._key, hashes.SHA256())
+        certificate = self._builder(subject, key, expired).add_extension(others, critical=False).sign(self._key, hashes.SHA256())
         clear = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         store, own = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         for path, content in ((store, clear + _pem(certificate)), (own, clear)):
@@ -57,11 +58,11 @@ class Authority:
             path.write_bytes(content)
         return store, own
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, ended: bool) -> x509.CertificateBuilder:
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, expired: bool) -> x509.CertificateBuilder:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=2))
-        return builder.not_valid_after(now + timedelta(days=-1 if ended else 1))
+        return builder.not_valid_after(now + timedelta(days=-1 if expired else 1))
 
 
 def _pem(certificate: x509.Certificate) -> bytes:
@@ -73,7 +74,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 class Right(NamedTuple):
-    """One right of an ACL: a resource, the name or its prefix, and what may be done."""
+    """One right of an ACL: a kind of resource, its name or prefix, and an operation."""
 
     kind: ResourceType
     name: str
@@ -82,10 +83,10 @@ class Right(NamedTuple):
 
 
 class SecureBroker(LocalBroker):
-    """A local broker with SASL_SSL (SCRAM-SHA-512), and ACLs that allow nobody anything but what `allow` says.
+    """A local broker with SASL_SSL (SCRAM-SHA-512), and ACLs that grant only what `allow` grants.
 
-    Further listeners are wrong on purpose: `expired` and `elsewhere` show a certificate that has ended or is another host's, `plain`
-    has no TLS at all.
+    More listeners are misconfigured on purpose: `expired` has an expired certificate, `elsewhere` the certificate of
+    another host, and `plain` no TLS.
     """
 
     WRONG = ("expired", "elsewhere", "plain")
@@ -98,22 +99,22 @@ class SecureBroker(LocalBroker):
         self.client_store, self.client_key = self._authority.store("client", HOST)
         self._stores = {
             "broker": self._authority.store(_BROKER_NAME, HOST, "localhost")[0],
-            "expired": self._authority.store("expired", HOST, ended=True)[0],
+            "expired": self._authority.store("expired", HOST, expired=True)[0],
             "elsewhere": self._authority.store("elsewhere", "elsewhere.example")[0],
         }
         self._passwords = {ADMIN: secrets.token_hex(16)}
         self._ports: dict[str, int] = {}
 
     def address(self, listener: str) -> str:
-        """Return where a listener that is wrong listens."""
+        """Return the address of a misconfigured listener."""
         return f"{HOST}:{self._ports[listener]}"
 
     def admin(self) -> Admin:
-        """Return a client that may do everything."""
+        """Return an admin client that may do everything."""
         return Admin({"bootstrap.servers": f"{HOST}:{self._port()}", **self._client_options()})
 
     def security_of(self, user: str) -> dict[str, object]:
-        """Return the settings with which `user` gets in."""
+        """Return the settings with which `user` logs in."""
         own = {
             "protocol": "SASL_SSL",
             "sasl_mechanism": "SCRAM-SHA-512",
@@ -124,14 +125,14 @@ class SecureBroker(LocalBroker):
         return {f"kafka.security.{name}": value for name, value in own.items()}
 
     def add_user(self, user: str, password: str) -> None:
-        """Make a user who may do nothing yet."""
+        """Create a user without rights."""
         client, info = self.admin(), ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
         for done in client.alter_user_scram_credentials([UserScramCredentialUpsertion(user, info, password.encode())]).values():
             done.result()
         self._passwords[user] = password
 
     def allow(self, user: str, rights: Iterable[Right]) -> None:
-        """Let `user` do these, from any host."""
+        """Grant rights to `user`, from any host."""
         client, bindings = self.admin(), [_binding(user, right) for right in rights]
         for done in client.create_acls(bindings).values():
             done.result()
@@ -139,10 +140,10 @@ class SecureBroker(LocalBroker):
             _until_known(client, binding, 1)
 
     def forbid(self, user: str, right: Right) -> None:
-        """Take one right away again."""
+        """Revoke one right of `user`."""
         client, binding = self.admin(), _binding(user, right)
         for done in client.delete_acls([_exactly(binding)]).values():
-            assert len(done.result()) == 1, f"{right} was not there"
+            assert len(done.result()) == 1, f"{right} was not granted"
         _until_known(client, binding, 0)
 
     def _own_properties(self, port: int, controller_port: int) -> dict[str, str]:
@@ -164,7 +165,7 @@ class SecureBroker(LocalBroker):
             "ssl.keystore.location": str(self._stores["broker"]),
             "listener.name.expired.ssl.keystore.location": str(self._stores["expired"]),
             "listener.name.elsewhere.ssl.keystore.location": str(self._stores["elsewhere"]),
-            # The broker shows its controller, which is itself, its own certificate.
+            # The broker logs in to its controller, which is itself, with its own certificate.
             "listener.name.controller.ssl.client.auth": "required",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": f"User:{ADMIN};User:CN={_BROKER_NAME}",
@@ -196,5 +197,5 @@ def _exactly(binding: AclBinding) -> AclBindingFilter:
 
 
 def _until_known(client: Admin, binding: AclBinding, count: int) -> None:
-    """Wait until the broker's authorizer knows what the controller has taken down."""
+    """Wait until the broker's authorizer knows a change that the controller has stored."""
     until(lambda: len(client.describe_acls(_exactly(binding)).result()) == count, f"{binding} is there {count} times")

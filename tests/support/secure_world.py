@@ -1,4 +1,4 @@
-"""What the tests behind TLS, passwords and ACLs share: the parts of docs/security.md, their configuration, their commands."""
+"""Helpers of the tests with TLS, passwords and ACLs: the parts in docs/security.md, and commands run as a part."""
 
 import json
 import re
@@ -27,7 +27,7 @@ HALF, OP, CHECK = "transactions.half", "transactions.op", "transactions.check"
 
 
 def rights_of(part: str) -> list[Right]:
-    """Read the rights of one part from the page."""
+    """Return the rights of one part, read from docs/security.md."""
     rows = re.findall(rf"^\| {part} \| (topic|groups?) `([^`]+)` \| ([A-Za-z, ]+) \|", PAGE, re.MULTILINE)
     return [
         Right(_RESOURCES[kind], name.removesuffix("*"), _OPERATIONS[operation], name.endswith("*"))
@@ -41,16 +41,17 @@ TakeAway = Callable[[str, Right], None]
 
 
 def way_in(broker: SecureBroker, part: str) -> dict[str, object]:
+    """Return the settings with which a part logs in."""
     return {"kafka.bootstrap_servers": broker.status()["bootstrap_servers"], **broker.security_of(USERS[part])}
 
 
 def run(config: Path, *command: str) -> Result:
-    """Run a command in this process, with the Spark that is here."""
+    """Run a command in this process, with the Spark session of the tests."""
     return CliRunner(env={"COLUMNS": "160"}).invoke(app, [*command, "--config", str(config)])
 
 
 def refused(config: Path, *command: str) -> str:
-    """Run a command that must fail in one line, in time; return the line."""
+    """Run a command that must fail within the time limit with one line, and return the line."""
     started = time.monotonic()
     done = run(config, *command)
     assert time.monotonic() - started < LIMIT_S
@@ -63,6 +64,7 @@ def refused(config: Path, *command: str) -> str:
 
 
 def facts(done: Result) -> Any:
+    """Return what a command with --json printed."""
     assert done.exit_code == 0, done.output
     assert PASSWORD not in done.output
     return json.loads(done.stdout)
@@ -73,7 +75,7 @@ def settings_in(config: Path) -> Settings:
 
 
 def named(right: Right) -> str:
-    """What a refusal says of a right; where nothing else lets one see a topic, that is what is told."""
+    """Return how an error names a missing right."""
     kind = "topic" if right.kind is ResourceType.TOPIC else "group"
     operation = {value: name for name, value in _OPERATIONS.items()}[right.operation]
     return f"may not {operation} {kind} {right.name}"

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on this machine, as pip's PySpark can start it: one master, some workers, each a process of its own."""
+"""A standalone Spark cluster on this machine, started from pip's PySpark: a master and workers, each one process."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Self
 
 import pyspark
 
-from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.runtime.java import find_java
 from tests.support.waiting import until
 
@@ -21,7 +21,7 @@ _SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 
 def children(pid: int) -> list[int]:
-    """Return the processes that `pid` has started and that live, those below them too."""
+    """Return the descendants of a process that are alive."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -34,7 +34,7 @@ def children(pid: int) -> list[int]:
 
 
 class StandaloneCluster:
-    """A master and workers of one core each; `with` starts them and stops all that came of them."""
+    """A master and workers with one core each. `with` starts them, and stops them and all their descendants."""
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
         self._folder = folder
@@ -63,7 +63,7 @@ class StandaloneCluster:
         self._stop()
 
     def kill(self, worker: int) -> list[int]:
-        """Kill a worker, its executor and the executor's Python with no warning; return who died."""
+        """Kill a worker, its executor and the executor's Python processes by SIGKILL; return their process ids."""
         process = self.workers[worker]
         doomed = [process.pid, *children(process.pid)]
         for pid in doomed:
@@ -73,19 +73,19 @@ class StandaloneCluster:
 
     def _start(self, what: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
         java_home = find_java().resolve().parent.parent
-        # SPARK_LOCAL_IP: the web interfaces, too, are for this machine alone.
+        # With SPARK_LOCAL_IP the web interfaces, too, listen on this machine alone.
         environ = {**os.environ, "SPARK_LOCAL_IP": HOST, "JAVA_HOME": str(java_home), "SPARK_DAEMON_MEMORY": "256m"}
         for name in ("PYTHONPATH", "SPARK_HOME"):
             environ.pop(name, None)
         name = f"org.apache.spark.deploy.{what}.{what.capitalize()}"
         with (self._folder / f"{what}-{len(self.workers)}.log").open("wb") as log:
-            # In a folder of its own: what Python finds there, it would import.
+            # In its own folder, because Python would import modules that it finds in the repository.
             return subprocess.Popen(
                 [str(_SPARK_CLASS), name, *options], cwd=self._folder, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def _state(self) -> dict[str, object] | None:
-        """What the master tells of itself; none while it does not, or, as it starts, answers with an empty page."""
+        """Return the master's state; None while it does not answer, or answers with an empty page, as it does first."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/", timeout=5) as answer:
                 state: dict[str, object] = json.load(answer)
@@ -109,6 +109,7 @@ class StandaloneCluster:
 
 
 def _lives(pid: int) -> bool:
+    """Return True if a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

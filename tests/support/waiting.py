@@ -20,5 +20,5 @@ def until(condition: Callable[[], bool], what: str, limit_s: float = LIMIT_S) ->
     deadline_s = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() >= deadline_s:
-            raise NotInTimeError(f"{what} did not come within {limit_s:.0f} s")
+            raise NotInTimeError(f"not within {limit_s:.0f} s: {what}")
         time.sleep(_LOOK_S)
