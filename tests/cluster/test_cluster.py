@@ -1,4 +1,4 @@
-"""The job by spark-submit on a standalone cluster of two workers, as docs/cluster.md tells it; one worker is killed on the way."""
+"""`spark-submit` runs the job on a standalone cluster of two workers, as docs/cluster.md describes; one is killed."""
 
 import os
 import re
@@ -35,7 +35,7 @@ MESSAGES = 400
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the source tree with what a user has in it, the fetched JARs too."""
+    """A copy of the source tree as a user has it, with the fetched JARs."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("src", "pipelines", "transforms", "schemas", "clients", "conf"):
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -50,9 +50,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python as the cluster's machines have it: all that Halfway depends on, and not Halfway.
+    """A Python as the cluster's machines have it: everything that Halfway depends on, without Halfway.
 
-    A line of a .pth file is a folder to look in, whose own .pth files do not count: what was installed editable is not found there.
+    A line of a .pth file adds a folder to the path, but not the folders in that folder's own .pth files. So an editable
+    install of Halfway is not found.
     """
     folder = tmp_path_factory.mktemp("python")
     venv.create(folder, with_pip=False)
@@ -85,7 +86,7 @@ def run(command: str, source: Path, environ: dict[str, str]) -> None:
 
 
 @pytest.mark.timeout(420)
-def test_a_worker_dies_and_every_transaction_ends_as_decided(
+def test_every_transaction_ends_as_decided_though_a_worker_is_killed(
     broker: LocalBroker, cluster: StandaloneCluster, source: Path, python: Path, tmp_path: Path
 ) -> None:
     overrides = {

@@ -1,4 +1,4 @@
-"""The local session: its JVM, and the Python workers that are started before they are needed."""
+"""The local Spark session: its class archive, and the Python workers that start before they are needed."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ def test_the_jvm_starts_from_the_class_archive(spark: SparkSession) -> None:
     assert archive.name in Path(f"/proc/{jvm}/maps").read_text()
 
 
-def test_an_archive_that_does_not_fit_is_passed_over_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = find_java()
     broken = tmp_path / "classes.jsa"
     broken.write_bytes(b"no archive")
@@ -37,13 +37,13 @@ def test_an_archive_that_does_not_fit_is_passed_over_without_a_word(tmp_path: Pa
     assert re.sub(r", sharing\)", ")", told) == re.sub(r", sharing\)", ")", plain.stdout + plain.stderr)
 
 
-def test_workers_are_started_and_have_imported_what_the_job_needs(spark: SparkSession) -> None:
+def test_started_workers_have_imported_what_the_job_needs(spark: SparkSession) -> None:
     start_workers(spark)
     found = spark.range(0, 1, 1, 1).mapInArrow(_imported, "name string").collect()
     assert {row[0] for row in found} >= {"pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator"}
 
 
-def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: what it names must not be imported for it
+def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: the workers must not import a module for it
     import pyarrow as pa
 
     del batches

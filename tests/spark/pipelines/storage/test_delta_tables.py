@@ -1,4 +1,4 @@
-"""Tables as folders and as a catalog's, with a Spark and a Delta that are real: what holds for one holds for the other."""
+"""Tables in folders and in a catalog, with real Spark and Delta. Most tests run on both."""
 
 import fcntl
 import threading
@@ -43,7 +43,7 @@ def broken(spark: SparkSession, *offsets: int) -> DataFrame:
     return spark.createDataFrame(rows, QUARANTINE_SCHEMA)
 
 
-def test_made_once_owned_and_taken_over(spark: SparkSession, storage: StorageSettings) -> None:
+def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, storage: StorageSettings) -> None:
     assert not table_exists(spark, storage, Table.MESSAGES)
     assert not table_exists(spark, storage, Table.MESSAGES)
     create_tables(spark, storage, "first")
@@ -53,7 +53,7 @@ def test_made_once_owned_and_taken_over(spark: SparkSession, storage: StorageSet
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
 
 
-def test_a_second_append_of_a_batch_is_passed_over(spark: SparkSession, storage: StorageSettings) -> None:
+def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, storage: StorageSettings) -> None:
     create_tables(spark, storage, "query")
     for offsets, app_id, batch_id in [((1, 2), "a", 0), ((1, 2), "a", 0), ((3,), "a", 1), ((1, 2), "a", 0), ((4,), "b", 0)]:
         append_once(broken(spark, *offsets), storage, Table.QUARANTINE, app_id, batch_id)
@@ -77,10 +77,10 @@ def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, 
     assert jobs_of_append(spark, storage, 2) < reading
     assert read_table(spark, storage, Table.QUARANTINE).count() == 3
     read_log_ahead(spark, storage, Table.QUARANTINE)
-    assert jobs_of_append(spark, storage, 2) == 0  # passed over
+    assert jobs_of_append(spark, storage, 2) == 0  # skipped
 
 
-def test_a_compaction_forgets_no_batch(spark: SparkSession, storage: StorageSettings) -> None:
+def test_a_batch_is_still_skipped_after_a_compaction(spark: SparkSession, storage: StorageSettings) -> None:
     create_tables(spark, storage, "query")
     for batch_id in range(12):  # past a checkpoint of the log
         append_once(broken(spark, batch_id), storage, Table.QUARANTINE, "a", batch_id)
@@ -90,21 +90,21 @@ def test_a_compaction_forgets_no_batch(spark: SparkSession, storage: StorageSett
     assert read_table(spark, storage, Table.QUARANTINE).count() == 12
 
 
-def test_a_reader_of_folders_says_why_it_cannot_read_a_catalog() -> None:
+def test_table_path_refuses_a_catalog_and_says_what_to_do() -> None:
     storage = load_settings(environ={}, overrides={"storage.catalog_schema": "main.payments"}).storage
     with pytest.raises(SetupError, match="read them with Spark, or set "):
         table_path(storage, Table.MESSAGES)
 
 
 @pytest.mark.parametrize("place", ["disk", "hdfs", "s3"])
-def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, place: str) -> None:
+def test_a_small_file_is_replaced_atomically(spark: SparkSession, tmp_path: Path, place: str) -> None:
     conf, name = spark.sparkContext._jsc.hadoopConfiguration(), "fs.AbstractFileSystem.viewfs.impl"
-    # A file system that is none of Python's, though what is mounted there is a folder.
+    # A file system that Python does not know, although a local folder is mounted there.
     conf.set(f"fs.viewfs.mounttable.{place}.link./tables", tmp_path.as_uri())
     uri = f"{tmp_path}/status.json" if place == "disk" else f"viewfs://{place}/tables/status.json"
     known = conf.get(name)
     if place == "s3":
-        conf.unset(name)  # Hadoop's FileContext knows no object store
+        conf.unset(name)  # Hadoop's FileContext does not support object stores
     try:
         for number in range(2):
             write_json(spark, uri, {"number": number})
@@ -114,7 +114,7 @@ def test_a_small_file_is_replaced_whole(spark: SparkSession, tmp_path: Path, pla
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".crc")] == ["status.json"]
 
 
-def test_a_path_without_scheme_is_where_hadoop_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_path_without_a_scheme_is_on_hadoops_default_file_system(spark: SparkSession, tmp_path: Path) -> None:
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     assert on_local_disk(spark, str(tmp_path)) == on_local_disk(spark, tmp_path.as_uri()) == tmp_path
     known = conf.get("fs.defaultFS")
@@ -126,14 +126,14 @@ def test_a_path_without_scheme_is_where_hadoop_says(spark: SparkSession, tmp_pat
         conf.set("fs.defaultFS", known)
 
 
-def test_on_a_local_disk_two_processes_do_not_commit_at_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_two_processes_never_commit_at_once_on_a_local_disk(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
     create_tables(spark, storage, "query")
     append = threading.Thread(target=append_once, args=(broken(spark, 1), storage, Table.QUARANTINE, "a", 0), daemon=True)
     with (tmp_path / ".quarantine.lock").open("a") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
         append.start()
-        for version in range(3):  # meanwhile another table is written to
+        for version in range(3):  # the job can still write to another table
             append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", version)
         assert read_table(spark, storage, Table.QUARANTINE).isEmpty()
         assert append.is_alive()

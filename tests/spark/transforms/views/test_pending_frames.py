@@ -1,4 +1,4 @@
-"""What is pending, as aggregates in Spark: held against the state rows they are made of."""
+"""Pending transactions aggregated in Spark, compared with the state rows that they come from."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def states_of(spark: SparkSession, batches: Iterable[Iterable[Record]]) -> tuple
 
 
 def pending_of(spark: SparkSession, *rows: tuple[str, str, int | None, int]) -> DataFrame:
-    """Pending transactions of (id, group, age, checks)."""
+    """Return pending transactions; each row is (id, group, age, checks)."""
     full = [
         (name, 0, group, "orders", 1_000_000 - (age_ms or 0), age_ms, checks, 2_000_000, 0, number)
         for number, (name, group, age_ms, checks) in enumerate(rows)
@@ -47,7 +47,7 @@ def tuples(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in (frame.select(*columns) if columns else frame).collect()]
 
 
-def test_the_same_as_the_view_of_all_states_at_once(spark: SparkSession) -> None:
+def test_spark_computes_the_same_as_view_pending(spark: SparkSession) -> None:
     rows, states = states_of(
         spark,
         [
@@ -63,23 +63,23 @@ def test_the_same_as_the_view_of_all_states_at_once(spark: SparkSession) -> None
     assert (facts.horizon_ms, facts.absent_groups, facts.waiting, facts.remembered) == (65, {"g0"}, 1, 2)
 
 
-def test_a_bucket_without_a_horizon_leaves_it_open(spark: SparkSession) -> None:
+def test_the_horizon_is_unknown_while_a_bucket_has_none(spark: SparkSession) -> None:
     _, states = states_of(spark, [[half("a", 0)]])
     assert facts_of(states).horizon_ms is None
     assert tuples(pending_frames.age_histogram(pending_frames.pending_transactions(states))) == [(None, 1)]
 
 
 @pytest.mark.parametrize(("age_ms", "from_ms"), [(-5, 0), (0, 0), (999, 0), (1_000, 1_000), (59_999, 30_000), (10**12, AGE_EDGES_MS[-1])])
-def test_age_classes_hold_their_lower_bound(spark: SparkSession, age_ms: int, from_ms: int) -> None:
+def test_an_age_class_includes_its_lower_bound(spark: SparkSession, age_ms: int, from_ms: int) -> None:
     assert tuples(pending_frames.age_histogram(pending_of(spark, ("a", "g", age_ms, 0)))) == [(from_ms, 1)]
 
 
-def test_checks_are_counted(spark: SparkSession) -> None:
+def test_pending_transactions_are_counted_by_their_checks(spark: SparkSession) -> None:
     pending = pending_of(spark, ("a", "g", 1, 0), ("b", "g", 1, 2), ("c", "h", 1, 2))
     assert tuples(pending_frames.check_histogram(pending)) == [(0, 1), (2, 2)]
 
 
-def test_the_largest_groups_are_named(spark: SparkSession) -> None:
+def test_the_largest_groups_are_named_and_the_others_are_summed(spark: SparkSession) -> None:
     groups: Sequence[tuple[str, int]] = (("big", 3), ("mid", 2), ("small", 1), ("tiny", 1))
     pending = pending_of(spark, *((f"{group}{n}", group, 1_000 * n, 0) for group, count in groups for n in range(count)))
     assert tuples(pending_frames.ages_by_group(pending, groups=2)) == [
@@ -92,7 +92,7 @@ def test_the_largest_groups_are_named(spark: SparkSession) -> None:
     ]
 
 
-def test_the_last_answer_to_a_check(spark: SparkSession) -> None:
+def test_the_latest_answer_to_a_check_counts(spark: SparkSession) -> None:
     asked = ("FROM_CHECK", b"TRUE")
     ops = ops_of(
         spark,
@@ -107,7 +107,7 @@ def test_the_last_answer_to_a_check(spark: SparkSession) -> None:
     assert tuples(pending_frames.last_answers(ops)) == [("a", "COMMIT", None)]
 
 
-def test_why_it_is_stuck(spark: SparkSession) -> None:
+def test_each_reason_why_a_group_is_stuck_has_a_row(spark: SparkSession) -> None:
     pending = pending_of(
         spark,
         ("young", "g", 10, 0),
