@@ -1,4 +1,7 @@
-"""`python -m tests.chaos`: make faults and count what they do (docs/reliability.md). Exit code 1 if anything is lost, twice or wrong."""
+"""`python -m tests.chaos` makes faults and counts what they do (docs/reliability.md).
+
+The exit code is 1 if anything is lost, twice or wrong.
+"""
 
 import argparse
 import os
@@ -19,15 +22,15 @@ _INSIDE = "HALFWAY_CHAOS_INSIDE"
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Make faults, and count what is lost, twice or wrong.")
-    parser.add_argument("--faults", type=int, default=100, help="how many")
-    parser.add_argument("--seed", type=int, default=1, help="replays the same faults at the same moments")
-    parser.add_argument("--only", default="", help="these faults, in this order, names between semicolons")
-    parser.add_argument("--worlds", type=int, default=1, help="side by side: while one waits, the other one has the processor")
-    parser.add_argument("--out", type=Path, default=Path("build/chaos.json"))
-    parser.add_argument("--keep", action="store_true", help="leave logs and tables where they are")
+    parser.add_argument("--faults", type=int, default=100, help="number of faults (default 100)")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same faults at the same moments (default 1)")
+    parser.add_argument("--only", default="", help="make these faults in this order; separate their names by semicolons")
+    parser.add_argument("--worlds", type=int, default=1, help="number of worlds that run side by side (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("build/chaos.json"), help="file for the figures (default build/chaos.json)")
+    parser.add_argument("--keep", action="store_true", help="keep logs and tables")
     options = parser.parse_args()
     enter_namespace()
-    # The first process of a namespace is not ended by a signal that it does not handle; and all that was started is to end with us.
+    # The first process of a namespace ignores a signal without a handler. The handler ends what this process started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     by_name = {fault.name: fault for fault in FAULTS}
     chosen = [name.strip() for name in options.only.split(";") if name.strip()]
@@ -46,7 +49,10 @@ def main() -> int:
 
 
 def enter_namespace() -> None:
-    """Run in namespaces of our own, where disks can be small and full, and where nothing outlives us; outside where that is not allowed."""
+    """Start this command again in its own namespaces, if the machine allows that.
+
+    There it can mount small disks and fill them, and no process outlives it.
+    """
     if os.environ.get(_INSIDE) or shutil.which("unshare") is None:
         return
     unshare = ["unshare", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -1,4 +1,7 @@
-"""Where the auditor's evidence comes from: topics by a plain consumer, tables by delta-rs, the ledger; nothing of the job is asked."""
+"""Collects the auditor's evidence without asking the job.
+
+A plain consumer reads the topics, and delta-rs reads the tables.
+"""
 
 import json
 from collections.abc import Iterator
@@ -13,18 +16,19 @@ from deltalake.exceptions import TableNotFoundError
 
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.chaos.client import GARBAGE, LEDGER_FILE, STRAY
+from tests.chaos.auditor import Check, Evidence, Half, Place, Refused, Row, Verdict
+from tests.chaos.client import DATABASE_FILE, GARBAGE, STRAY
 from tests.chaos.launcher import JOURNAL_FILE
-from tests.chaos.plans import Ledger, digest
-from tests.fuzz.auditor import Check, Evidence, Half, Place, Refused, Row, Verdict
+from tests.chaos.plans import digest
+from tests.chaos.service_database import ServiceDatabase
+from tests.support.partition_records import LIMIT_S, records_of
 
-_LIMIT_S = 30.0
 _MS = "CAST(CAST({} AS BIGINT) / 1000 AS BIGINT)"
 _ROW = "transaction_id, half_partition, half_offset, {half_at} AS half_at, {decided} AS decided, check_times, producer_group, body"
 
 
 class TopicReader:
-    """Reads topics on from where it was; what was read stays known, also when it is gone from Kafka."""
+    """Reads topics on from where it stopped, and keeps what it has read, also when Kafka has deleted it."""
 
     def __init__(self, settings: Settings) -> None:
         self._kafka = settings.kafka
@@ -35,7 +39,7 @@ class TopicReader:
         self.garbage: list[Place] = []
 
     def read_on(self) -> None:
-        """Read all that is in the three topics now."""
+        """Read all new records of the three topics."""
         for message in self._new_records():
             pairs = cast("list[tuple[str, bytes | None]]", message.headers() or [])
             headers = {name: value for name, value in pairs if value is not None}
@@ -44,8 +48,8 @@ class TopicReader:
             key, place = (message.key() or b"").decode(), (message.partition() or 0, message.offset() or 0)
             self._take(str(message.topic()), key, place, headers, message)
 
-    def forget_place(self) -> None:
-        """Begin anew: the topics are not those that they were."""
+    def forget_positions(self) -> None:
+        """Read from the start again, because the topics were deleted and created again."""
         self._position.clear()
 
     def _take(self, topic: str, key: str, place: Place, headers: dict[str, bytes], message: Message) -> None:
@@ -66,45 +70,30 @@ class TopicReader:
         config = {"bootstrap.servers": self._kafka.servers(), "group.id": "auditor", "enable.auto.commit": False, "fetch.wait.max.ms": 20}
         with Consumer(config) as consumer:
             for topic in (self._kafka.half_topic, self._kafka.op_topic, self._kafka.check_topic):
-                for partition in consumer.list_topics(topic, timeout=_LIMIT_S).topics[topic].partitions:
+                for partition in consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions:
                     for message in records_of(consumer, topic, partition, self._position.get((topic, partition), 0)):
                         self._position[topic, partition] = (message.offset() or 0) + 1
                         yield message
 
 
-def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -> Iterator[Message]:
-    """The records that a partition holds now, from an offset on."""
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_LIMIT_S)
-    position = max(low, since)
-    if position < high:
-        consumer.assign([TopicPartition(topic, partition, position)])
-    while position < high:
-        messages = consumer.consume(min(10_000, high - position), timeout=_LIMIT_S)
-        assert messages, f"{topic} does not answer"
-        for message in messages:
-            assert message.error() is None, message.error()
-            position = (message.offset() or 0) + 1
-            yield message
-
-
-def ends_of(settings: Settings, topic: str) -> dict[int, int]:
-    """The end of each partition of a topic."""
+def end_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the end offset of each partition of a topic."""
     return {number: high for number, (_, high) in _watermarks(settings, topic).items()}
 
 
-def lows_of(settings: Settings, topic: str) -> dict[int, int]:
-    """The first offset that is left in each partition of a topic."""
+def start_offsets(settings: Settings, topic: str) -> dict[int, int]:
+    """Return the first retained offset of each partition of a topic."""
     return {number: low for number, (low, _) in _watermarks(settings, topic).items()}
 
 
 def _watermarks(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
     with Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "auditor"}) as consumer:
-        partitions = consumer.list_topics(topic, timeout=_LIMIT_S).topics[topic].partitions
-        return {number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=_LIMIT_S) for number in partitions}
+        partitions = consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions
+        return {number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=LIMIT_S) for number in partitions}
 
 
 def query(warehouse: Path, table: Table, columns: str, where: str = "true") -> list[dict[str, Any]]:
-    """Rows of a table by delta-rs' own engine; none if it is not there yet."""
+    """Return rows of a table, read by delta-rs; none if the table does not exist yet."""
     with suppress(TableNotFoundError):
         rows = QueryBuilder().register("rows", DeltaTable(str(warehouse / table))).execute(f"SELECT {columns} FROM rows WHERE {where}")
         found: list[dict[str, Any]] = pyarrow.table(rows).to_pylist()
@@ -124,17 +113,21 @@ def rows_of(warehouse: Path, table: Table) -> list[Row]:
 
 
 def gather(folder: Path, settings: Settings, topics: TopicReader, **known: Any) -> Evidence:
-    """Put together what is known now, in an order in which traffic may go on: a row needs a decision, that a half, and a check a note."""
+    """Return the evidence of now, read in an order that tolerates running traffic.
+
+    Tables come first, then the decisions, the topics and the journal: a row needs a decision, a decision needs a half,
+    and a check request needs its line in the journal.
+    """
     warehouse = Path(settings.storage.warehouse)
     messages, discarded = rows_of(warehouse, Table.MESSAGES), rows_of(warehouse, Table.DISCARDED)
     refused = query(warehouse, Table.QUARANTINE, "transaction_id, source_topic, source_partition, source_offset, reason")
-    ledger = Ledger(folder / LEDGER_FILE).entries()
+    decisions = ServiceDatabase(folder / DATABASE_FILE).decisions()
     topics.read_on()
     return Evidence(
         half_topic=settings.kafka.half_topic,
         op_topic=settings.kafka.op_topic,
         check_max=settings.resolution.transactionCheckMax,
-        ledger=ledger,
+        decisions=decisions,
         halves=topics.halves,
         verdicts=topics.verdicts,
         checks=topics.checks,
@@ -143,13 +136,16 @@ def gather(folder: Path, settings: Settings, topics: TopicReader, **known: Any) 
         quarantine=[Refused(*row.values()) for row in refused],
         garbage=topics.garbage,
         asked_at=journal(folder),
-        low=lows_of(settings, settings.kafka.half_topic),
+        start_offsets=start_offsets(settings, settings.kafka.half_topic),
         **known,
     )
 
 
 def journal(folder: Path) -> list[tuple[str, int]]:
-    """What the launcher noted: CHECK_ID and horizon of each check. A line that was cut off by a kill was never sent."""
+    """Return CHECK_ID and horizon of each check that the launcher recorded.
+
+    A kill may cut a line off. Then its check request was not sent.
+    """
     found = []
     with suppress(FileNotFoundError):
         for line in (folder / JOURNAL_FILE).read_text().splitlines():

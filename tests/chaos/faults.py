@@ -1,6 +1,7 @@
-"""Faults of the job's own processes, of the broker and of the services. Each makes one, and leaves what is down to `World.recover`.
+"""Faults of the job's processes, of the broker and of the services.
 
-Moments are counted in transactions or batches, drawn by the seed.
+Each function makes one fault and leaves what is down to `World.recover`. The seed draws the moment of a fault, in
+transactions or batches.
 """
 
 import os
@@ -13,68 +14,70 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from tests.chaos.auditor import Findings
 from tests.chaos.launcher import Step
-from tests.chaos.world import ChaosError, World, until
-from tests.fuzz.auditor import Findings
+from tests.chaos.waiting import ChaosError, until
+from tests.chaos.world import World
 
 LONGER_THAN_ALL_S = 20.0
-"""Longer than transactionTimeOut and all checks together, than the services' session and their time to send."""
+"""Longer than transactionTimeOut and all checks together, and than the services' session and send time-outs."""
 
 
 class Fault(NamedTuple):
-    """A fault that may be made. `share`: how often among a hundred."""
+    """A fault that a run may draw."""
 
     name: str
     make: Callable[[World, Random], tuple[float, Findings] | None]
-    """Returns recovery and findings if it had a world of its own."""
+    """Makes the fault. Returns seconds of recovery and findings if the fault had a separate world."""
     share: int
+    """How often a run draws the fault, in percent."""
 
 
 class CannotBeMadeError(ChaosError):
-    """This machine does not let us make that fault."""
+    """This machine does not allow the fault."""
 
 
-def driver_at(step: Step, world: World, chance: Random) -> None:
-    """Kill -9 of the job's process group at a step of a batch."""
-    world.arm(step, chance.randint(1, 3), "die")
-    world.wait_for_step()
-    wait_for_the_end(world)
+def driver_killed_at(step: Step, world: World, chance: Random) -> None:
+    """Kill the job's process group at a step of a batch."""
+    world.job.arm(step, chance.randint(1, 3), "die")
+    world.job.wait_for_step()
+    world.job.wait_for_the_end()
 
 
-def driver_anywhere(world: World, chance: Random) -> None:
-    """Kill -9 of the job's process group, wherever it is."""
+def driver_killed_anywhere(world: World, chance: Random) -> None:
+    """Kill the job's process group at any moment."""
     world.wait_for_transactions(chance.randint(1, 20))
-    world.signal_job(signal.SIGKILL)
-    wait_for_the_end(world)
+    world.job.signal(signal.SIGKILL)
+    world.job.wait_for_the_end()
 
 
-def driver_again(world: World, chance: Random) -> None:
-    """Kill -9 in the middle of a batch, and again in the same batch when it is repeated."""
-    driver_at(Step.AFTER_MESSAGES, world, chance)
-    world.arm(chance.choice([Step.BEFORE_PERSIST, Step.AFTER_COUNT, Step.BEFORE_COMMIT]), 1, "die")
-    world.start_job()
-    world.wait_for_step()
-    wait_for_the_end(world)
+def driver_killed_twice(world: World, chance: Random) -> None:
+    """Kill the job in the middle of a batch, and again while it repeats that batch."""
+    driver_killed_at(Step.AFTER_MESSAGES, world, chance)
+    world.job.arm(chance.choice([Step.BEFORE_PERSIST, Step.AFTER_COUNT, Step.BEFORE_COMMIT]), 1, "die")
+    world.job.start()
+    world.job.wait_for_step()
+    world.job.wait_for_the_end()
 
 
-def driver_starting(world: World, chance: Random) -> None:
-    """Kill -9, and again while it is starting."""
-    world.signal_job(signal.SIGKILL)
-    wait_for_the_end(world)
-    world.start_job()
-    until(lambda: bool(python_and_java(world)[1]) or not world.job_runs(), "the job's JVM")
+def driver_killed_while_starting(world: World, chance: Random) -> None:
+    """Kill the job, and again while it is starting."""
+    world.job.signal(signal.SIGKILL)
+    world.job.wait_for_the_end()
+    world.job.start()
+    until(lambda: bool(workers_and_jvms(world)[1]) or not world.job.is_running(), "the job's JVM")
     world.wait_for_transactions(chance.randint(1, 60))
-    world.signal_job(signal.SIGKILL)
-    wait_for_the_end(world)
+    world.job.signal(signal.SIGKILL)
+    world.job.wait_for_the_end()
 
 
-def worker(world: World, chance: Random) -> None:
-    """Kill -9 of every Python worker that Spark starts in the time of a batch: one of them is at work."""
+def workers_killed(world: World, chance: Random) -> None:
+    """Kill every Python worker that Spark starts during one batch. At least one of them is at work."""
     world.wait_for_transactions(chance.randint(1, 20))
-    killed, goal = 0, world.batches() + 1
+    killed, goal = 0, world.job.last_batch() + 1
     deadline_s = time.monotonic() + LONGER_THAN_ALL_S
-    while world.job_runs() and (not killed or world.batches() < goal) and time.monotonic() < deadline_s:
-        for pid in python_and_java(world)[0]:
+    while world.job.is_running() and (not killed or world.job.last_batch() < goal) and time.monotonic() < deadline_s:
+        for pid in workers_and_jvms(world)[0]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 killed += 1
@@ -84,43 +87,43 @@ def worker(world: World, chance: Random) -> None:
 
 
 def job_frozen(world: World, chance: Random) -> None:
-    """SIGSTOP of the whole job for longer than every time-out."""
+    """Freeze the whole job by SIGSTOP for longer than every time-out."""
     world.wait_for_transactions(chance.randint(1, 10))
-    world.signal_job(signal.SIGSTOP)
+    world.job.signal(signal.SIGSTOP)
     time.sleep(LONGER_THAN_ALL_S)
-    world.signal_job(signal.SIGCONT)
+    world.job.signal(signal.SIGCONT)
 
 
 def broker_killed(world: World, chance: Random) -> None:
-    """Kill -9 of the broker, wherever it is."""
+    """Kill the broker at any moment."""
     world.wait_for_transactions(chance.randint(1, 20))
     kill_broker(world)
 
 
-def broker_at(step: Step, world: World, chance: Random) -> None:
-    """Kill -9 of the broker while the job is at a step of a batch; it comes back while the batch waits for it."""
-    world.arm(step, chance.randint(1, 3), "wait")
-    world.wait_for_step()
+def broker_killed_at(step: Step, world: World, chance: Random) -> None:
+    """Kill the broker while the job is at a step of a batch. The broker comes back while the batch waits for it."""
+    world.job.arm(step, chance.randint(1, 3), "wait")
+    world.job.wait_for_step()
     kill_broker(world)
-    world.go()
+    world.job.go_on()
     time.sleep(1.0)
 
 
 def broker_away_at_start(world: World, chance: Random) -> None:
-    """The job is started while there is no broker: it must say so and end, or wait."""
+    """Start the job without a broker. The job must report that and end, or wait."""
     world.wait_for_transactions(chance.randint(1, 20))
-    world.stop_job()
+    world.job.stop()
     kill_broker(world)
-    world.start_job()
+    world.job.start()
     deadline_s = time.monotonic() + LONGER_THAN_ALL_S
-    while world.job_runs() and time.monotonic() < deadline_s:
+    while world.job.is_running() and time.monotonic() < deadline_s:
         time.sleep(0.2)
-    if not world.job_runs() and "error: Kafka cannot be reached" not in world.job_log():
-        raise ChaosError(f"a start without Kafka does not say so: {world.last_words()}")
+    if not world.job.is_running() and "error: Kafka cannot be reached" not in world.job.log():
+        raise ChaosError(f"a start without Kafka does not report that: {world.job.last_words()}")
 
 
 def broker_frozen(world: World, chance: Random) -> None:
-    """SIGSTOP of the broker for longer than every time-out: connections stay, and nobody answers."""
+    """Freeze the broker by SIGSTOP for longer than every time-out. Its connections stay open, and nothing answers."""
     world.wait_for_transactions(chance.randint(1, 10))
     pid = world.broker.pid()
     assert pid is not None
@@ -132,23 +135,26 @@ def broker_frozen(world: World, chance: Random) -> None:
 
 
 def broker_long_away(world: World, chance: Random) -> None:
-    """With a backlog and a rate limit, no broker for longer than all checks take: no check and no discard may come of it."""
-    world.stop_job()
+    """Kill the broker for longer than all checks take, with a backlog and a rate limit.
+
+    No check and no discard may come of it.
+    """
+    world.job.stop()
     world.wait_for_transactions(chance.randint(60, 120))
-    world.start_job({"kafka.max_offsets_per_trigger": 400})
-    world.wait_for_batches(chance.randint(1, 2))
+    world.job.start({"kafka.max_offsets_per_trigger": 400})
+    world.job.wait_for_batches(chance.randint(1, 2))
     kill_broker(world)
     time.sleep(LONGER_THAN_ALL_S)
 
 
 def client_killed(world: World, chance: Random) -> None:
-    """Kill -9 of a service, wherever it is."""
+    """Kill a service at any moment."""
     world.wait_for_transactions(chance.randint(1, 20))
     world.kill_client(chance.choice(world.groups))
 
 
 def clients_killed(world: World, chance: Random) -> None:
-    """Kill -9 of all services at once; they are back after some seconds."""
+    """Kill all services at once. They come back after up to 4 s."""
     world.wait_for_transactions(chance.randint(1, 20))
     for group in world.groups:
         world.kill_client(group)
@@ -156,13 +162,13 @@ def clients_killed(world: World, chance: Random) -> None:
 
 
 def everything_killed(world: World, chance: Random) -> None:
-    """Kill -9 of broker, job and services together: the machine is gone, but for its disk."""
+    """Kill broker, job and services together, as when the machine dies and its disk survives."""
     world.wait_for_transactions(chance.randint(1, 20))
     kill_broker(world)
-    world.signal_job(signal.SIGKILL)
+    world.job.signal(signal.SIGKILL)
     for group in world.groups:
         world.kill_client(group)
-    wait_for_the_end(world)
+    world.job.wait_for_the_end()
 
 
 def kill_broker(world: World) -> None:
@@ -172,15 +178,10 @@ def kill_broker(world: World) -> None:
     until(lambda: world.broker.pid() is None, "the broker's end")
 
 
-def wait_for_the_end(world: World) -> None:
-    assert world.job is not None
-    world.job.wait(60)
-    world.disarm()
-
-
-def python_and_java(world: World) -> tuple[list[int], list[int]]:
-    """The job's Python workers (not the process that forks them), and its JVMs."""
-    assert world.job is not None
+def workers_and_jvms(world: World) -> tuple[list[int], list[int]]:
+    """Return the pids of the job's Python workers, without the process that forks them, and of its JVMs."""
+    assert world.job.process is not None
+    job = world.job.process.pid
     parents, lines = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -189,7 +190,7 @@ def python_and_java(world: World) -> tuple[list[int], list[int]]:
         except OSError:
             continue
         parents[int(folder.name)] = int(fields[1])
-    of_job = [pid for pid in parents if world.job.pid in ancestors(pid, parents)]
+    of_job = [pid for pid in parents if job in ancestors(pid, parents)]
     daemons = [pid for pid in of_job if "pyspark.daemon" in lines[pid]]
     workers = [pid for pid in daemons if parents[pid] in daemons]
     return workers, [pid for pid in of_job if "java" in lines[pid].partition("\0")[0]]
@@ -204,22 +205,22 @@ def ancestors(pid: int, parents: dict[int, int]) -> list[int]:
 
 
 PROCESS_FAULTS = [
-    Fault("driver killed before persist", partial(driver_at, Step.BEFORE_PERSIST), 4),
-    Fault("driver killed after count", partial(driver_at, Step.AFTER_COUNT), 4),
-    Fault("driver killed after messages", partial(driver_at, Step.AFTER_MESSAGES), 5),
-    Fault("driver killed after discarded", partial(driver_at, Step.AFTER_DISCARDED), 4),
-    Fault("driver killed after quarantine", partial(driver_at, Step.AFTER_QUARANTINE), 4),
-    Fault("driver killed before checks", partial(driver_at, Step.BEFORE_CHECKS), 4),
-    Fault("driver killed after checks", partial(driver_at, Step.AFTER_CHECKS), 4),
-    Fault("driver killed before the batch is committed", partial(driver_at, Step.BEFORE_COMMIT), 4),
-    Fault("driver killed anywhere", driver_anywhere, 5),
-    Fault("driver killed twice in one batch", driver_again, 2),
-    Fault("driver killed while it starts", driver_starting, 2),
-    Fault("python workers killed", worker, 5),
+    Fault("driver killed before persist", partial(driver_killed_at, Step.BEFORE_PERSIST), 4),
+    Fault("driver killed after count", partial(driver_killed_at, Step.AFTER_COUNT), 4),
+    Fault("driver killed after messages", partial(driver_killed_at, Step.AFTER_MESSAGES), 5),
+    Fault("driver killed after discarded", partial(driver_killed_at, Step.AFTER_DISCARDED), 4),
+    Fault("driver killed after quarantine", partial(driver_killed_at, Step.AFTER_QUARANTINE), 4),
+    Fault("driver killed before checks", partial(driver_killed_at, Step.BEFORE_CHECKS), 4),
+    Fault("driver killed after checks", partial(driver_killed_at, Step.AFTER_CHECKS), 4),
+    Fault("driver killed before the batch is committed", partial(driver_killed_at, Step.BEFORE_COMMIT), 4),
+    Fault("driver killed anywhere", driver_killed_anywhere, 5),
+    Fault("driver killed twice in one batch", driver_killed_twice, 2),
+    Fault("driver killed while it starts", driver_killed_while_starting, 2),
+    Fault("python workers killed", workers_killed, 5),
     Fault("job frozen", job_frozen, 2),
     Fault("broker killed", broker_killed, 6),
-    Fault("broker killed in mid-batch", partial(broker_at, Step.AFTER_COUNT), 3),
-    Fault("broker killed at the check write", partial(broker_at, Step.BEFORE_CHECKS), 3),
+    Fault("broker killed in mid-batch", partial(broker_killed_at, Step.AFTER_COUNT), 3),
+    Fault("broker killed at the check write", partial(broker_killed_at, Step.BEFORE_CHECKS), 3),
     Fault("broker away at job start", broker_away_at_start, 2),
     Fault("broker frozen", broker_frozen, 2),
     Fault("broker long away, backlog, rate limit", broker_long_away, 2),

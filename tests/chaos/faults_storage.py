@@ -1,8 +1,7 @@
-"""Faults of what lies on disks: the checkpoint, the state in it, the tables."""
+"""Faults of the files: the checkpoint, the state in it, and the tables."""
 
 import os
 import shutil
-import subprocess
 import time
 from contextlib import suppress
 from functools import partial
@@ -12,128 +11,120 @@ from random import Random
 from deltalake import DeltaTable
 
 from halfway.schemas.tables import Table
-from tests.chaos.faults import CannotBeMadeError, Fault, wait_for_the_end
-from tests.chaos.world import ROOT, ChaosError, World, until
+from tests.chaos.faults import CannotBeMadeError, Fault
+from tests.chaos.waiting import ChaosError, until
+from tests.chaos.world import World
 
 DISK_BYTES = 512 * 1024 * 1024
 
 
 def newest_commit_removed(world: World, chance: Random) -> None:
-    """The last batch was done, and the checkpoint does not know it: the batch is repeated whole."""
-    world.wait_for_batches(chance.randint(1, 3))
-    world.kill_job()
-    commits = world.checkpoint / "commits"
-    newest = commits / str(world.batches())
+    """Remove the newest file of `commits` after a batch, so that the job repeats the whole batch."""
+    world.job.wait_for_batches(chance.randint(1, 3))
+    world.job.kill()
+    commits = world.job.checkpoint / "commits"
+    newest = commits / str(world.job.last_batch())
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
 def checkpoint_lost(world: World, chance: Random) -> None:
-    """The checkpoint is gone; the tables are taken over by --adopt."""
-    world.wait_for_batches(chance.randint(1, 3))
-    world.kill_job()
-    shutil.rmtree(world.checkpoint)
+    """Delete the checkpoint. A new one takes the tables over by --adopt."""
+    world.job.wait_for_batches(chance.randint(1, 3))
+    world.job.kill()
+    shutil.rmtree(world.job.checkpoint)
     world.new_checkpoint()
 
 
 def checkpoint_lost_rate_limit(world: World, chance: Random) -> None:
-    """The checkpoint is gone, and what it had read is read again in many batches, with the time of then."""
+    """Delete the checkpoint, and let the job read everything again in many batches, with the horizon of that time."""
     checkpoint_lost(world, chance)
     world.topics.read_on()
     records = 2 * len(world.topics.halves) + len(world.topics.checks)
-    world.start_job({"kafka.max_offsets_per_trigger": max(100, records // 4)})
+    world.job.start({"kafka.max_offsets_per_trigger": max(100, records // 4)})
 
 
 def state_truncated(kind: str, world: World, chance: Random) -> None:
-    """The newest file of the state is cut off in the middle: the job must refuse it, and the way out is --adopt."""
+    """Cut the newest files of a kind, `delta` or `snapshot`, in half. The job must refuse them and name --adopt."""
     if kind == "snapshot":
-        until(lambda: bool(state_files(world, kind)) or not world.job_runs(), "a snapshot of the state")
-    world.wait_for_batches(chance.randint(1, 3))
-    world.kill_job()
+        until(lambda: bool(state_files(world, kind)) or not world.job.is_running(), "a snapshot of the state")
+    world.job.wait_for_batches(chance.randint(1, 3))
+    world.job.kill()
     files = state_files(world, kind)
     if not files:
         raise ChaosError(f"there is no {kind} of the state")
     for file in files:
         os.truncate(file, file.stat().st_size // 2)
-    before = world.batches()
-    world.start_job()
-    until(lambda: not world.job_runs() or world.batches() > before + 1, "a batch, or a refusal")
-    if world.job_runs():
+    before = world.job.last_batch()
+    world.job.start()
+    until(lambda: not world.job.is_running() or world.job.last_batch() > before + 1, "a batch, or a refusal")
+    if world.job.is_running():
         return
-    if "--adopt" not in world.last_words():
-        raise ChaosError(f"a damaged state is refused without the way out: {world.last_words()}")
+    if "--adopt" not in world.job.last_words():
+        raise ChaosError(f"the job refuses a damaged state without naming --adopt: {world.job.last_words()}")
     world.new_checkpoint()
 
 
 def state_files(world: World, kind: str) -> list[Path]:
-    """The newest file of this kind of each store."""
-    stores = [folder for folder in (world.checkpoint / "state" / "0").glob("*") if folder.is_dir() and folder.name.isdecimal()]
+    """Return the newest file of a kind, `delta` or `snapshot`, of each state store."""
+    stores = [folder for folder in (world.job.checkpoint / "state" / "0").glob("*") if folder.is_dir() and folder.name.isdecimal()]
     newest = [max(store.glob(f"[0-9]*.{kind}"), key=lambda file: int(file.name.partition(".")[0]), default=None) for store in stores]
     return [file for file in newest if file is not None]
 
 
 def fill(ballast: Path) -> None:
-    """Take all the room that is left on a disk to which others write meanwhile."""
+    """Fill a disk to which others write at the same time."""
     with ballast.open("wb") as file:
         while (disk := os.fstatvfs(file.fileno())).f_bavail:
-            with suppress(OSError):  # somebody else took some of it
+            with suppress(OSError):  # another writer took some of the room
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, disk.f_bavail // 2) * disk.f_frsize)
 
 
 def disk_full(what: str, world: World, chance: Random) -> None:
-    """No room on the disk until the job has noticed; then there is again."""
+    """Fill a disk until the job has ended for that, and then free it again."""
     disk = world.disks.get(what)
     if disk is None:
-        raise CannotBeMadeError("no disk of its own: user namespaces are not allowed here")
+        raise CannotBeMadeError("there is no separate disk, because this machine does not allow user namespaces")
     world.wait_for_transactions(chance.randint(1, 20))
     ballast = disk / "ballast"
     fill(ballast)
     try:
-        until(lambda: not world.job_runs(), "the job's end on a full disk", 60)
-        if "No space left on device" not in world.job_log():
-            raise ChaosError(f"a full disk is not named: {world.last_words()}")
-        wait_for_the_end(world)
+        until(lambda: not world.job.is_running(), "the job's end on a full disk", 60)
+        if "No space left on device" not in world.job.log():
+            raise ChaosError(f"the job does not report the full disk: {world.job.last_words()}")
+        world.job.wait_for_the_end()
     finally:
         ballast.unlink()
 
 
 def second_job(world: World, chance: Random) -> None:
-    """A second job on the same checkpoint is refused, and the first goes on."""
+    """Start a second job on the same checkpoint. It must be refused, and the first one must go on."""
     world.wait_for_transactions(chance.randint(1, 20))
-    done = subprocess.run(
-        world.command("resolve", launcher=False),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = world.job.run_command("resolve")
     if done.returncode != 1 or "another job is running" not in done.stderr:
         raise ChaosError(f"a second job was not refused: code {done.returncode}, {done.stderr[-300:]}")
-    world.wait_for_batches(1)
+    world.job.wait_for_batches(1)
 
 
 def compacted_by_delta_rs(world: World, chance: Random) -> None:
-    """Somebody compacts and vacuums the tables while the job appends to them."""
+    """Compact and vacuum the tables with delta-rs while the job appends to them."""
     for _ in range(chance.randint(1, 3)):
         for table in Table:
             delta = DeltaTable(str(world.warehouse / table))
             delta.optimize.compact()
             delta.vacuum(dry_run=False)
-        world.wait_for_batches(1)
+        world.job.wait_for_batches(1)
 
 
 def optimize(world: World) -> None:
-    """Compact the tables as an operator does."""
-    command = world.command("optimize", launcher=False)
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=150)
+    """Compact the tables by `halfway optimize`."""
+    done = world.job.run_command("optimize", limit_s=150)
     if done.returncode:
         raise ChaosError(f"halfway optimize: {done.stderr[-500:]}")
 
 
 def compacted_by_halfway(world: World, chance: Random) -> None:
-    """`halfway optimize` while the job appends."""
+    """Compact the tables by `halfway optimize` while the job appends to them."""
     world.wait_for_transactions(chance.randint(1, 20))
     optimize(world)
     time.sleep(0.5)

@@ -1,8 +1,9 @@
-"""The job as it is, started by a module that can stop it at a named step: `python -m tests.chaos.launcher FOLDER resolve OPTIONS...`.
+"""Starts the job with failpoints: `python -m tests.chaos.launcher FOLDER resolve OPTIONS...`.
 
-The product knows nothing of this. Its methods are wrapped here: at each step the file FOLDER/arm.json is looked at, and if this step's
-turn has come the whole process group dies by SIGKILL, or waits, so that something else can be killed in the midst of a batch. Each check
-request is noted in FOLDER/journal with the horizon that it was decided at, before it is sent: the request itself does not say.
+The product has no failpoints. This module wraps its methods: each step of a batch reads the file FOLDER/arm.json. If
+the file names the step, the process group dies by SIGKILL, or the job waits while a fault kills something else. The
+wrappers also write each check request to FOLDER/journal before the job sends it, with the horizon at which the job
+decided it, because the request does not contain that horizon.
 """
 
 import json
@@ -20,7 +21,8 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.resolve import sinks
-from halfway.pipelines.resolve.sinks import BatchReport, BatchWriter
+from halfway.pipelines.resolve.report import BatchReport
+from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage import delta_tables
 from halfway.schemas.headers import check_id
 from halfway.schemas.outcomes import Kind
@@ -34,7 +36,7 @@ WAIT_LIMIT_S = 120.0
 
 
 class Step(StrEnum):
-    """Places in a batch, in their order. Those after a sink come only in batches that have something for it."""
+    """Steps of a batch, in their order. A batch reaches the steps of a sink only if it has rows for that sink."""
 
     BEFORE_PERSIST = "before_persist"
     AFTER_COUNT = "after_count"
@@ -53,8 +55,11 @@ AFTER_TABLE = {
 }
 
 
-class Steps:
-    """Does what FOLDER/arm.json says: {"number", "step", "batches", "action"}: when `step` comes for the `batches`th time, die or wait."""
+class Failpoints:
+    """Dies or waits as FOLDER/arm.json says: {"number", "step", "batches", "action"}.
+
+    The action is done when the job reaches `step` for the `batches`th time.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -74,7 +79,7 @@ class Steps:
         if self._reached < order["batches"]:
             return
         (self._folder / ARM_FILE).unlink()
-        put(self._folder / REACHED_FILE, {"step": step, "batch_id": batch_id})
+        write_atomically(self._folder / REACHED_FILE, {"step": step, "batch_id": batch_id})
         if order["action"] == "die":
             os.killpg(os.getpgrp(), signal.SIGKILL)
         deadline_s = time.monotonic() + WAIT_LIMIT_S
@@ -82,40 +87,40 @@ class Steps:
             time.sleep(0.02)
 
 
-def put(path: Path, content: object) -> None:
-    """Write a file whole or not at all."""
+def write_atomically(path: Path, content: object) -> None:
+    """Write a JSON file, so that a reader sees all of it or none."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content))
     part.replace(path)
 
 
 def wrap(folder: Path) -> None:
-    """Put the steps into the product's batch writer."""
-    steps = Steps(folder)
+    """Put the failpoints into the product's batch writer."""
+    failpoints = Failpoints(folder)
     write, count, send_checks, append_once = BatchWriter.write, BatchWriter._count, BatchWriter._send_checks, delta_tables.append_once
 
     def written(self: BatchWriter, outcomes: DataFrame, batch_id: int) -> BatchReport:
-        steps.reach(Step.BEFORE_PERSIST, batch_id)
+        failpoints.reach(Step.BEFORE_PERSIST, batch_id)
         report = write(self, outcomes, batch_id)
-        steps.reach(Step.BEFORE_COMMIT, batch_id)
+        failpoints.reach(Step.BEFORE_COMMIT, batch_id)
         return report
 
     def counted(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> int:
         adopted = count(self, outcomes, report)
-        steps.reach(Step.AFTER_COUNT, report.batch_id)
+        failpoints.reach(Step.AFTER_COUNT, report.batch_id)
         return adopted
 
     def appended(rows: DataFrame, storage: Any, table: Table, app_id: str, batch_id: int) -> None:
         append_once(rows, storage, table, app_id, batch_id)
-        steps.reach(AFTER_TABLE[table], batch_id)
+        failpoints.reach(AFTER_TABLE[table], batch_id)
 
     def sent(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
         if not report.rows[Kind.CHECK]:
             return send_checks(self, outcomes, report)
-        note(folder / JOURNAL_FILE, outcomes)
-        steps.reach(Step.BEFORE_CHECKS, report.batch_id)
+        write_to_journal(folder / JOURNAL_FILE, outcomes)
+        failpoints.reach(Step.BEFORE_CHECKS, report.batch_id)
         lost = send_checks(self, outcomes, report)
-        steps.reach(Step.AFTER_CHECKS, report.batch_id)
+        failpoints.reach(Step.AFTER_CHECKS, report.batch_id)
         return lost
 
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -128,13 +133,13 @@ def wrap(folder: Path) -> None:
         setattr(owner, name, wrapped)
 
 
-def note(journal: Path, outcomes: DataFrame) -> None:
-    """Note for each check of a batch the horizon that it was decided at."""
+def write_to_journal(journal: Path, outcomes: DataFrame) -> None:
+    """Append CHECK_ID and horizon of each check of a batch, and sync the file."""
     checks = outcomes.where(F.col("kind") == int(Kind.CHECK))
     rows = checks.select("transaction_id", "partition", "offset", "check_times", "decided_ms").collect()
     with journal.open("a") as lines:
         for transaction_id, partition, offset, times, decided_ms in rows:
-            # The line break comes first: a line that an earlier kill has cut off stays alone.
+            # The line break comes first, because an earlier kill may have cut off the last line.
             lines.write(f"\n{json.dumps([check_id(transaction_id, partition, offset, times), decided_ms])}")
         lines.flush()
         os.fsync(lines.fileno())

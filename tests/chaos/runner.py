@@ -1,4 +1,4 @@
-"""A run: faults drawn by a seed, in some worlds side by side; after each fault its world recovers and is audited."""
+"""Runs the faults that a seed draws, in worlds side by side. After each fault its world recovers and is audited."""
 
 import itertools
 import json
@@ -17,11 +17,11 @@ from typing import Any
 from rich.table import Table
 
 from halfway.pipelines.local.broker import LocalBroker
+from tests.chaos.auditor import Findings
 from tests.chaos.faults import PROCESS_FAULTS, CannotBeMadeError, Fault
 from tests.chaos.faults_storage import DISK_BYTES, STORAGE_FAULTS
 from tests.chaos.faults_topics import TOPIC_FAULTS
 from tests.chaos.world import World
-from tests.fuzz.auditor import Findings
 
 FAULTS = [*PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS]
 _DISKS = ("checkpoints", "warehouse")
@@ -31,26 +31,28 @@ _SEEDS_APART = 1_000
 
 @dataclass
 class Outcome:
-    """What came of one fault; `failure`: it could not be made, or nothing recovered; `skipped`: this machine does not allow it."""
+    """The outcome of one fault."""
 
     fault: str
     findings: Findings
     seconds: float
     recovery_s: float | None = None
     failure: str = ""
+    """The fault could not be made, or the world did not recover."""
     skipped: str = ""
+    """This machine does not allow the fault."""
 
 
 @dataclass
 class Run:
-    """All of a run."""
+    """All outcomes of a run."""
 
     seed: int
     outcomes: list[Outcome] = field(default_factory=list)
     transactions: int = 0
     seconds: float = 0.0
     is_cut_short: bool = False
-    """Somebody ended it, or a fault left a world that does not stand: what it did so far is told, and it is no success."""
+    """A signal or a world that did not recover ended the run early. It counts as failed."""
 
     @property
     def made(self) -> list[Outcome]:
@@ -86,7 +88,7 @@ class Run:
 
 
 def draw(count: int, chance: random.Random) -> list[Fault]:
-    """Draw faults by their shares: each once if there is room, in an order of the seed's."""
+    """Draw faults by their shares, in random order. If there are enough, each fault is drawn at least once."""
     if count < len(FAULTS):
         pool, drawn = list(FAULTS), []
         for _ in range(count):
@@ -100,23 +102,23 @@ def draw(count: int, chance: random.Random) -> list[Fault]:
 
 
 def run_faults(faults: Sequence[Fault], seed: int, folder: Path, worlds: int = 1) -> Run:
-    """Make the faults in some worlds side by side, in each one after the other; tell of each in a line."""
-    began_s, stopping, told = time.monotonic(), threading.Event(), itertools.count(1)
+    """Make the faults, one after the other in each world, and print a line for each."""
+    began_s, stopping, printed = time.monotonic(), threading.Event(), itertools.count(1)
 
-    def tell(outcome: Outcome) -> None:
-        place = "        " if outcome.fault == END else f"{next(told):3}/{len(faults)} "
-        say(place + _told(outcome))
+    def report(outcome: Outcome) -> None:
+        place = "        " if outcome.fault == END else f"{next(printed):3}/{len(faults)} "
+        say(place + _text_of(outcome))
 
     with ThreadPoolExecutor(worlds) as pool:
         running = [
-            pool.submit(_run_world, faults[number::worlds], seed + _SEEDS_APART * number, folder / f"world{number}", tell, stopping)
+            pool.submit(_run_world, faults[number::worlds], seed + _SEEDS_APART * number, folder / f"world{number}", report, stopping)
             for number in range(worlds)
         ]
         try:
             wait(running)
         except (KeyboardInterrupt, SystemExit):
             stopping.set()
-            say("ending, once what is being made has been judged")
+            say("stopping after the present faults")
     parts = [part.result() for part in running]
     return Run(
         seed,
@@ -128,11 +130,11 @@ def run_faults(faults: Sequence[Fault], seed: int, folder: Path, worlds: int = 1
 
 
 def say(line: str) -> None:
-    """Tell what goes on."""
+    """Print a line at once."""
     print(line, flush=True)  # noqa: T201  # a command's output
 
 
-def _run_world(faults: Sequence[Fault], seed: int, folder: Path, tell: Callable[[Outcome], None], stopping: threading.Event) -> Run:
+def _run_world(faults: Sequence[Fault], seed: int, folder: Path, report: Callable[[Outcome], None], stopping: threading.Event) -> Run:
     run = Run(seed)
     chance = random.Random(seed)
     with ExitStack() as stack:
@@ -149,37 +151,37 @@ def _run_world(faults: Sequence[Fault], seed: int, folder: Path, tell: Callable[
                 break
             outcome = _make(fault, world, chance, known)
             run.outcomes.append(outcome)
-            if outcome.failure and not _stands(world):
-                outcome.failure += "; its world does not stand any more, what is left of it is not made"
+            if outcome.failure and not _comes_up_again(world):
+                outcome.failure += "; its world does not recover and makes no more faults"
                 run.is_cut_short = True
-            tell(outcome)
+            report(outcome)
             if run.is_cut_short:
                 break
         else:
             run.outcomes.append(_judge_the_end(world, known))
-            tell(run.outcomes[-1])
-        run.transactions = world.ledger.count()
+            report(run.outcomes[-1])
+        run.transactions = world.database.count()
     return run
 
 
 def _make(fault: Fault, world: World, chance: random.Random, known: set[str]) -> Outcome:
     began_s = time.monotonic()
     recovery_s, failure, skipped, findings = None, "", "", Findings()
-    # A fault draws from a source of its own: how often it draws does not move what comes after it.
+    # Each fault has its own random source, so that the number of its draws does not change the later faults.
     own_chance = random.Random(chance.random())
     try:
-        own = fault.make(world, own_chance)
+        separate_world = fault.make(world, own_chance)
         recovery_s = world.recover()
         findings = _new(world.audit(), known)
-        if own is not None:
-            recovery_s, own_findings = own
+        if separate_world is not None:
+            recovery_s, own_findings = separate_world
             for kind in ("lost", "twice", "wrong"):
                 getattr(findings, kind).extend(getattr(own_findings, kind))
     except CannotBeMadeError as error:
         skipped = str(error)
-    except Exception as error:  # what the harness itself does wrong is told too, and the run goes on
+    except Exception as error:  # an error of the harness is reported too, and the run goes on
         failure = f"{type(error).__name__}: {error}"
-        findings = Findings(lost=[f"{name}: committed, and not readable in time" for name in sorted(world.missing)])
+        findings = Findings(lost=[f"{name}: committed, but not readable in time" for name in sorted(world.missing)])
         world.missing.clear()
     return Outcome(fault.name, findings, time.monotonic() - began_s, recovery_s, failure, skipped)
 
@@ -193,10 +195,10 @@ def _judge_the_end(world: World, known: set[str]) -> Outcome:
     return Outcome(END, findings, time.monotonic() - began_s)
 
 
-def _stands(world: World) -> bool:
-    """Whether the world comes up again after a fault that failed."""
+def _comes_up_again(world: World) -> bool:
+    """Return True if the world recovers after a fault that failed."""
     try:
-        world.disarm()
+        world.job.disarm()
         world.recover()
     except Exception:
         return False
@@ -204,13 +206,13 @@ def _stands(world: World) -> bool:
 
 
 def _new(findings: Findings, known: set[str]) -> Findings:
-    """What earlier audits have not found."""
+    """Return the findings that earlier audits did not have, and add them to the known ones."""
     new = Findings(*([line for line in getattr(findings, kind) if line not in known] for kind in ("lost", "twice", "wrong")))
     known.update(new.lost, new.twice, new.wrong)
     return new
 
 
-def _told(outcome: Outcome) -> str:
+def _text_of(outcome: Outcome) -> str:
     recovery = "" if outcome.recovery_s is None else f", recovered in {outcome.recovery_s:.1f} s"
     findings = outcome.findings
     counts = f"lost {len(findings.lost)}, twice {len(findings.twice)}, wrong {len(findings.wrong)}"
@@ -222,7 +224,7 @@ def _told(outcome: Outcome) -> str:
 
 @contextmanager
 def own_disks(folder: Path) -> Iterator[dict[str, Path]]:
-    """Mount small file systems for checkpoint and tables, where that is allowed."""
+    """Mount small file systems for checkpoint and tables, if the machine allows that."""
     disks: dict[str, Path] = {}
     try:
         for name in _DISKS:
@@ -238,7 +240,7 @@ def own_disks(folder: Path) -> Iterator[dict[str, Path]]:
 
 
 def table_of(run: Run) -> Table:
-    """The run as a table for people."""
+    """Return the run as a table to print."""
     facts = run.as_json()
     title = f"{facts['faults']} faults, {facts['transactions']} transactions, {facts['seconds']:.0f} s, seed {run.seed}"
     title += "; cut short" if run.is_cut_short else ""

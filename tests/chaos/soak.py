@@ -1,6 +1,7 @@
-"""`python -m tests.chaos.soak`: an hour of steady traffic with a fault every five minutes; does anything grow? (docs/reliability.md)
+"""`python -m tests.chaos.soak` runs an hour of steady traffic with a fault every five minutes (docs/reliability.md).
 
-Exit code 1 if anything is lost, twice or wrong, or if batch time, memory, files or state are higher at the end than after the warm-up.
+The exit code is 1 if anything is lost, twice or wrong, or if batch time, memory, files or pending transactions have
+grown since the warm-up.
 """
 
 import argparse
@@ -20,15 +21,15 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
-from rich.table import Table as Shown
+from rich.table import Table as TextTable
 
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.tables import Table
 from tests.chaos.faults import PROCESS_FAULTS
 from tests.chaos.faults_storage import optimize
-from tests.chaos.footprint import memory_mib
 from tests.chaos.runner import say
 from tests.chaos.world import World
+from tests.support.memory import memory_mib
 
 GROUPS = ("alpha", "beta", "gamma", "delta")
 SETTINGS: dict[str, object] = {
@@ -45,12 +46,12 @@ FAULTS = ("python workers killed", "service killed", "broker killed", "broker fr
 _SAMPLE_S = 10.0
 _BATCH = re.compile(r"event=batch .* seconds=([\d.]+) .* pending=(\d+) .* horizon_lag_ms=(\d+)")
 _MAY_GROW = {"batch_s": 1.3, "memory_mib": 1.2, "table_files": 1.5, "checkpoint_files": 1.3, "checkpoint_kib": 1.3, "pending": 1.3}
-"""Up to how many times of what a figure was in the first third of the samples its median may be in the last one."""
+"""How far the median of a figure may grow from the first third of the samples to the last, as a factor."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What was there at one moment; the batch figures are those of the last batch that the job told of."""
+    """The figures of one moment. The batch figures are those of the last batch in the job's log."""
 
     at_s: float
     batch_s: float
@@ -58,19 +59,20 @@ class Sample:
     lag_ms: int
     memory_mib: int
     table_files: int
-    """Which readers of `messages` have to open."""
+    """The files of `messages` that a reader has to open."""
     checkpoint_files: int
     checkpoint_kib: int
 
 
 def sample(world: World, at_s: float) -> Sample | None:
-    """Look; None while there is no job, or none that has told of a batch."""
-    told = _BATCH.findall(world.job_log())
-    memory = None if world.job is None or not world.job_runs() else memory_mib(root=world.job.pid)
-    if not told or memory is None:
+    """Take a sample. Return None if no job is running, or if its log has no batch yet."""
+    logged = _BATCH.findall(world.job.log())
+    process = world.job.process
+    memory = None if process is None or process.poll() is not None else memory_mib(root=process.pid)
+    if not logged or memory is None:
         return None
-    seconds, pending, lag_ms = told[-1]
-    sizes = [path.stat().st_size for path in world.checkpoint.rglob("*") if path.is_file()]
+    seconds, pending, lag_ms = logged[-1]
+    sizes = [path.stat().st_size for path in world.job.checkpoint.rglob("*") if path.is_file()]
     return Sample(at_s, float(seconds), int(pending), int(lag_ms), memory["all"], _named_files(world), len(sizes), sum(sizes) // 1024)
 
 
@@ -82,7 +84,7 @@ def _named_files(world: World) -> int:
 
 
 def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: float) -> list[Sample]:
-    """Let the world run, with a fault and a compaction now and then; return what was seen meanwhile."""
+    """Run traffic with a fault and a compaction at intervals, and return the samples."""
     by_name = {fault.name: fault for fault in PROCESS_FAULTS}
     chance = random.Random(world.seed)
     began_s = time.monotonic()
@@ -98,7 +100,7 @@ def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: f
             recovery_s = world.recover()
             made += 1
             fault_at_s += fault_every_s
-            say(f"{at_s / 60:5.1f} min  {fault.name}: recovered in {recovery_s:.1f} s; {world.ledger.count()} transactions")
+            say(f"{at_s / 60:5.1f} min  {fault.name}: recovered in {recovery_s:.1f} s; {world.database.count()} transactions")
         elif at_s >= optimize_at_s:
             optimize(world)
             optimize_at_s += optimize_every_s
@@ -109,7 +111,7 @@ def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: f
 
 
 def medians(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
-    """Each figure's median in the first and in the last third, the first tenth left out as warm-up."""
+    """Return each figure's median in the first and in the last third. The first tenth is left out as warm-up."""
     warm = samples[len(samples) // 10 :]
     third = max(1, len(warm) // 3)
     parts = ([asdict(one) for one in warm[:third]], [asdict(one) for one in warm[-third:]])
@@ -118,18 +120,19 @@ def medians(samples: Sequence[Sample]) -> dict[str, tuple[float, float]]:
 
 
 def grown(figures: dict[str, tuple[float, float]]) -> list[str]:
-    """Which figures are higher at the end than they may be."""
+    """Return the figures that have grown too far."""
     return [name for name, (first, last) in figures.items() if last > first * _MAY_GROW[name]]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description="Steady traffic with faults; does anything grow?")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--rate", type=float, default=200, help="transactions a second, of all services together")
-    parser.add_argument("--fault-every", type=float, default=300, metavar="SECONDS")
-    parser.add_argument("--optimize-every", type=float, default=600, metavar="SECONDS")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("build/soak.json"))
+    text = "Run steady traffic with faults, and report what grows."
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=text)
+    parser.add_argument("--minutes", type=float, default=60, help="length of the run (default 60)")
+    parser.add_argument("--rate", type=float, default=200, help="transactions a second of all services together (default 200)")
+    parser.add_argument("--fault-every", type=float, default=300, metavar="SECONDS", help="interval of faults (default 300)")
+    parser.add_argument("--optimize-every", type=float, default=600, metavar="SECONDS", help="interval of compactions (default 600)")
+    parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same faults (default 1)")
+    parser.add_argument("--out", type=Path, default=Path("build/soak.json"), help="file for the figures (default build/soak.json)")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="halfway-soak-"))
     broker = LocalBroker(folder / "broker")
@@ -138,11 +141,11 @@ def main() -> int:
         rate = options.rate / len(GROUPS)
         with World(folder / "main", broker, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
             say(f"{options.minutes:.0f} minutes at {options.rate:.0f} transactions a second, in {folder}")
-            began_s, before = time.monotonic(), world.ledger.count()
+            began_s, before = time.monotonic(), world.database.count()
             samples = soak(world, options.minutes, options.fault_every, options.optimize_every)
-            per_second = (world.ledger.count() - before) / (time.monotonic() - began_s)
+            per_second = (world.database.count() - before) / (time.monotonic() - began_s)
             findings = world.settle()
-            transactions = world.ledger.count()
+            transactions = world.database.count()
     finally:
         broker.stop()
     figures = medians(samples)
@@ -167,9 +170,9 @@ def main() -> int:
     return 0 if ok else 1
 
 
-def _table_of(result: dict[str, Any]) -> Shown:
+def _table_of(result: dict[str, Any]) -> TextTable:
     counts = ", ".join(f"{result[kind]} {kind}" for kind in ("lost", "twice", "wrong"))
-    table = Shown(title=f"{result['transactions']} transactions, {result['per_second']} a second: {counts}")
+    table = TextTable(title=f"{result['transactions']} transactions, {result['per_second']} a second: {counts}")
     for name in ("figure", "first third", "last third", ""):
         table.add_column(name, justify="left" if name in ("figure", "") else "right")
     for name, figure in result["figures"].items():

@@ -1,4 +1,4 @@
-"""How much memory this process and all that it has started take, as the system counts it."""
+"""Measures the memory of this process and its descendants from /proc (Linux)."""
 
 import threading
 from pathlib import Path
@@ -8,13 +8,16 @@ from typing import Self
 _PROCESSES = Path("/proc")
 
 
-class Footprint:
-    """Looks twice a second while the block runs; `peak_mib` is None on systems that do not tell."""
+class PeakMemory:
+    """Samples memory twice a second inside a `with` block.
+
+    `peak_mib` stays None on systems without /proc/*/smaps_rollup.
+    """
 
     def __init__(self, without: int | None = None) -> None:
-        """`without` is a process whose memory is none of the job's, such as the broker."""
+        """Exclude the process `without`, such as the broker, and its descendants."""
         self._without, self._stopped = without, threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="footprint", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="peak-memory", daemon=True)
         self.peak_mib: dict[str, int] | None = None
 
     def __enter__(self) -> Self:
@@ -34,7 +37,16 @@ class Footprint:
 
 
 def memory_mib(without: int | None = None, root: int | None = None) -> dict[str, int] | None:
-    """Resident memory in MiB of this process (or of `root`), the JVMs and the other processes below it, and of all together."""
+    """Return resident memory in MiB.
+
+    Args:
+        without: a process to exclude with its descendants.
+        root: the process to start from; this process by default.
+
+    Returns:
+        Memory of `driver` (the root), of `jvm` and `workers` (its descendants), and of `all`. None if the system does
+        not report it.
+    """
     if not (_PROCESSES / "self" / "smaps_rollup").exists():
         return None
     parents: dict[int, int] = {}
@@ -48,7 +60,7 @@ def memory_mib(without: int | None = None, root: int | None = None) -> dict[str,
         if without in (number, *_ancestors(number, parents)) or own not in (number, *_ancestors(number, parents)):
             continue
         folder = _PROCESSES / str(number)
-        # Proportional: workers are forks and share most of their pages.
+        # Pss counts a shared page in proportion. Python workers are forks that share most of their pages.
         kib = int(_fields(folder / "smaps_rollup").get("Pss", "0 kB").split()[0])
         is_java = _fields(folder / "status").get("Name") == "java"
         sizes["driver" if number == own else "jvm" if is_java else "workers"] += kib // 1024
