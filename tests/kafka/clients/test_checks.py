@@ -1,4 +1,4 @@
-"""How the client answers checks: each once, by one instance of its group, offsets only after the answer."""
+"""The client answers each check once, by one instance of its group, and commits its offset after the answer."""
 
 import logging
 import subprocess
@@ -41,7 +41,7 @@ from tests.support.waiting import until
 def test_check_is_answered(kafka: KafkaSettings, state: LocalTransactionState) -> None:
     listener = Listener(check=lambda _: state)
     request = check_of("t1", times=3, incarnation=2)
-    send_checks(kafka, request)  # before the group first came
+    send_checks(kafka, request)  # before the group's first start
     with TransactionProducer(kafka, GROUP, listener):
         ops(kafka, at_least=1)
     sent = ops(kafka)
@@ -104,7 +104,7 @@ def test_check_delivered_again_while_it_is_answered(kafka: KafkaSettings) -> Non
     assert committed(kafka) == {0: 3}
 
 
-def test_checks_of_others_and_broken_ones_are_passed_over(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_checks_of_other_groups_and_invalid_checks_are_skipped(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
     broken = Producer({"bootstrap.servers": kafka.servers()})
     broken.produce(kafka.check_topic, b"s3cret", b"t3", partition=0, headers=[("PGROUP", GROUP.encode()), ("REAL_TOPIC", b"orders")])
     broken.produce(kafka.check_topic, b"s3cret", None, partition=0)
@@ -140,7 +140,7 @@ def test_two_instances_share_the_checks(topics: MakeTopics) -> None:
     assert committed(kafka) == dict.fromkeys(range(4), 10)
 
 
-def test_an_instance_that_leaves_hands_over_what_it_did_not_answer(topics: MakeTopics) -> None:
+def test_an_instance_that_leaves_hands_over_its_unanswered_checks(topics: MakeTopics) -> None:
     kafka = topics(partitions=2).kafka
     gate = Gate()
 
@@ -166,7 +166,7 @@ def test_an_instance_that_leaves_hands_over_what_it_did_not_answer(topics: MakeT
     assert committed(kafka) == {0: 5}
 
 
-def test_reading_pauses_while_too_many_are_open(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_pauses_while_too_many_checks_are_open(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "halfway.clients")
     gate = Gate()
 
@@ -188,7 +188,7 @@ def test_reading_pauses_while_too_many_are_open(kafka: KafkaSettings, caplog: py
     assert committed(kafka) == {0: 50}
 
 
-def test_answer_that_fails_is_sent_again(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
+def test_answer_that_fails_is_resent(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
     names = unique_topics(broker)
     kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
     make_topics(kafka, {kafka.half_topic, kafka.check_topic})

@@ -1,4 +1,4 @@
-"""The client against a real broker (docs/contract.md): what it sends byte for byte, when, and what it does where that fails."""
+"""The client against a real broker: it sends the records of docs/contract.md in order, and reports failures."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ from tests.support.kafka_topics import MakeTopics, unique_topics
 from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
-# Sending
+# Sends that succeed
 
 
 def test_half_and_op_byte_for_byte(kafka: KafkaSettings) -> None:
@@ -82,7 +82,7 @@ def test_half_and_op_byte_for_byte(kafka: KafkaSettings) -> None:
 
 
 @pytest.mark.parametrize("state", list(LocalTransactionState))
-def test_each_state_is_sent_as_said(kafka: KafkaSettings, state: LocalTransactionState) -> None:
+def test_each_state_is_sent_as_the_listener_returned_it(kafka: KafkaSettings, state: LocalTransactionState) -> None:
     said: list[object] = []
 
     def execute(message: HalfMessage, arg: object) -> LocalTransactionState:
@@ -99,7 +99,7 @@ def test_each_state_is_sent_as_said(kafka: KafkaSettings, state: LocalTransactio
     assert ops(kafka) == [(result.transaction_id, {"ACTION": str(state), "PGROUP": GROUP, "INCARNATION": "0"})]
 
 
-def test_all_of_an_id_lies_in_javas_partition_of_it(topics: MakeTopics) -> None:
+def test_all_records_of_an_id_are_in_javas_partition_for_it(topics: MakeTopics) -> None:
     kafka = topics(partitions=5).kafka
     names = [f"tx-{number}" + "é" * (number % 4) for number in range(40)]
     with TransactionProducer(kafka, GROUP, Listener()) as producer:
@@ -133,7 +133,7 @@ def test_half_is_stored_and_no_op_sent_when_the_listener_runs(kafka: KafkaSettin
         (lambda *_: "COMMIT", "the listener returned a str, not a LocalTransactionState"),
     ],
 )
-def test_no_answer_is_unknown_with_a_remark(
+def test_a_missing_answer_is_unknown_with_a_remark(
     kafka: KafkaSettings, execute: Callable[..., Any], remark: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with TransactionProducer(kafka, GROUP, Listener(execute)) as producer:
@@ -225,7 +225,7 @@ def test_full_queue_is_waited_for_and_then_refused() -> None:
 
     with producer, ThreadPoolExecutor(8) as pool:
         errors = list(pool.map(send, range(8)))
-    # The one place is free again for one of the others at most before their time is up.
+    # The queue holds one record. Before the others time out, at most one of them finds it free.
     refused = [str(error) for error in errors if isinstance(error, QueueFullError)]
     assert len(refused) >= 6
     assert all("the queue stayed full for 1 s" in error for error in refused)

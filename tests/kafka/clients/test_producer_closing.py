@@ -1,4 +1,4 @@
-"""Closing the client: nothing is lost, and nothing keeps it for ever, whatever became of Kafka."""
+"""Closing the client: it loses nothing, and it ends in time whatever happens to Kafka."""
 
 import logging
 import os
@@ -33,10 +33,10 @@ from tests.support.paths import ROOT
 from tests.support.waiting import until
 
 BUSY_S = 3.0
-"""What a busy machine may add to a time limit."""
+"""The time that a busy machine may add to a time limit."""
 
 
-def test_close_sends_what_waits_and_refuses_the_rest(kafka: KafkaSettings) -> None:
+def test_close_delivers_the_queue_and_refuses_new_sends(kafka: KafkaSettings) -> None:
     producer = TransactionProducer(kafka, GROUP, Listener(), linger_ms=1000)
     result = producer.send_in_transaction("orders", b"")
     assert producer.close() is True
@@ -99,7 +99,7 @@ def test_close_by_a_listener_is_refused(kafka: KafkaSettings) -> None:
     assert all(headers["REMARK"].startswith("RuntimeError: close() cannot be called by a listener") for _, headers in sent)
 
 
-def test_close_without_a_broker_ends(own_broker: LocalBroker) -> None:
+def test_close_ends_without_a_broker(own_broker: LocalBroker) -> None:
     kafka = own_topics(own_broker)
     gate = Gate()
 
@@ -149,7 +149,7 @@ def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, tim
 
 
 class _Hang(logging.Handler):
-    """Hangs the thread that logs a certain line."""
+    """Hangs the thread that logs a line with the given text."""
 
     def __init__(self, line: str, gate: Gate) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class _Hang(logging.Handler):
 
 
 @pytest.mark.parametrize(("timeout_s", "limit_s"), [(1.0, 1.0), (None, 5.0 + CLOSE_GRACE_S)])
-def test_librdkafka_that_hangs_in_its_close_does_not_hang_ours(
+def test_close_ends_though_librdkafka_hangs_in_its_own_close(
     kafka: KafkaSettings, timeout_s: float | None, limit_s: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
@@ -176,7 +176,7 @@ def test_librdkafka_that_hangs_in_its_close_does_not_hang_ours(
         start_s = time.monotonic()
         assert producer.close(timeout_s) is False
         assert time.monotonic() - start_s < limit_s + BUSY_S
-        assert gate.entered.get(timeout=LIMIT_S)  # it did hang, in the callback that librdkafka's close waits for
+        assert gate.entered.get(timeout=LIMIT_S)  # librdkafka's close did hang: it waits for this callback
         assert "event=close_incomplete sends=True checks=False delivered=True" in caplog.text
     finally:
         gate.opened.set()
@@ -200,7 +200,7 @@ sys.exit(producer.close(0.5))
 """
 
 
-def test_a_process_ends_though_close_did_not(own_broker: LocalBroker) -> None:
+def test_a_process_ends_though_close_timed_out(own_broker: LocalBroker) -> None:
     kafka = own_topics(own_broker)
     pid = own_broker.pid()
     assert pid is not None
@@ -208,4 +208,4 @@ def test_a_process_ends_though_close_did_not(own_broker: LocalBroker) -> None:
         done = subprocess.run([sys.executable, "-c", ENDS, kafka.model_dump_json(), str(pid)], cwd=ROOT, check=False, timeout=LIMIT_S)
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert done.returncode == 0  # False: `close` said that not all was done
+    assert done.returncode == 0  # `close` returned False: it timed out

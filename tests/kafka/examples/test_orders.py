@@ -1,4 +1,4 @@
-"""The order service as its own processes with the real job: an order and its message, both or neither, wherever it crashes."""
+"""The order service in its own processes, with the real job: order and message, both or neither, at every crash."""
 
 import os
 import sqlite3
@@ -16,12 +16,12 @@ from tests.support.job_process import JobProcess
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
-# Kafka gives a dead instance's partitions to the next one after 10 s: the checks of that time must not use up the last one.
+# Kafka gives a dead instance's partitions to the next one after 10 s. The last check must not be sent in that time.
 QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100}
 
 
 class Service:
-    """The service: one database, and a process for each thing it is told to do."""
+    """The service: one database, and one process for each command."""
 
     def __init__(self, kafka: KafkaSettings, folder: Path) -> None:
         self.database = folder / "orders.db"
@@ -56,7 +56,7 @@ def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
     assert sorted(headers["ACTION"] for _, headers in ops_of(kafka)) == ["COMMIT", "ROLLBACK"]
     assert len(job.delivered()) == 1
 
-    # Asked more than once, where the first question lay there before anybody came back to answer it: the answer is the same.
+    # The first check may have been sent before the service is back, so there may be several. All answers are the same.
     answers = set(service("serve", "--until", "2").splitlines())
     assert sorted(answer.split(": ")[1] for answer in answers) == ["COMMIT", "ROLLBACK"]
     until(lambda: len(job.delivered()) == 2, "the message about the pears", limit_s=60)
@@ -72,5 +72,5 @@ def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
 
 
 def ops_of(kafka: KafkaSettings) -> list[tuple[str, dict[str, str]]]:
-    """The service's ops, without the job's ticks."""
+    """Return the service's ops, without the job's ticks."""
     return [(name, headers) for name, headers in ops(kafka) if "ACTION" in headers]

@@ -1,4 +1,4 @@
-"""The client's own values: messages and records, what a listener's answer becomes, how far a partition is done. No Kafka."""
+"""The client without Kafka: messages and records, listeners' answers, progress in a partition, refused arguments."""
 
 import threading
 import unicodedata
@@ -69,13 +69,13 @@ def test_repr_shows_neither_body_nor_properties() -> None:
 
 
 @pytest.mark.parametrize("name", DELAY_HEADERS)
-def test_delays_are_refused_and_it_is_said_why(name: str) -> None:
+def test_delays_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: a transactional message cannot be delayed, RocketMQ loses"):
         refuse_reserved({"colour": "red", name: "3"})
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES - set(DELAY_HEADERS)), "", "a\0b"])
-def test_names_that_a_producer_cannot_set(name: str) -> None:
+def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="property"):
         refuse_reserved({name: "3"})
 
@@ -123,13 +123,13 @@ def _raise(error: BaseException) -> Callable[[], None]:
         (_raise(_MuteError()), "_MuteError: (it has no text)"),
     ],
 )
-def test_what_is_no_answer_counts_as_unknown(method: Callable[[], LocalTransactionState | None], remark: str) -> None:
+def test_anything_but_a_state_counts_as_unknown(method: Callable[[], LocalTransactionState | None], remark: str) -> None:
     answer = ask(method)
     assert (answer.state, answer.remark) == (LocalTransactionState.UNKNOWN, remark)
 
 
 @pytest.mark.parametrize("state", list(LocalTransactionState))
-def test_answers_are_handed_on(state: LocalTransactionState) -> None:
+def test_states_are_returned_as_they_are(state: LocalTransactionState) -> None:
     assert ask(lambda: state) == (state, None, None)
 
 
@@ -195,12 +195,12 @@ def test_wrong_arguments_are_refused_before_anything_starts(wrong: dict[str, obj
     assert threading.enumerate() == before
 
 
-def test_text_is_no_body() -> None:
+def test_a_body_must_be_bytes() -> None:
     with pytest.raises(TypeError):
         TransactionProducer(NOWHERE, "shop", Never()).send_in_transaction("orders", "text")  # type: ignore[arg-type]
 
 
-def test_wrong_producers() -> None:
+def test_wrong_settings_of_a_producer_are_refused() -> None:
     with pytest.raises(RecordError) as caught:
         TransactionProducer(NOWHERE, "", Never())
     assert caught.value.reason is Reason.BAD_HEADER

@@ -1,4 +1,4 @@
-"""A service that imports the client is checked by mypy against its types (py.typed): right code passes, wrong code does not."""
+"""mypy checks a service against the client's types (py.typed): it accepts right code and rejects wrong code."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ with TransactionProducer(load_settings().kafka, "orders-service", Orders()) as p
 
 
 def mypy(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Check a service elsewhere, as its author would: the packages are found by import, not by path."""
+    """Check a service outside the repository, as its author does: mypy finds the package by import, not by path."""
     (folder / "service.py").write_text(source)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache" / "service"), "service.py"]
     return subprocess.run(command, cwd=folder, env={"MYPYPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False)

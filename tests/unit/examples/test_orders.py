@@ -1,4 +1,4 @@
-"""The order service's local transactions: one answer for each, whoever is first, the order or the check."""
+"""The order service's local transactions: one outcome for each, whether the order or the check is first."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def placed(database: Database) -> list[tuple[str, str, int]]:
         return rows.execute("SELECT * FROM orders ORDER BY 1").fetchall()
 
 
-def test_an_order_is_written_and_the_check_says_so(database: Database) -> None:
+def test_an_order_is_written_and_its_check_commits(database: Database) -> None:
     orders = Orders(database)
     assert orders.execute_local_transaction(half("a"), Order("pears", 2)) is COMMIT
     assert placed(database) == [("a", "pears", 2)]
@@ -44,14 +44,14 @@ def test_an_order_that_the_table_refuses_leaves_nothing(database: Database) -> N
     assert orders.check_local_transaction(check("a")) is ROLLBACK
 
 
-def test_a_check_that_comes_first_keeps_the_order_from_being_written(database: Database) -> None:
+def test_a_check_that_is_first_prevents_the_order(database: Database) -> None:
     orders = Orders(database)
     assert orders.check_local_transaction(check("a")) is ROLLBACK
     assert orders.execute_local_transaction(half("a"), Order("pears", 2)) is ROLLBACK
     assert placed(database) == []
 
 
-def test_order_and_check_at_the_same_time_say_the_same(database: Database) -> None:
+def test_order_and_check_at_the_same_time_agree(database: Database) -> None:
     orders, rounds = Orders(database), 40
     start = threading.Barrier(2)
 
