@@ -33,7 +33,8 @@ def make_create_time_topics(settings: Settings, partitions: int) -> None:
     own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
     names = (settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic)
     new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]
-    for made in admin_client(settings.kafka).create_topics(new).values():
+    client = admin_client(settings.kafka)
+    for made in client.create_topics(new).values():
         made.result()
 
 
@@ -41,5 +42,6 @@ def set_topic_config(settings: Settings, topic: str, name: str, value: object) -
     """Change one configuration entry of a topic."""
     entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for done in admin_client(settings.kafka).incremental_alter_configs([resource]).values():
+    client = admin_client(settings.kafka)
+    for done in client.incremental_alter_configs([resource]).values():
         done.result()

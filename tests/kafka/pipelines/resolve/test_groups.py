@@ -81,7 +81,7 @@ def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(broker: LocalBro
     watch = GroupWatch(admin_client(settings.kafka), clock=lambda: now_s)
     watch.absent()
     watch._away = {"gone": _Away(0.0, 0.0)}
-    watch._admin = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})  # type: ignore[assignment]
+    watch._client = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})  # type: ignore[assignment]
     caplog.set_level(logging.WARNING)
     longest_s = 0.0
 
