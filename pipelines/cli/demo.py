@@ -18,10 +18,10 @@ from rich.table import Table
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.storage.checkpoint import is_in_use
+from halfway.pipelines.storage.locks import is_in_use
 
 if TYPE_CHECKING:
-    from halfway.pipelines.demo.run import DemoResult, Progress
+    from halfway.pipelines.demo.run import DemoProgress, DemoResult
 
 _LINE_EVERY_S = 5.0
 _SHOWN_PROBLEMS = 10
@@ -82,7 +82,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["Progress"], None]]]:
+def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["DemoProgress"], None]]]:
     """Yield what shows sentences, and what shows progress: a live table in a terminal, else a line now and then, nothing if quiet."""
     console = Console()
     if is_quiet:
@@ -103,18 +103,18 @@ class _Lines:
     def __init__(self) -> None:
         self._next_s = 0.0
 
-    def __call__(self, progress: "Progress") -> None:
+    def __call__(self, progress: "DemoProgress") -> None:
         if progress.seconds >= self._next_s:
             self._next_s = progress.seconds + _LINE_EVERY_S
             typer.echo(" ".join(f"{name}={value}" for name, value in _progress_facts(progress).items()))
 
 
-def _progress_facts(progress: "Progress") -> dict[str, str]:
+def _progress_facts(progress: "DemoProgress") -> dict[str, str]:
     counts = {name: str(value) for name, value in asdict(progress.found).items()}
     return {"sent": f"{progress.sent}/{progress.total}", **counts, "seconds": f"{progress.seconds:.0f}"}
 
 
-def _progress_table(progress: "Progress") -> Table:
+def _progress_table(progress: "DemoProgress") -> Table:
     facts = _progress_facts(progress)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in facts:

@@ -1,4 +1,4 @@
-"""The job of `halfway demo`: the one that is running, or one started for the time of the demo."""
+"""Runs a job for the time of a demo, if none is running."""
 
 import os
 import signal
@@ -20,38 +20,38 @@ OWN_SETTINGS = (
     "resolution.transactionCheckInterval=2s",
     "resolution.transactionCheckMax=3",
 )
-"""Settings of a job of the demo's own, so that checks and discards are over within two minutes; the user's own `--set` go before them."""
+"""Settings of the demo's job, with which checks and discards end within two minutes. The user's `--set` override them."""
 
-# The first start fetches JARs.
+# The first start downloads JARs.
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
 _POLL_S = 0.2
 
 
 def job_log() -> Path:
-    """Return where the demo's own job logs to."""
+    """Return the log file of the demo's job."""
     return home() / "demo-job.log"
 
 
 @contextmanager
 def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Run `halfway resolve` as a child until the block is left.
+    """Run `halfway resolve` as a child process until the context ends.
 
     Args:
-        storage: whose job it is.
-        options: of the command line.
+        storage: where the job keeps its checkpoint.
+        options: its command-line options.
 
     Yields:
-        A function that raises if the job has ended.
+        A function that raises HalfwayError if the job has ended.
 
     Raises:
-        HalfwayError: the job ended, or did not write its first batch within 10 minutes; the message has its last words.
+        HalfwayError: the job ended, or did not write its first batch within 10 minutes. The message holds its last error.
     """
     log_file = job_log()
     log_file.parent.mkdir(parents=True, exist_ok=True)
     before = read_status(storage)
     with log_file.open("wb") as log:
-        # A session of its own: Ctrl-C is for the demo, which then ends the job.
+        # In its own session, so that Ctrl-C reaches only the demo, which then ends the job.
         job = subprocess.Popen(
             [sys.executable, "-m", "halfway", "resolve", *options],
             stdin=subprocess.DEVNULL,
@@ -62,14 +62,14 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
 
     def check() -> None:
         if job.poll() is not None:
-            raise HalfwayError(f"the job ended with exit code {job.returncode}: {_last_words(log_file)} (its log: {log_file})")
+            raise HalfwayError(f"the job ended with exit code {job.returncode}: {_last_error(log_file)} (its log: {log_file})")
 
     try:
         deadline_s = time.monotonic() + _START_LIMIT_S
         while read_status(storage) == before:
             check()
             if time.monotonic() > deadline_s:
-                raise HalfwayError(f"the job did nothing within {_START_LIMIT_S:g} s (its log: {log_file})")
+                raise HalfwayError(f"the job finished no batch within {_START_LIMIT_S:g} s (its log: {log_file})")
             time.sleep(_POLL_S)
         yield check
     finally:
@@ -77,7 +77,7 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
 
 
 def _stop(job: subprocess.Popen[bytes]) -> None:
-    """End the job between two batches; if that takes too long, at once, which costs no more than a crash."""
+    """End the job between two batches. If that takes too long, kill it, which is as safe as a crash."""
     if job.poll() is not None:
         return
     job.terminate()
@@ -88,8 +88,8 @@ def _stop(job: subprocess.Popen[bytes]) -> None:
         job.wait()
 
 
-def _last_words(log_file: Path) -> str:
+def _last_error(log_file: Path) -> str:
     """Return the last error line of a job's log, or else its last line."""
     lines = [line.strip() for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
+    return (errors or lines or ["its log is empty"])[-1].removeprefix("error: ")

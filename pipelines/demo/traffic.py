@@ -1,7 +1,6 @@
-"""What `halfway demo` sends, by the real client, and what must come of it.
+"""Sends the traffic of `halfway demo` with the real client, and defines its expected outcome.
 
-The demo is a program on top of both sides, the job's and the producer's: this module is the one place in `pipelines` that imports
-`clients`. Words and numbers are those of RocketMQ's example TransactionProducer: topic, tags, keys, and the outcome by index modulo 3.
+Topic, tags, keys and the outcome by index modulo 3 are those of RocketMQ's example TransactionProducer.
 """
 
 import secrets
@@ -35,7 +34,7 @@ _CLOSE_LIMIT_S = 15.0
 _SEND_LIMIT_S = 30.0
 
 
-class End(StrEnum):
+class TransactionEnd(StrEnum):
     """How a transaction ends."""
 
     COMMITTED = "committed"
@@ -44,20 +43,20 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What came, or must come, of one demo: transactions, but for `quarantined`, which are records."""
+class DemoCounts:
+    """The outcome of one demo, found or expected: numbers of transactions, and of records for `quarantined`."""
 
     committed: int = 0
     rolled_back: int = 0
     checked: int = 0
-    """Transactions that were asked about at least once, however they ended."""
+    """Transactions with at least one check request, however they ended."""
     discarded: int = 0
     quarantined: int = 0
     pending: int = 0
 
 
-class Planned(NamedTuple):
-    """A transaction to send; `outcome` is what its local transaction says at once."""
+class PlannedTransaction(NamedTuple):
+    """A transaction to send. `outcome` is the first answer of its local transaction."""
 
     transaction_id: str
     body: bytes
@@ -65,11 +64,11 @@ class Planned(NamedTuple):
     keys: str
     group: str
     outcome: LocalTransactionState
-    end: End
+    end: TransactionEnd
 
 
-class Pointer(NamedTuple):
-    """Where a record lies."""
+class RecordPosition(NamedTuple):
+    """The position of a record in Kafka."""
 
     topic: str
     partition: int
@@ -77,39 +76,39 @@ class Pointer(NamedTuple):
 
 
 class OrderListener:
-    """Answers from the transaction's id alone, so that any instance of the group, also a later demo's, gives the right answer."""
+    """Derives its answers from the transaction's id, so that any instance of the group answers correctly, also that of a later demo."""
 
-    def execute_local_transaction(self, message: HalfMessage, arg: Planned) -> LocalTransactionState:  # noqa: ARG002
-        """Say what the plan says; the unknown ones are asked about later."""
+    def execute_local_transaction(self, message: HalfMessage, arg: PlannedTransaction) -> LocalTransactionState:  # noqa: ARG002
+        """Return the planned outcome. The job asks about UNKNOWN later."""
         return arg.outcome
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
-        """Say how the local transaction ended: those that were unknown have committed by now."""
+        """Return how the local transaction ended. A transaction that was unknown has committed by now."""
         index = message.transaction_id.rpartition("-")[2]
         is_rolled_back = index.isdecimal() and _local_outcome(int(index)) is LocalTransactionState.ROLLBACK
         return LocalTransactionState.ROLLBACK if is_rolled_back else LocalTransactionState.COMMIT
 
 
 class SilentListener:
-    """Never knows."""
+    """Answers UNKNOWN to everything."""
 
     def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:  # noqa: ARG002
-        """Do not know."""
+        """Return UNKNOWN."""
         return LocalTransactionState.UNKNOWN
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:  # noqa: ARG002
-        """Do not know either."""
+        """Return UNKNOWN."""
         return LocalTransactionState.UNKNOWN
 
 
 class Traffic:
-    """The demo's traffic: sent by a thread of its own, while the group members answer checks until `close`.
+    """The traffic of one demo. A thread sends it, and both producers answer checks until the context ends.
 
-    All ids of one demo begin with `prefix`, which no other demo has: used topics and tables do no harm.
+    All transaction ids begin with `prefix`, which is unique to the demo, so that topics and tables may hold other data.
     """
 
     def __init__(self, settings: Settings, messages: int) -> None:
-        """Plan `messages` transactions and the special ones; nothing is sent or connected before `start`."""
+        """Plan `messages` transactions and the special ones. Does not connect."""
         self._settings = settings
         self.prefix = f"demo-{datetime.now(UTC):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}-"
         self.stranger_id = f"{self.prefix}stranger"
@@ -117,65 +116,73 @@ class Traffic:
         self.planned = self._plan(messages)
         self.quarantined = (Reason.GROUP_MISMATCH, Reason.DELAY_NOT_SUPPORTED, Reason.MISSING_KEY)
         self.sent = 0
-        """How many of `planned`, in its order."""
-        self.keyless: Pointer | None = None
-        """Where the record without a key went, once it is sent."""
+        """How many of `planned` are sent, in its order."""
+        self.keyless: RecordPosition | None = None
+        """The position of the record without a key, once it is sent."""
         self.failure: Exception | None = None
         self._orders = TransactionProducer(settings.kafka, ORDERS_GROUP, OrderListener())
         self._silent = TransactionProducer(settings.kafka, SILENT_GROUP, SilentListener())
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="demo-traffic", daemon=True)
 
-    def expected(self) -> Counts:
-        """Return what must come of it."""
+    def expected(self) -> DemoCounts:
+        """Return the outcome that the demo must have."""
         ends = [planned.end for planned in self.planned.values()]
-        return Counts(
-            committed=ends.count(End.COMMITTED),
-            rolled_back=ends.count(End.ROLLED_BACK),
+        return DemoCounts(
+            committed=ends.count(TransactionEnd.COMMITTED),
+            rolled_back=ends.count(TransactionEnd.ROLLED_BACK),
             checked=sum(planned.outcome is LocalTransactionState.UNKNOWN for planned in self.planned.values()),
-            discarded=ends.count(End.DISCARDED),
+            discarded=ends.count(TransactionEnd.DISCARDED),
             quarantined=len(self.quarantined),
             pending=0,
         )
 
     @property
     def is_sent(self) -> bool:
-        """Whether everything was sent."""
+        """True if everything is sent."""
         return self.sent == len(self.planned)
 
     def __enter__(self) -> Self:
-        """Start to send, and to answer checks."""
+        """Start to send and to answer checks."""
         self._orders.start()
         self._silent.start()
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Stop sending, and leave the groups."""
+        """Stop sending and leave the consumer groups."""
         self._stopping.set()
         for producer in (self._orders, self._silent):
             producer.close(_CLOSE_LIMIT_S)
         self._thread.join(_CLOSE_LIMIT_S)
 
-    def _plan(self, messages: int) -> dict[str, Planned]:
+    def _plan(self, messages: int) -> dict[str, PlannedTransaction]:
         numbered = [
-            Planned(
+            PlannedTransaction(
                 f"{self.prefix}{index}",
                 f"Hello Halfway {index}".encode(),
                 TAGS[index % len(TAGS)],
                 f"KEY{index}",
                 ORDERS_GROUP,
                 _local_outcome(index),
-                End.ROLLED_BACK if _local_outcome(index) is LocalTransactionState.ROLLBACK else End.COMMITTED,
+                TransactionEnd.ROLLED_BACK if _local_outcome(index) is LocalTransactionState.ROLLBACK else TransactionEnd.COMMITTED,
             )
             for index in range(messages)
         ]
         unknown = LocalTransactionState.UNKNOWN
-        stranger = Planned(self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger", ORDERS_GROUP, unknown, End.COMMITTED)
-        # The silent ones go last: until they are discarded, a rollback that the job has missed would have been asked about.
+        stranger = PlannedTransaction(
+            self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger", ORDERS_GROUP, unknown, TransactionEnd.COMMITTED
+        )
+        # The silent transactions go last: before they are discarded, the job would ask about a rollback that it has missed.
         silent = [
-            Planned(
-                f"{self.prefix}silent{n}", f"Hello silence {n}".encode(), TAGS[1], f"KEY-silent{n}", SILENT_GROUP, unknown, End.DISCARDED
+            PlannedTransaction(
+                f"{self.prefix}silent{n}",
+                f"Hello silence {n}".encode(),
+                TAGS[1],
+                f"KEY-silent{n}",
+                SILENT_GROUP,
+                unknown,
+                TransactionEnd.DISCARDED,
             )
             for n in range(SILENT_MESSAGES)
         ]
@@ -190,7 +197,7 @@ class Traffic:
         except Exception as error:
             self.failure = error
 
-    def _send(self, planned: Planned) -> None:
+    def _send(self, planned: PlannedTransaction) -> None:
         producer = self._orders if planned.group == ORDERS_GROUP else self._silent
         producer.send_in_transaction(
             TOPIC, planned.body, transaction_id=planned.transaction_id, tags=planned.tags, keys=planned.keys, arg=planned
@@ -200,11 +207,11 @@ class Traffic:
         self.sent += 1
 
     def _send_wrong_records(self) -> None:
-        """Send what no proper client sends: a stranger's verdict, a delayed half, a record without a key."""
+        """Send what a correct client never sends: another group's verdict, a delayed half, a record without a key."""
         kafka = self._settings.kafka
         options = {"partitioner": "murmur2_random", "enable.idempotence": "true", "client.id": "halfway-demo"}
         producer = Producer({**kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
-        delivered: dict[str, Pointer] = {}
+        delivered: dict[str, RecordPosition] = {}
         failures: list[KafkaError] = []
 
         def send(name: str, topic: str, key: str | None, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
@@ -212,9 +219,9 @@ class Traffic:
                 if error is not None:
                     failures.append(error)
                 else:
-                    delivered[name] = Pointer(topic, message.partition() or 0, message.offset() or 0)
+                    delivered[name] = RecordPosition(topic, message.partition() or 0, message.offset() or 0)
 
-            # A key of None keeps librdkafka's "no key", which is not an empty one.
+            # A key of None stays "no key" in librdkafka, which differs from an empty key.
             producer.produce(topic, value, None if key is None else key.encode(), headers=list(headers), on_delivery=on_delivery)
 
         verdict = OpHeaders(action=LocalTransactionState.ROLLBACK, producer_group=STRANGER_GROUP)

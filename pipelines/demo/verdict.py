@@ -1,10 +1,10 @@
-"""Where `halfway demo` stands: what was found of what was sent, and what is wrong with it."""
+"""Judges a demo: compares what tables and topics hold with what was sent."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from halfway.pipelines.demo.traffic import TOPIC, Counts, End, Planned, Traffic
+from halfway.pipelines.demo.traffic import TOPIC, DemoCounts, PlannedTransaction, Traffic, TransactionEnd
 from halfway.pipelines.demo.watch import Row, TableWatch, TopicWatch, read_status
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
@@ -12,19 +12,20 @@ from halfway.schemas.tables import Table
 
 
 @dataclass
-class Account:
-    """Where the demo stands: what was found, what is wrong with it, and whether more is to come."""
+class DemoVerdict:
+    """The state of a demo: what was found, and what is wrong with it."""
 
-    found: Counts
+    found: DemoCounts
     problems: list[str] = field(default_factory=list)
     is_settled: bool = False
+    """True if every transaction has its outcome."""
 
 
-class Accountant:
-    """Puts tables, topics and the job's status together."""
+class DemoJudge:
+    """Judges a demo by the tables, the topics and the job's status."""
 
     def __init__(self, settings: Settings, traffic: Traffic) -> None:
-        """Begin to watch; `traffic` has sent nothing yet.
+        """Start to watch, before `traffic` sends anything.
 
         Raises:
             SetupError: the package deltalake is missing, or the checkpoint is not on this machine.
@@ -37,35 +38,36 @@ class Accountant:
         self._tables = TableWatch(settings.storage, traffic.prefix)
         self._topics = TopicWatch(settings, traffic.prefix)
 
-    def watch(self, limit_s: float) -> None:
-        """Read what is new in the topics, for at most `limit_s`."""
+    def read_topics(self, limit_s: float) -> None:
+        """Read new records of the topics, for at most `limit_s`."""
         self._topics.poll(limit_s)
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection to Kafka."""
         self._topics.close()
 
-    def account(self) -> Account:
-        """Return where the demo stands now.
+    def judge(self) -> DemoVerdict:
+        """Judge the demo as it is now.
 
-        A rollback leaves nothing that could be read. It is found by its ROLLBACK in the op topic, once the job's horizon is past it,
-        and by its absence from the tables; had the job missed it all the same, `checked` would tell, as it would have been asked about.
+        A rolled-back transaction leaves no row. It counts as rolled back if its ROLLBACK is in the op topic, the job's horizon has
+        passed that record, and no table holds the id. If the job had missed the ROLLBACK, it would have sent a check, and `checked`
+        would be too high.
         """
         traffic = self._traffic
-        # The status first: what it says has been read, the tables then hold.
+        # Read the status before the tables, so that the tables hold everything up to its horizon.
         self._horizon_ms = max(self._horizon_ms, read_status(self._storage).get("horizon_ms") or 0)
         messages, discarded = self._tables.rows(Table.MESSAGES), self._tables.rows(Table.DISCARDED)
         quarantined = self._tables.rows(Table.QUARANTINE, traffic.keyless)
-        # The topics last: a check that the tables count is there by now.
+        # Read the topics after the tables, so that they hold every check that the tables count.
         is_read = traffic.is_sent and self._topics.read_to_end()
         ends = self._ends(messages, discarded)
         sent = list(traffic.planned)[: traffic.sent]
         counted = Counter(end for found in ends.values() for end in found)
-        found = Counts(
-            committed=counted[End.COMMITTED],
-            rolled_back=counted[End.ROLLED_BACK],
-            checked=len(self._topics.asked),
-            discarded=counted[End.DISCARDED],
+        found = DemoCounts(
+            committed=counted[TransactionEnd.COMMITTED],
+            rolled_back=counted[TransactionEnd.ROLLED_BACK],
+            checked=len(self._topics.checks),
+            discarded=counted[TransactionEnd.DISCARDED],
             quarantined=len(quarantined),
             pending=sum(transaction_id not in ends for transaction_id in sent),
         )
@@ -73,39 +75,39 @@ class Accountant:
         is_settled = is_past and found.pending == 0 and found.quarantined >= len(traffic.quarantined)
         problems = [
             *_wrong_ends(traffic.planned, ends),
-            *_wrong_contents(traffic.planned, (*messages, *discarded), self._topics.asked),
+            *_wrong_contents(traffic.planned, (*messages, *discarded), self._topics.checks),
             *_wrong_reasons(traffic.quarantined, discarded, quarantined),
         ]
-        return Account(found, problems, is_settled)
+        return DemoVerdict(found, problems, is_settled)
 
-    def _ends(self, messages: Iterable[Row], discarded: Iterable[Row]) -> dict[str, list[End]]:
-        """Return by transaction id how it ended: one end, if all is right."""
-        ends: defaultdict[str, list[End]] = defaultdict(list)
-        for rows, end in ((messages, End.COMMITTED), (discarded, End.DISCARDED)):
+    def _ends(self, messages: Iterable[Row], discarded: Iterable[Row]) -> dict[str, list[TransactionEnd]]:
+        """Return the ends of each transaction, by id. A correct one has a single end."""
+        ends: defaultdict[str, list[TransactionEnd]] = defaultdict(list)
+        for rows, end in ((messages, TransactionEnd.COMMITTED), (discarded, TransactionEnd.DISCARDED)):
             for row in rows:
                 ends[row["transaction_id"]].append(end)
         for (transaction_id, group), at_ms in self._topics.rollbacks.items():
             planned = self._traffic.planned.get(transaction_id)
             if planned is not None and planned.group == group and at_ms < self._horizon_ms and transaction_id not in ends:
-                ends[transaction_id].append(End.ROLLED_BACK)
+                ends[transaction_id].append(TransactionEnd.ROLLED_BACK)
         return ends
 
 
-def _wrong_ends(planned: Mapping[str, Planned], ends: Mapping[str, list[End]]) -> list[str]:
+def _wrong_ends(planned: Mapping[str, PlannedTransaction], ends: Mapping[str, list[TransactionEnd]]) -> list[str]:
     problems = []
     for transaction_id, found in ends.items():
         wanted = planned.get(transaction_id)
         if len(found) > 1:
-            problems.append(f"{transaction_id} is there {len(found)} times: {', '.join(found)}")
+            problems.append(f"{transaction_id} has {len(found)} outcomes: {', '.join(found)}")
         elif wanted is None:
-            problems.append(f"{transaction_id} was {found[0]}, and must not be there at all")
+            problems.append(f"{transaction_id} was {found[0]}, and must not have an outcome")
         elif found[0] is not wanted.end:
             problems.append(f"{transaction_id} was {found[0]}, expected {wanted.end}")
     return problems
 
 
-def _wrong_contents(planned: Mapping[str, Planned], rows: Iterable[Row], asked: Mapping[str, set[int]]) -> list[str]:
-    """Compare what came out with what went in, and the number of checks with the checks in the topic, which have no gaps (R6)."""
+def _wrong_contents(planned: Mapping[str, PlannedTransaction], rows: Iterable[Row], checks: Mapping[str, set[int]]) -> list[str]:
+    """Compare rows with what was sent, and their check_times with the checks in the topic, which are numbered without gaps (R6)."""
     problems = []
     for row in rows:
         wanted = planned.get(row["transaction_id"])
@@ -114,8 +116,8 @@ def _wrong_contents(planned: Mapping[str, Planned], rows: Iterable[Row], asked: 
         expected = {"topic": TOPIC, "body": wanted.body, "tags": wanted.tags, "keys": wanted.keys, "producer_group": wanted.group}
         differing = [name for name, value in expected.items() if row[name] != value]
         if differing:
-            problems.append(f"{wanted.transaction_id}: {', '.join(differing)} came out other than sent")
-        numbers = asked.get(wanted.transaction_id, set())
+            problems.append(f"{wanted.transaction_id}: {', '.join(differing)} differ from what was sent")
+        numbers = checks.get(wanted.transaction_id, set())
         if numbers != set(range(1, row["check_times"] + 1)):
             problems.append(f"{wanted.transaction_id}: check_times is {row['check_times']}, the check topic has {sorted(numbers)}")
     return problems

@@ -1,4 +1,7 @@
-"""What `halfway demo` finds: in the Delta tables (read by delta-rs, as any reader would), the op and check topics, the job's status."""
+"""Reads the results of `halfway demo` from the Delta tables, the op and check topics, and the job's status.
+
+The tables are read with delta-rs, as any reader without Spark would read them.
+"""
 
 import json
 import time
@@ -9,7 +12,7 @@ from typing import Any, cast
 import pyarrow
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.pipelines.demo.traffic import Pointer
+from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client, librdkafka_log, partition_counts
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
@@ -41,7 +44,7 @@ _POLL_S = 0.1
 
 
 def read_status(storage: StorageSettings) -> dict[str, Any]:
-    """Return what the job wrote after its last batch; empty before its first.
+    """Return the status that the job wrote after its last batch; empty before the first batch.
 
     Raises:
         SetupError: the checkpoint is not on this machine.
@@ -49,7 +52,7 @@ def read_status(storage: StorageSettings) -> dict[str, Any]:
     path = local_path(checkpoint_file(storage, STATUS_FILE))
     if path is None:
         raise SetupError(
-            f"the demo follows the job by its checkpoint, and {storage.checkpoint} is not a folder of this machine: "
+            f"the demo reads the job's status from the checkpoint, and {storage.checkpoint} is not a folder on this machine: "
             "run it with --set storage.checkpoint=FOLDER --set storage.warehouse=FOLDER"
         )
     try:
@@ -60,7 +63,7 @@ def read_status(storage: StorageSettings) -> dict[str, Any]:
 
 
 class TableWatch:
-    """The demo's own rows of the three tables. Only a new version is read, only the columns needed, only files that may have them."""
+    """Reads the demo's rows of the three tables, when a table has a new version, and only from files that may hold them."""
 
     def __init__(self, storage: StorageSettings, prefix: str) -> None:
         """Prepare to read the rows whose transaction id begins with `prefix`.
@@ -73,14 +76,14 @@ class TableWatch:
         self._storage = storage
         self._prefix = prefix
         self._tables: dict[Table, DeltaTable] = {}
-        self._rows: dict[Table, tuple[int, Pointer | None, list[Row]]] = {}
+        self._rows: dict[Table, tuple[int, RecordPosition | None, list[Row]]] = {}
 
-    def rows(self, table: Table, keyless: Pointer | None = None) -> list[Row]:
-        """Return the rows as they are now; none if the table has not been made yet.
+    def rows(self, table: Table, keyless: RecordPosition | None = None) -> list[Row]:
+        """Return the current rows; an empty list if the table does not exist yet.
 
         Args:
-            table: which one.
-            keyless: the record without an id, which is the demo's too, for the quarantine.
+            table: the table.
+            keyless: the position of the demo's record without an id, for the quarantine.
 
         Raises:
             HalfwayError: the table cannot be read.
@@ -92,7 +95,7 @@ class TableWatch:
         except (DeltaError, OSError) as error:
             raise HalfwayError(f"cannot read the table {table_path(self._storage, table)}: {error}") from None
 
-    def _read(self, table: Table, keyless: Pointer | None) -> list[Row]:
+    def _read(self, table: Table, keyless: RecordPosition | None) -> list[Row]:
         opened = self._tables.get(table)
         if opened is None:
             opened = self._tables[table] = DeltaTable(table_path(self._storage, table))
@@ -100,16 +103,16 @@ class TableWatch:
             opened.update_incremental()
         version, of_keyless, rows = self._rows.get(table, (-1, None, []))
         if version != opened.version() or of_keyless != keyless:
-            # By delta-rs' own engine: Arrow's dataset threads call back into Python here, and abort a process that ends meanwhile
-            # (delta-rs issue 2184).
+            # Use delta-rs' own engine: Arrow's dataset threads would call back into Python here, and abort a process that ends
+            # meanwhile (delta-rs issue 2184).
             query = f"SELECT {', '.join(_COLUMNS[table])} FROM rows WHERE {self._wanted(keyless)}"
             found = QueryBuilder().register("rows", opened).execute(query)
             rows = pyarrow.table(found.read_all()).to_pylist()
             self._rows[table] = (opened.version(), keyless, rows)
         return rows
 
-    def _wanted(self, keyless: Pointer | None) -> str:
-        """Return the SQL condition for the demo's rows: a range and not LIKE, as the files' statistics tell of a range."""
+    def _wanted(self, keyless: RecordPosition | None) -> str:
+        """Return the SQL condition for the demo's rows. It is a range, not LIKE, so that file statistics can skip files."""
         after = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
         wanted = f"transaction_id >= {_quoted(self._prefix)} AND transaction_id < {_quoted(after)}"
         if keyless is None:
@@ -120,21 +123,25 @@ class TableWatch:
 
 
 class TopicWatch:
-    """The demo's own records of the op and check topics, from where these ended when the demo began."""
+    """Reads the demo's records of the op and check topics, from the ends that the topics have at its construction."""
 
     def __init__(self, settings: Settings, prefix: str) -> None:
-        """Take note of where the topics end; the demo sends nothing before."""
+        """Connect and read the ends of the topics, before the demo sends anything.
+
+        Raises:
+            KafkaUnavailableError: Kafka cannot be reached.
+        """
         self._kafka = settings.kafka
         self._prefix = prefix.encode()
-        self.asked: defaultdict[str, set[int]] = defaultdict(set)
-        """By transaction id the numbers of its checks."""
+        self.checks: defaultdict[str, set[int]] = defaultdict(set)
+        """The numbers of the checks, by transaction id."""
         self.rollbacks: dict[tuple[str, str], int] = {}
-        """By transaction id and group the time of its first ROLLBACK."""
+        """The time of the first ROLLBACK, by transaction id and group."""
         self.last_op_ms = 0
         self._read_to: dict[tuple[str, int], int] = {}
         topics = (self._kafka.op_topic, self._kafka.check_topic)
         options = {
-            "group.id": "halfway-demo-watch",  # required, and never joined: partitions are assigned, offsets not committed
+            "group.id": "halfway-demo-watch",  # Required, but never joined: partitions are assigned and no offset is committed.
             "enable.auto.commit": "false",
             "enable.partition.eof": "true",
             "auto.offset.reset": "earliest",
@@ -149,7 +156,7 @@ class TopicWatch:
             raise KafkaUnavailableError(f"cannot read {', '.join(topics)}: {error.args[0].str()}") from None
 
     def poll(self, limit_s: float) -> None:
-        """Read what is new, waiting for it up to `limit_s`.
+        """Read new records, and wait for them up to `limit_s`.
 
         Raises:
             KafkaUnavailableError: a topic cannot be read.
@@ -159,7 +166,7 @@ class TopicWatch:
             error = record.error()
             if error is None:
                 self._read_to[place] = offset + 1
-                # Others' records are passed over, also those that break the contract: the job judges them.
+                # Skip records that break the contract: the job quarantines them.
                 with suppress(RecordError, UnicodeDecodeError):
                     self._note(record)
             elif error.code() == KafkaError._PARTITION_EOF:
@@ -168,7 +175,7 @@ class TopicWatch:
                 raise KafkaUnavailableError(f"cannot read {place[0]}: {error.str()}")
 
     def read_to_end(self) -> bool:
-        """Read all that is in the topics now; return whether that was done within 10 s.
+        """Read up to the current ends of the topics. Return False if that takes more than 10 s.
 
         Raises:
             KafkaUnavailableError: a topic cannot be read.
@@ -185,7 +192,7 @@ class TopicWatch:
         return True
 
     def close(self) -> None:
-        """Disconnect."""
+        """Close the connection to Kafka."""
         self._consumer.close()
 
     def _end(self, place: tuple[str, int]) -> int:
@@ -198,7 +205,7 @@ class TopicWatch:
             return
         transaction_id, headers = decode_key(key), record.headers() or []
         if record.topic() == self._kafka.check_topic:
-            self.asked[transaction_id].add(CheckHeaders.from_headers(cast(Any, headers)).check_times)
+            self.checks[transaction_id].add(CheckHeaders.from_headers(cast(Any, headers)).check_times)
             return
         op = OpHeaders.from_headers(cast(Any, headers))
         at_ms = record.timestamp()[1]

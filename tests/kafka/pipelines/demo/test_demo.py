@@ -13,8 +13,8 @@ from deltalake import write_deltalake
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.demo.run import time_limit_s
-from halfway.pipelines.demo.traffic import End, Planned, Traffic
-from halfway.pipelines.demo.verdict import Accountant
+from halfway.pipelines.demo.traffic import PlannedTransaction, Traffic, TransactionEnd
+from halfway.pipelines.demo.verdict import DemoJudge
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.locks import is_in_use
@@ -89,7 +89,7 @@ def test_a_demo_comes_out_right_also_a_second_time_on_the_same_tables(overrides:
         second = run_demo({**overrides, **QUICK}, "--messages", "4")
         assert job.poll() is None, "the demo must leave alone a job that is not its own"
     assert second.returncode == 0, second.stdout + second.stderr
-    assert "a job is running: using it" in second.stdout
+    assert "a job is running: the demo uses it" in second.stdout
     assert "created the topic" not in second.stdout
     assert second.stdout.splitlines()[-1].startswith("ok: demo-")
     found = {line.split()[0]: line.split()[-2] for line in second.stdout.splitlines() if line.endswith("ok ")}
@@ -140,7 +140,7 @@ def demo_settings(topics: MakeTopics, tmp_path: Path) -> Settings:
     return topics(overrides={"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")})
 
 
-def row(planned: Planned, **changes: object) -> dict[str, object]:
+def row(planned: PlannedTransaction, **changes: object) -> dict[str, object]:
     """A row of `messages` or `discarded` as the job would write it."""
     own = {"body": planned.body, "tags": planned.tags, "keys": planned.keys, "producer_group": planned.group}
     return {"transaction_id": planned.transaction_id, "topic": "TopicTest1234", **own, "check_times": 0, "reason": "check_max", **changes}
@@ -150,15 +150,15 @@ def problems(settings: Settings, traffic: Traffic, messages: list[dict[str, obje
     for table, rows in ((Table.MESSAGES, messages), (Table.DISCARDED, discarded)):
         if rows:
             write_deltalake(table_path(settings.storage, table), pa.Table.from_pylist(rows))
-    with closing(Accountant(settings, traffic)) as accountant:
-        account = accountant.account()
-    assert not account.is_settled
-    return [problem for problem in account.problems if not problem.startswith("quarantined for")]
+    with closing(DemoJudge(settings, traffic)) as judge:
+        verdict = judge.judge()
+    assert not verdict.is_settled
+    return [problem for problem in verdict.problems if not problem.startswith("quarantined for")]
 
 
 def test_tables_that_are_right_have_no_problem_and_others_rows_do_not_count(demo_settings: Settings) -> None:
     traffic, other = Traffic(demo_settings, 3), Traffic(demo_settings, 3)
-    committed = [planned for planned in traffic.planned.values() if planned.end is End.COMMITTED]
+    committed = [planned for planned in traffic.planned.values() if planned.end is TransactionEnd.COMMITTED]
     theirs = [row(planned, body=b"other") for planned in other.planned.values()]
     assert problems(demo_settings, traffic, [*map(row, committed), *theirs], []) == []
 
@@ -179,10 +179,10 @@ def test_each_wrong_row_is_named(demo_settings: Settings) -> None:
     assert sorted(problems(demo_settings, traffic, messages, discarded)) == sorted(
         [
             f"{unknown.transaction_id}: check_times is 1, the check topic has []",
-            f"{committed.transaction_id} is there 2 times: committed, committed",
+            f"{committed.transaction_id} has 2 outcomes: committed, committed",
             f"{rolled_back.transaction_id} was committed, expected rolled_back",
-            f"{altered.transaction_id}: body, tags came out other than sent",
-            f"{traffic.delayed_id} was committed, and must not be there at all",
+            f"{altered.transaction_id}: body, tags differ from what was sent",
+            f"{traffic.delayed_id} was committed, and must not have an outcome",
             f"{silent.transaction_id} was discarded for expired, expected check_max",
             f"{stranger.transaction_id} was discarded, expected committed",
         ]
