@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.demo.run import Progress, run_demo
+from halfway.pipelines.demo.run import DemoProgress, run_demo
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.runtime.jars import ensure_jars
@@ -124,7 +124,7 @@ def test_every_transaction_ends_as_decided_though_a_worker_is_killed(
         assert submit.poll() is None, log.read_text()[-3000:]
         dead: list[int] = []
 
-        def kill_one(progress: Progress) -> None:
+        def kill_one(progress: DemoProgress) -> None:
             if not dead and progress.sent >= MESSAGES / 3:
                 assert any("CoarseGrainedExecutorBackend" in command_line(pid) for pid in children(cluster.workers[0].pid))
                 dead.extend(cluster.kill(0))
