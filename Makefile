@@ -1,4 +1,4 @@
-# Needs Python 3.11 or newer, Java 17 or newer and make; everything else is fetched by `make setup`.
+# Needs Python 3.11 or newer, Java 17 or newer and make. `make setup` fetches everything else.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ N ?= 100
 SEED ?= 1
 RUNS ?= 3
 WORLDS ?= $(if $(filter file,$(origin N)),2,1)
-# Another lock, other metadata or another place make another stamp, whatever the files' times.
+# The stamp's name depends on the lock, the metadata and the folder, so that file times do not matter.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
 .DEFAULT_GOAL := help
@@ -19,19 +19,19 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: tools $(STAMP) ## make the environment in .venv (quick when it is there)
+setup: tools $(STAMP) ## create the environment in .venv (quick if it exists)
 
 tools:
 	@command -v $(PYTHON) >/dev/null 2>&1 || \
-	  { echo "error: there is no $(PYTHON): install Python 3.11 or newer, or say where it is: make PYTHON=/path/to/python3" >&2; exit 1; }
+	  { echo "error: $(PYTHON) does not exist: install Python 3.11 or newer, or run make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "error: $(PYTHON) is older than Python 3.11: say where a newer one is: make PYTHON=/path/to/python3" >&2; exit 1; }
+	  { echo "error: $(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3 with a newer one" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
-	  { echo "error: $(PYTHON) comes without venv: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	  { echo "error: $(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@PYTHONPATH=src $(PYTHON) -m halfway.pipelines.runtime.java
 
 $(STAMP):
-	@echo "setting up $(VENV): PySpark and what goes with it, about 600 MB to fetch, once ..." >&2
+	@echo "setting up $(VENV): fetching PySpark and its dependencies, about 600 MB, once ..." >&2
 	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(VENV)/.stamp-*
 	$(PY) -m pip install --quiet --require-hashes -r requirements.lock
@@ -42,62 +42,62 @@ jars: setup ## fetch the JARs of Spark and Kafka, and archive the classes that a
 	@$(PY) -m halfway.pipelines.runtime.jars spark kafka
 	@$(PY) -m halfway.pipelines.local.class_archive
 
-run: setup ## local Kafka, topics, job and demo; fails unless the demo's outcome is right
+run: setup ## run a local Kafka, the topics, the job and the demo; fails unless the demo's outcome is right
 	@if ! $(HALFWAY) broker status --json | grep -q '"running": true'; then \
 	  trap 'code=$$?; $(HALFWAY) broker stop || exit 1; exit $$code' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	fi; \
 	$(HALFWAY) broker start && $(HALFWAY) topics create && $(HALFWAY) demo
 
-# Two at a time: most tests wait, for Kafka or for a batch, most of the time.
-test: setup jars ## the tests that fit into 15 minutes, with a real Kafka and a real Spark
+# Two workers, because most tests mostly wait for Kafka or for a batch.
+test: setup jars ## run the tests that fit into 15 minutes, with a real Kafka and a real Spark
 	@$(PY) -m pytest -m "not slow" --numprocesses 2 --dist worksteal --durations 20
 
-test-slow: setup jars ## the other ones: a cluster, long examples, commands beside a running job
+test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
 	@$(PY) -m pytest -m slow --durations 20
 
-test-unit: setup ## the tests that need neither Spark nor Kafka
+test-unit: setup ## run the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
 
-chaos: jars ## make N faults and count what is lost, twice or wrong; without N a hundred, and then a million records of every shape (docs/reliability.md)
+chaos: jars ## make N faults and count what is lost, twice or wrong; without N: 100, then a million records
 	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --worlds $(WORLDS)
-	$(if $(filter file,$(origin N)),@$(PY) -m tests.fuzz.fuzz --records 1000000 --seed $(SEED))
+	$(if $(filter file,$(origin N)),@$(PY) -m tests.fuzz --records 1000000 --seed $(SEED))
 
-bench: jars ## figures, printed and in build/bench.json (ONLY=drain,pending RUNS=3 PEER=path/to/rocketmq/run.sh; docs/performance.md)
+bench: jars ## run the benchmarks into build/bench.json (ONLY=drain,pending RUNS=3 PEER=run.sh)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)" --runs $(RUNS) $(if $(PEER),--peer $(PEER))
 
-notebooks: jars ## run both notebooks on your tables: tables printed, pictures and HTML in build/notebooks
+notebooks: jars ## run both notebooks on your tables; pictures and HTML go to build/notebooks
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
 .PHONY: soak
-soak: jars ## an hour of 200 transactions a second with a fault every five minutes: nothing lost, nothing grown (docs/reliability.md)
+soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows
 	@$(PY) -m tests.chaos.soak
 
 .PHONY: fuzz
 fuzz: N := 1000000
 fuzz: SEED := 7
-fuzz: jars ## N records of every shape (a million) through the job, each accounted for; SEED writes the same ones again
-	@$(PY) -m tests.fuzz.fuzz --records $(N) --seed $(SEED)
+fuzz: jars ## send N records of every shape (a million) through the job, and account for each one (SEED)
+	@$(PY) -m tests.fuzz --records $(N) --seed $(SEED)
 
-lint: setup ## ruff: rules and format; the lock: a hash for every package, and packages that fit together
+lint: setup ## ruff rules and format; the lock has a hash for every package, and the packages fit together
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m pytest -q tests/unit/test_lock.py
 	@$(PY) -m pip check
 
-format: setup ## ruff: put format and imports right
+format: setup ## correct format and imports with ruff
 	@$(PY) -m ruff check --fix-only --quiet .
 	@$(PY) -m ruff format .
 
-types: setup ## mypy --strict
+types: setup ## run mypy --strict
 	@$(PY) -m mypy --strict -p halfway
 
-lock: setup ## write requirements.lock anew from setup.cfg
+lock: setup ## regenerate requirements.lock from setup.cfg
 	@CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --upgrade --generate-hashes --all-extras --allow-unsafe \
 	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 	  --output-file requirements.lock setup.cfg
 
-clean: ## stop the local Kafka, and remove .venv, .halfway (its data too) and caches
+clean: ## stop the local Kafka; remove .venv, .halfway (with its data) and caches
 	@if [ -x $(HALFWAY) ] && ! $(HALFWAY) broker stop; then exit 1; fi
 	@rm -rf $(VENV) .halfway build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find $(CODE) tests benchmarks examples notebooks -name __pycache__ -type d -prune -exec rm -rf {} +
