@@ -1,4 +1,4 @@
-"""What a failed batch means to whoever runs the job, where a new start would fail in the same way and Spark does not say what to do."""
+"""Explains a failed batch to the operator, where a restart would fail again and Spark does not say what to do."""
 
 import re
 
@@ -11,25 +11,25 @@ _WAY_OUT = (
 )
 _TOLD_CHARS = 400
 _NO_PROSE = re.compile(r"\n\s*at |\n\n")
-# Spark gives its conditions in brackets in some messages, and in others only their words.
+# Some of Spark's messages have the error condition in brackets, others only its text.
 _RECORDS_LOST = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
     re.DOTALL,
 )
-# Raised on an executor, it comes back as a traceback.
+# An error of an executor arrives as a traceback.
 _UNAVAILABLE = re.compile(r"schemas\.errors\.KafkaUnavailableError: (.+)")
-# Of a broker that is away, and, if the executor is the first to ask, of a topic that is.
+# A broker is down; or the topic is gone, and the executor is the first to ask for it.
 _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
 
 def explain(error: Exception, settings: Settings) -> HalfwayError | None:
-    """Return what to raise in place of the error that ended the query, None if it tells enough.
+    """Return the error to raise instead of the one that ended the query; None if that one explains itself.
 
     Args:
-        error: what Spark raised, or what a batch did; its text has Spark's conditions and the messages of the causes below.
-        settings: name the places.
+        error: what Spark or a batch raised. Its text holds Spark's error conditions and the messages of the causes.
+        settings: the job's settings, for the names in the message.
     """
     text = str(error)
     kafka, storage = settings.kafka, settings.storage
@@ -45,10 +45,10 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
         )
     if _DISK_FULL.search(text):
         places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
-        return SetupError(f"there is no room left on the disk of {places}: make room and start again, the batch is repeated")
+        return SetupError(f"the disk is full that holds {places}: make room and start again, the batch is repeated")
     if found := _NO_POSITION.search(text):
         return KafkaUnavailableError(
-            f"Kafka has not told for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
+            f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
             f"If the topic was deleted, {_WAY_OUT}; `halfway topics create` first"
         )
     if found := _UNAVAILABLE.search(text):
@@ -57,5 +57,5 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
 
 
 def _told(text: str, found: re.Match[str]) -> str:
-    """What Spark says from there on, as far as it is prose."""
+    """Return Spark's own words from there on, up to the stack trace."""
     return " ".join(_NO_PROSE.split(text[found.end() :], 1)[0].split())[:_TOLD_CHARS]

@@ -1,4 +1,4 @@
-"""The line that `halfway resolve` prints for each batch that did something."""
+"""Logs a line for each batch of `halfway resolve`."""
 
 import logging
 import time
@@ -13,10 +13,10 @@ _QUIET_MS = 10_000
 
 
 class ProgressLog:
-    """Logs a line for each batch with outcomes, and one now and then when there are none."""
+    """Logs a line for each batch with outcomes, and at most one each 10 s for batches without."""
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
-        """Start with nothing logged; `clock_ms` is the wall clock, which is only shown: nothing is decided by it."""
+        """Start. `clock_ms` returns the wall clock, which the line shows; no outcome depends on it."""
         self._clock_ms = clock_ms
         self._logged_ms: int | None = None
 

@@ -1,7 +1,4 @@
-"""Reading records back from Kafka by their pointers, on the executors (design §1.3).
-
-Where pointers are dense the partition is read through and the rest dropped; where they are sparse the reader seeks.
-"""
+"""Reads records back from Kafka by their pointers, on the executors (decision 3)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
@@ -23,9 +20,9 @@ from halfway.schemas.headers import Source
 from halfway.transforms.rows import RowMaker
 
 CHUNK_OFFSETS = 16_384
-"""Offsets that one task reads in one go."""
+"""The number of consecutive offsets that one task reads."""
 ROWS_PER_TASK = 2_000
-"""Below this a further task, and with it a further file, costs more than it saves."""
+"""With fewer rows, another task, and with it another file, costs more than it saves."""
 FLUSH_BYTES = 16 * 1024 * 1024
 
 Pointer = tuple[int, int, int, int, str | None]
@@ -42,17 +39,17 @@ def fetch(
     rows: int,
     lost: Accumulator[int],
 ) -> DataFrame:
-    """Read back the records that outcomes point to, and make rows of them.
+    """Read the records that outcomes point to, and make rows of them.
 
     Args:
         outcomes: OUTCOME_SCHEMA.
-        connection: librdkafka's options; it may hold secrets and goes to the executors in the task, not in the plan.
-        topics: name of the half and the op topic.
-        make_rows: takes outcomes and their records, on the executors. What differs from batch to batch belongs in there: as a literal
-            it would be in Spark's generated code, which would then be compiled, and run cold, for every batch anew.
-        schema: of the rows that it makes.
-        rows: how many outcomes there are, to size the work.
-        lost: gets the number of records that were not found.
+        connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not in the plan.
+        topics: the names of the half and op topics.
+        make_rows: makes rows of outcomes and their records, on the executors. It holds the values that differ from batch to batch:
+            as literals they would be part of Spark's generated code, which Spark would compile for every batch.
+        schema: the schema of the rows.
+        rows: the number of outcomes, to choose the number of tasks.
+        lost: receives the number of records that were not found.
 
     Returns:
         The rows.
@@ -96,7 +93,7 @@ def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[Stored
 
 
 def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[Pointer]) -> Iterator[StoredRecord | None]:
-    """Yield for each pointer its record, or None where it is not there any more; pointers are sorted."""
+    """Yield the record of each pointer, or None if it is lost. The pointers are sorted."""
     for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
         wanted = list(group)
         is_half = Source(source) is Source.HALF
@@ -117,14 +114,14 @@ def _stored(record: Message) -> StoredRecord:
 
 
 def _is_same(record: Message, is_half: bool, at_ms: int, transaction_id: str | None) -> bool:
-    """Whether this is the record that was read first: a topic may have been deleted, and made and filled again (R17)."""
+    """Return True if this is the record that the job read: the topic may have been deleted and filled again (R17)."""
     key = record.key()
     same_key = not is_half or transaction_id is None or (key is not None and bytes(key) == transaction_id.encode())
     return same_key and record.timestamp()[1] == at_ms
 
 
 _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
-"""One consumer a Python worker and way of reading: connecting takes longer than most fetches."""
+"""The consumers of this Python worker, by options: connecting takes longer than most fetches."""
 
 
 def _consumer(connection: dict[str, str], *, dense: bool) -> Consumer:

@@ -1,4 +1,4 @@
-"""Where the job reads: both topics in one stream, so that one batch sees both up to one point."""
+"""Reads the half and op topics as one stream, so that each batch sees both."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
 
 
 def source_options(kafka: KafkaSettings) -> dict[str, str]:
-    """Return what Spark's Kafka source needs to read both topics quickly."""
+    """Return the options with which Spark's Kafka source reads both topics quickly."""
     return {
         **spark_options(kafka),
         "subscribe": f"{kafka.half_topic},{kafka.op_topic}",
         "includeHeaders": "true",
-        # Records that were deleted before they were read are lost: that is never passed over.
+        # Fail if Kafka has deleted records that were not read.
         "failOnDataLoss": "true",
-        # 500 by default: each partition of a nearly idle batch would wait for it.
+        # Kafka waits 500 ms by default for more records, in each partition of a nearly idle batch.
         "kafka.fetch.max.wait.ms": "10",
         "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
         "kafka.max.poll.records": "10000",
@@ -35,7 +35,7 @@ def source_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[str], since_ms: int) -> DataFrame:
-    """Return the records of these topics from `since_ms` on, with Spark's Kafka columns and headers.
+    """Return the records of these topics since `since_ms`, with Spark's Kafka columns and headers.
 
     Raises:
         SettingsError: no Kafka is configured.
@@ -44,7 +44,7 @@ def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[st
         **spark_options(kafka),
         "subscribe": ",".join(topics),
         "startingTimestamp": str(max(0, since_ms)),
-        # A partition without a record that young has nothing to read.
+        # Reads nothing from a partition that has no record since then.
         "startingOffsetsByTimestampStrategy": "latest",
         "includeHeaders": "true",
         "failOnDataLoss": "false",
@@ -53,9 +53,9 @@ def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[st
 
 
 def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:
-    """Return per topic how many records were in Kafka and not read after the batch that this progress is of.
+    """Return the consumer lag after the batch of this progress: by topic, the records that were not read.
 
-    None where Spark does not say: before the first batch, and for a trigger without data.
+    Returns None before the first batch and for a trigger without data, for which Spark reports no offsets.
     """
     source = progress.sources[0] if progress is not None and progress.sources else None
     read, latest = (_offsets(source.endOffset), _offsets(source.latestOffset)) if source is not None else (None, None)
@@ -68,6 +68,6 @@ def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | 
 
 
 def _offsets(text: str) -> Mapping[str, Mapping[str, int]] | None:
-    """Read `{"topic": {"0": 12}}`; Spark says null where it does not know."""
+    """Read `{"topic": {"0": 12}}`, or null for unknown offsets."""
     offsets: Mapping[str, Mapping[str, int]] | None = json.loads(text)
     return offsets

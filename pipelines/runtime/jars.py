@@ -1,4 +1,4 @@
-"""The JARs of `conf/ivy.xml`, fetched once into `<home>/jars/<set>/` by the Ivy that PySpark ships."""
+"""Fetches the JARs of `conf/ivy.xml` once, into `<home>/jars/<set>/`, with the Ivy that PySpark ships."""
 
 import hashlib
 import importlib.util
@@ -23,13 +23,13 @@ _FETCH_LIMIT_S = 1800
 
 
 def ensure_jars(conf: JarSet) -> list[Path]:
-    """Return the JARs of one set of `conf/ivy.xml`, fetching them first where they are not there yet.
+    """Return the JARs of one set of `conf/ivy.xml`. Fetches them first if they are missing.
 
-    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files: a killed
-    fetch is not taken for a complete one, and another `ivy.xml` is fetched anew. Calls at the same time wait for each other.
+    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files. So a killed fetch
+    does not count as complete, and another `ivy.xml` is fetched again. Concurrent calls wait for each other.
 
     Raises:
-        SetupError: if Java or Ivy is missing, the fetch fails (the message names its log), or a JAR is not the one that is pinned.
+        SetupError: Java or Ivy is missing, the fetch fails (the message names its log), or a JAR differs from the pinned one.
     """
     ivy_xml = conf_file("ivy.xml")
     stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
@@ -48,16 +48,16 @@ def ensure_jars(conf: JarSet) -> list[Path]:
 
 
 def jars_present(conf: JarSet) -> list[Path]:
-    """Return the JARs of one set that were fetched already, none if they were not; nothing is fetched.
+    """Return the JARs of one set that are on this machine; empty if they are not. Fetches nothing.
 
     Raises:
-        SetupError: if `conf/ivy.xml` is missing.
+        SetupError: `conf/ivy.xml` is missing.
     """
     return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
 
 
 def class_archive(java: Path) -> Path:
-    """Return where the classes that a start of this Spark loads on this Java are archived, if they are (`halfway.pipelines.local.class_archive`)."""
+    """Return the path of the class archive of this Spark and this Java (`pipelines/local/class_archive.py`)."""
     binary = java.resolve()
     made = binary.stat()
     spark = importlib.util.find_spec("pyspark")
@@ -71,7 +71,7 @@ def class_path(jars: list[Path]) -> str:
 
 
 def _complete(folder: Path, stamp: str) -> list[Path]:
-    """Return the JARs that the marker of `folder` names, or none if it is another `ivy.xml`'s or one of them is gone."""
+    """Return the JARs that the marker of `folder` names; empty if it is of another `ivy.xml` or a JAR is missing."""
     try:
         found_stamp, *names = (folder / _MARKER).read_text().splitlines()
     except (OSError, ValueError):
@@ -97,16 +97,16 @@ def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
 
 
 def _verify(conf: JarSet, jars: list[Path]) -> None:
-    """Refuse JARs that are not those of `conf/jars.sha256`: Ivy only compares them with what the same server says of them."""
+    """Refuse JARs that differ from `conf/jars.sha256`. Ivy only compares them with checksums from the same server."""
     pinned = conf_file("jars.sha256")
     known = {name: digest for digest, name in (line.split() for line in pinned.read_text().splitlines())}
     for jar in jars:
         digest, name = hashlib.sha256(jar.read_bytes()).hexdigest(), f"{conf}/{jar.name}"
         if known.get(name) != digest:
-            what = "is not the one that is pinned" if name in known else "is not pinned"
+            what = "differs from the one that is pinned" if name in known else "is not pinned"
             raise SetupError(
-                f"{jar.name} was fetched and {what} in {pinned}: if ivy.xml was changed on purpose, put `{digest}  {name}` there; "
-                "if not, somebody has changed the file on its way"
+                f"{jar.name} was fetched and {what} in {pinned}: if you changed ivy.xml on purpose, put `{digest}  {name}` there; "
+                "if not, the file was changed on its way"
             )
 
 
@@ -126,10 +126,10 @@ def _run_ivy(conf: JarSet, ivy_xml: Path, target: Path, log: Path) -> None:
 
 
 def _cause(log: Path) -> str:
-    """Return the first line in which Ivy says what it did not get."""
+    """Return the first line in which Ivy reports what it could not get."""
     lines = [line.strip(" \t:") for line in log.read_text(errors="replace").splitlines()]
     telling = [line for line in lines if "not found" in line or "FAILED" in line or "Exception" in line or "rror:" in line]
-    return telling[0] if telling else "Ivy does not say why"
+    return telling[0] if telling else "Ivy gives no reason"
 
 
 def _ivy_jar() -> Path:
@@ -142,7 +142,7 @@ def _ivy_jar() -> Path:
 
 
 def main(names: list[str]) -> int:
-    """Fetch the sets named, and return the exit code."""
+    """Fetch the named sets; return the exit code."""
     wrong = [name for name in names if name not in get_args(JarSet)]
     if wrong or not names:
         sys.stderr.write("usage: python -m halfway.pipelines.runtime.jars {spark,kafka} ...\n")

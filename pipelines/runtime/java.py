@@ -1,4 +1,4 @@
-"""Find the Java that Spark, Ivy and the local broker run with."""
+"""Finds the Java that runs Spark, Ivy and the local broker."""
 
 import os
 import re
@@ -16,10 +16,10 @@ _ASK_LIMIT_S = 60
 
 
 def find_java() -> Path:
-    """Return the `java` to run: of JAVA_HOME if that is set (as PySpark does), or else of the PATH.
+    """Return the `java` of JAVA_HOME if that is set, as PySpark does, or else of the PATH.
 
     Raises:
-        SetupError: if there is none, it does not run, or it is older than Java 17.
+        SetupError: there is no Java, it does not run, or it is older than Java 17.
     """
     java = _locate()
     version = _version(java)
@@ -42,7 +42,7 @@ def _locate() -> Path:
 
 
 def _version(java: Path) -> int:
-    """Ask `java` for its major version; before 9 Java called itself 1.8 and the like."""
+    """Return the major version of `java`. Before Java 9 the version was 1.8 and the like."""
     try:
         asked = subprocess.run(
             [str(java), "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False
@@ -50,15 +50,15 @@ def _version(java: Path) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SetupError(f"{java} does not run ({type(error).__name__}): {_WAY_OUT}") from None
     match = _VERSION.search(asked.stderr + asked.stdout)
-    # macOS has a /usr/bin/java that only says that there is no Java.
+    # macOS has a /usr/bin/java that only prints that Java is missing.
     if asked.returncode != 0 or match is None:
-        raise SetupError(f"{java} -version tells no version: {_WAY_OUT}")
+        raise SetupError(f"{java} -version prints no version: {_WAY_OUT}")
     major, minor = match.groups()
     return int(minor) if major == "1" and minor else int(major)
 
 
 def main() -> int:
-    """Tell on stderr what is wrong with Java, if anything is; the exit code says the same."""
+    """Print to stderr what is wrong with Java; return the exit code."""
     try:
         find_java()
     except HalfwayError as error:

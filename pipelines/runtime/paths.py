@@ -1,4 +1,4 @@
-"""Where Halfway keeps what it fetches and makes on this machine."""
+"""Where Halfway keeps its files on this machine."""
 
 import fcntl
 import os
@@ -10,13 +10,13 @@ ENV_HOME = "HALFWAY_HOME"
 
 
 def home() -> Path:
-    """Return the folder for JARs, broker data and logs: `HALFWAY_HOME`, or else `.halfway` below the current directory."""
+    """Return the folder for JARs, broker data and logs: `HALFWAY_HOME`, or `.halfway` in the current directory."""
     return Path(os.environ.get(ENV_HOME) or ".halfway").absolute()
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`, waiting for whoever has it; the kernel lets go of it when its holder dies."""
+    """Wait for the lock on a file, and hold it until the block ends. The kernel drops it when the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A small local Spark for the commands that look on: they read the checkpoint and the tables, beside a running job or with none."""
+"""A small local Spark session for the commands that read the checkpoint and the tables, with or without a running job."""
 
 import os
 import sys
@@ -16,17 +16,17 @@ from halfway.schemas.settings import Settings
 
 
 def reader_log() -> Path:
-    """Return where the small Spark logs to."""
+    """Return the log file of the small Spark."""
     return home() / "reader-spark.log"
 
 
 @contextmanager
 def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[SparkSession]:
-    """Run a small Spark until the block is left; one that this process has already is used, and left running.
+    """Run a small Spark until the block ends. A session that this process already has is used instead, and left running.
 
     Args:
-        settings: the job's.
-        say: is told, in a sentence, that it takes some seconds.
+        settings: the job's settings.
+        say: receives a sentence for the user.
 
     Raises:
         SetupError: Java or the JARs are missing, or Spark does not start.
@@ -49,7 +49,7 @@ def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[S
 
 @contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Let processes that start in this block write to a file: Spark's JVM talks on stderr, and keeps what it has got at its start."""
+    """Let processes that start in this block write to a file. Spark's JVM inherits stdout and stderr when it starts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The Spark session: taken as it is on a cluster, made here on a machine of its own."""
+"""The Spark session: taken from the cluster, or made here on a single machine."""
 
 import os
 import sys
@@ -18,38 +18,38 @@ from halfway.schemas.settings import Settings
 
 REQUIRED_CONF = {
     "spark.sql.session.timeZone": "UTC",
-    # The horizon needs no batch without data: time is an event.
+    # Ticks are data, so that the horizon needs no batch without data (decision 1).
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    # 50 by default: an append would cost 3 s for a log of a few files.
+    # Delta uses 50 snapshot partitions by default, which makes each append take 3 s.
     "spark.databricks.delta.snapshotPartitions": "1",
-    # It plans again after each stage: of use for long queries, and a tenth of a second for each of ours.
+    # Adaptive execution plans again after each stage. That helps long queries, and costs each short one a tenth of a second.
     "spark.sql.adaptive.enabled": "false",
-    # INT96 by default, which readers without Spark take for nanoseconds: a time after 2262 would silently be another one.
+    # Spark writes INT96 by default. Readers without Spark take it for nanoseconds, and silently misread times after 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # The outcomes are kept for the seconds that a batch takes: to compress them costs more than it saves.
+    # The outcomes are cached for the seconds that a batch takes: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # Values that never repeat: Parquet would build a dictionary of them, and then throw it away.
+    # These values never repeat: Parquet would build a dictionary and then discard it.
     "parquet.enable.dictionary#transaction_id": "false",
     "parquet.enable.dictionary#keys": "false",
     "parquet.enable.dictionary#body": "false",
     "parquet.enable.dictionary#half_offset": "false",
 }
-"""What the job sets on any session, because it would be wrong or slow otherwise."""
+"""What the job sets on every session: without it the job would be wrong or slow."""
 
 _LOCAL_CONF = {
-    # The default one starts a process, of 8 ms, four times for each commit on a local disk: `readlink`, to find out what it renames.
+    # The default log store starts `readlink` four times for each commit on a local disk, 8 ms each.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "4g",
-    # A job for throughput: G1, the default, takes a tenth more of the CPU for shorter pauses, which no batch notices.
+    # G1, the default collector, spends a tenth more CPU on short pauses, and a batch job gains nothing from them.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
-    # Spark's own rule, and what it does not know: a private key in PEM, and the login of which only the value has a telling word.
+    # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale word.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
-    # A streaming job makes a dozen Spark jobs a batch: what the UI remembers must not grow for hours.
+    # A streaming job runs a dozen Spark jobs a batch: the UI's memory must not grow for hours.
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "200",
     "spark.ui.retainedTasks": "2000",
@@ -62,24 +62,29 @@ _SMALL_CONF = {
     "spark.master": "local[1]",
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
-    # It ends before well optimised code would have paid for its making, and for its threads.
+    # A command ends before optimised code pays for its compilation and its threads.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-"""For commands that look on beside a running job: one core, and a heap that grows no further than large bodies need."""
+"""For commands beside a running job: one core, and a heap that large bodies fit into."""
 _FLOODING_LOGGER = "org.apache.kafka.clients.consumer.internals.FetchCollector"
-"""Of a topic that is gone it tells 4,000 times a second, 2 MB, until Spark gives its records up; the job then says so in a line."""
+"""Logs a deleted topic 4,000 times a second, 2 MB, until Spark gives up. The job then reports it in one line."""
 _QUIET_ARCHIVE = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
     """Return the session to run in.
 
-    One that this process has is taken, as on Databricks. Under spark-submit it is made as the cluster says. Otherwise a local one
-    is started on all cores (or `SPARK_MASTER`), on loopback, with the JARs of `conf/ivy.xml`; if it is to be `small`, on one core.
-    Where it is to `archive_classes`, its JVM writes the archive when it ends.
+    Takes the session that this process has, as on Databricks. Under spark-submit, makes one as the cluster is configured. Otherwise
+    starts a local one on loopback, with the JARs of `conf/ivy.xml`.
+
+    Args:
+        settings: the job's settings.
+        ui: serve Spark's UI, on a local session.
+        small: use one core instead of all cores (or `SPARK_MASTER`).
+        archive_classes: where the JVM of a local session writes its class archive when it ends.
 
     Raises:
-        SetupError: if Java or the JARs are missing, or Spark is only there by Spark Connect.
+        SetupError: Java or the JARs are missing, or the session is Spark Connect's.
     """
     spark = running_session()
     if spark is None:
@@ -92,10 +97,10 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, 
 
 
 def refuse_connect(spark: SparkSession) -> None:
-    """Refuse a session of Spark Connect: the job counts by accumulators, and writes beside its checkpoint by the driver's JVM.
+    """Refuse a Spark Connect session: the job uses accumulators, and writes files beside its checkpoint through the driver's JVM.
 
     Raises:
-        SetupError: if it is one.
+        SetupError: the session is Spark Connect's.
     """
     if not hasattr(spark, "_jvm"):
         raise SetupError(
@@ -105,13 +110,13 @@ def refuse_connect(spark: SparkSession) -> None:
 
 
 def running_session() -> SparkSession | None:
-    """Return the Spark that this process has, None if it has none; Spark's own active session is a thread's."""
+    """Return the session of this process, or None. Spark's own `getActiveSession` knows only the thread's."""
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
 
 
 @contextmanager
 def own_session() -> Iterator[None]:
-    """Stop a Spark that is started in this block, so that executors and ports are free at once; one that was there before stays."""
+    """Stop a session that starts within the block, which frees executors and ports at once. An earlier session stays."""
     before = running_session()
     try:
         yield
@@ -122,13 +127,13 @@ def own_session() -> Iterator[None]:
 
 
 def is_submitted() -> bool:
-    """Whether a cluster runs this process, under spark-submit or on Databricks: it brings its own Java and JARs."""
+    """Return True if a cluster runs this process, by spark-submit or on Databricks, and brings its own Java and JARs."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 @contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
-    """Give a JVM that starts meanwhile stderr for its stdout: what Spark prints there is no part of a command's output."""
+    """Give a JVM that starts within the block stderr as its stdout: Spark's lines must not mix with a command's output."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -146,12 +151,12 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     os.environ["PYSPARK_PYTHON"] = sys.executable
     jars = ensure_jars("spark")
     conf = {**_LOCAL_CONF, **(_SMALL_CONF if small else {"spark.master": os.environ.get("SPARK_MASTER", "local[*]")})}
-    # On the JVM's own class path, not in a class loader of Spark's: of that one's classes there can be no archive.
+    # The JVM's own class path: the class archive cannot hold classes of Spark's class loader.
     conf["spark.driver.extraClassPath"] = class_path(jars)
-    if conf["spark.master"].partition("[")[0] != "local":  # executors are processes of their own, also of a local-cluster[...]
+    if conf["spark.master"].partition("[")[0] != "local":  # executors run in their own processes, also of a local-cluster[...]
         conf["spark.jars"] = ",".join(map(str, jars))
     conf["spark.driver.extraJavaOptions"] += f" {_archive_option(java, archive_classes)}"
-    # Nothing goes there; Spark makes the folder all the same, in the current directory if none is named.
+    # Nothing is written there, but Spark creates the folder, in the current directory by default.
     conf["spark.sql.warehouse.dir"] = str(home() / "spark-warehouse")
     conf.setdefault("spark.ui.enabled", str(ui).lower())
     builder = SparkSession.builder.appName("halfway")
@@ -167,7 +172,7 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
 
 
 def _archive_option(java: Path, to_make: Path | None) -> str:
-    """Return what tells the JVM of its class archive. It finds out itself whether that fits, and says nothing if it does not."""
+    """Return the JVM's options for the class archive. The JVM itself ignores an archive that does not fit, without a word."""
     if to_make is not None:
         return f'-XX:ArchiveClassesAtExit="{to_make}" {_QUIET_ARCHIVE}'
     archive = class_archive(java)

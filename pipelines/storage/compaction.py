@@ -1,4 +1,4 @@
-"""Few large files instead of many small ones, for readers' sake, while the job goes on appending (docs/tables.md)."""
+"""Compacts the tables' small files while the job keeps appending (docs/tables.md)."""
 
 import os
 import re
@@ -17,9 +17,9 @@ from halfway.schemas.tables import Table
 
 _OF_VERSION = re.compile(r"\.?(\d{20})\.")
 _CONF = {
-    # VACUUM lists the one folder that a table is in as many tasks as this says: 10,000 by default, 20 s on two cores for nothing.
+    # VACUUM lists a table's single folder in this many tasks. The default of 10,000 wastes 20 s on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-    # A file of this size is left alone: at 1 GiB, the default, each run would write up to 1 GiB anew for the sake of an hour's few MiB.
+    # OPTIMIZE leaves larger files alone. With the default of 1 GiB, each run would rewrite up to 1 GiB to add an hour's few MiB.
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 1024 * 1024),
     "spark.databricks.delta.optimize.minFileSize": str(128 * 1024 * 1024),
 }
@@ -27,23 +27,23 @@ _CONF = {
 
 @dataclass(frozen=True)
 class Compaction:
-    """What was done to one table; `files_removed` are those that the table named before and `files_added` replace."""
+    """What a compaction did to one table. `files_added` replace `files_removed`."""
 
     table: str
     files_removed: int
     files_added: int
     files: int
-    """How many the table has now."""
+    """The number of files that the table has now."""
     bytes: int
     log_files_removed: int = 0
-    """Of its log, on a local disk."""
+    """Files deleted from the table's log, on a local disk."""
 
 
 def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compaction]:
-    """Compact each table, and delete what compactions have replaced longer ago than the table keeps it (6 hours), and old files of its log.
+    """Compact each table; delete files that were replaced more than 6 hours ago, and old files of the table's log.
 
-    Safe beside a running job: appends do not conflict with it, and it changes no row. One at a time, though: a second compaction of
-    the same table fails and changes nothing.
+    Safe while the job runs: a compaction does not conflict with appends, and changes no row. A second compaction of the same table at
+    the same time fails and changes nothing.
 
     Raises:
         SetupError: there is no table.
@@ -51,7 +51,7 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
     tables = [table for table in Table if table_exists(spark, storage, table)]
     if not tables:
         place = storage.catalog_schema or storage.warehouse
-        raise SetupError(f"there are no tables in {place}: `halfway resolve` makes them; or is --config another job's?")
+        raise SetupError(f"there are no tables in {place}: `halfway resolve` creates them; or is --config another job's?")
     for name, value in _CONF.items():
         spark.conf.set(name, value)
     return [_compact(spark, storage, table) for table in tables]
@@ -68,12 +68,12 @@ def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Com
 
 
 def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
-    """Delete what a log on a local disk keeps no longer; return how many files.
+    """Delete expired files of a log on a local disk; return their number.
 
-    Each append lists the whole log, four files a commit: after a day of commits a second it would take seconds longer. Delta's own
-    cleanup goes by whole days. This one follows Delta's protocol ("Metadata Cleanup"): of commits that are older than
-    `delta.logRetentionDuration`, what comes before the last checkpoint of that age; and, whatever their age, checksums of versions
-    before the last checkpoint, which nobody needs.
+    Each append lists the whole log, four files a commit. After a day with a commit a second this takes seconds. Delta's own cleanup
+    goes by whole days. This one follows Delta's protocol ("Metadata Cleanup"): it deletes the commits older than
+    `delta.logRetentionDuration` before the last checkpoint of that age, and all checksums of versions before the last checkpoint,
+    which no reader needs.
     """
     folder = local_warehouse(spark, storage)
     if folder is None:
@@ -103,7 +103,7 @@ class _LogFile(NamedTuple):
 
 
 def _log_files(folder: Path) -> Iterator[_LogFile]:
-    """Return the files of a version; Hadoop's checksum of a file is hidden beside it."""
+    """Yield the files of the log's versions, with Hadoop's hidden checksum files."""
     for entry in os.scandir(folder):
         if found := _OF_VERSION.match(entry.name):
             yield _LogFile(int(found[1]), Path(entry.path), entry.stat().st_mtime_ns // 1_000_000)

@@ -1,4 +1,4 @@
-"""Small files beside the checkpoint, on whatever file system that is: a local one, or by Hadoop's own client, which Spark has."""
+"""Reads and writes small files on any file system that Spark reaches: on a local disk directly, elsewhere through Hadoop's client."""
 
 import json
 import uuid
@@ -13,29 +13,29 @@ from halfway.schemas.errors import SetupError
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the path of a local URI, None for another file system's; for those who ask without a Spark."""
+    """Return the path of a local URI; None for another file system. Needs no Spark: see `on_local_disk`."""
     parsed = urlparse(uri)
     return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in ("", "file") else None
 
 
 def on_local_disk(spark: SparkSession, uri: str) -> Path | None:
-    """Return the path on this machine's disk that Spark takes `uri` for, None if it is another file system's.
+    """Return the path on this machine's disk that Spark resolves `uri` to; None for another file system.
 
-    Without a scheme it is Hadoop's `fs.defaultFS` that decides, which on a cluster is seldom this disk.
+    Hadoop's `fs.defaultFS` decides for a URI without a scheme. On a cluster it is seldom this disk.
     """
     path, file_system = _open(spark, uri)
     return Path(path.toUri().getPath()) if file_system.getUri().getScheme() == "file" else None
 
 
 def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
-    """Return the JSON object at `uri`, or None if there is no such file."""
+    """Return the JSON object at `uri`; None if the file does not exist."""
     text = read_text(spark, uri)
     content: dict[str, Any] | None = None if text is None else json.loads(text)
     return content
 
 
 def read_text(spark: SparkSession, uri: str) -> str | None:
-    """Return the text at `uri`, or None if there is no such file."""
+    """Return the text at `uri`; None if the file does not exist."""
     local = on_local_disk(spark, uri)
     if local is not None:
         return local.read_text() if local.exists() else None
@@ -50,11 +50,11 @@ def read_text(spark: SparkSession, uri: str) -> str | None:
 
 
 def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
-    """Put a JSON object at `uri`, whole or not at all."""
+    """Write a JSON object to `uri` atomically."""
     data = json.dumps(content, sort_keys=True).encode()
     local = on_local_disk(spark, uri)
     if local is not None:
-        # Hadoop's client starts six processes for it, of 8 ms each: `chmod`, and `readlink` to find out what it renames.
+        # Hadoop's client starts `chmod` and `readlink` six times for this, 8 ms each.
         local.parent.mkdir(parents=True, exist_ok=True)
         part = local.with_name(f"{local.name}.part")
         part.write_bytes(data)
@@ -66,7 +66,7 @@ def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
     except Py4JJavaError as error:
         if "UnsupportedFileSystemException" not in str(error):
             raise
-        # No atomic rename there. Such file systems are object stores, where a file appears when it is closed, whole.
+        # This file system has no atomic rename. It is an object store, where a file appears complete when it is closed.
         _write(file_system, path, data)
         return
     part = path.suffix(".part")
@@ -87,21 +87,21 @@ def _write(file_system: Any, path: Any, data: bytes) -> None:
 
 
 def names_in(spark: SparkSession, uri: str) -> list[str]:
-    """Return the names of what is in the folder `uri`; none if there is no such folder."""
+    """Return the names in the folder `uri`; empty if the folder does not exist."""
     path, file_system = _open(spark, uri)
     return [entry.getPath().getName() for entry in file_system.listStatus(path)] if file_system.exists(path) else []
 
 
 def has_files(spark: SparkSession, uri: str) -> bool:
-    """Whether `uri` is a folder with something in it."""
+    """Return True if `uri` is a folder that is not empty."""
     return bool(names_in(spark, uri))
 
 
 def check_writable(spark: SparkSession, uri: str) -> None:
-    """Write a small file below `uri` and remove it again.
+    """Write a small file in the folder `uri` and delete it.
 
     Raises:
-        SetupError: if that fails; whatever the file system says is in the message.
+        SetupError: the file system refuses; the message gives its reason.
     """
     try:
         path, file_system = _open(spark, f"{uri.rstrip('/')}/.halfway-doctor-{uuid.uuid4().hex}")

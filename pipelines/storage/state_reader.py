@@ -1,6 +1,6 @@
-"""The state as it lies in the checkpoint, read by Spark's own `statestore` source: beside a running job, or with none.
+"""Reads the job's state from its checkpoint, with Spark's `statestore` source, with or without a running job.
 
-Nothing is locked and nothing is written: a batch that the job has committed does not change any more. It keeps a hundred of them.
+It locks and writes nothing: a committed batch does not change. Spark keeps a hundred of them.
 """
 
 import json
@@ -23,25 +23,25 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class StoredState:
-    """The state after one batch. Before the first one there is no batch, and nothing in it."""
+    """The state after one batch. Before the first batch, `batch_id` is None and the rest is empty."""
 
     batch_id: int | None
     rows: list[tuple[int, bytes]]
-    """One a bucket (`STATE_SCHEMA`): format version and payload."""
+    """One row a bucket (`STATE_SCHEMA`): format version and payload."""
     read_to: dict[str, dict[int, int]]
-    """By topic and partition the offset up to which records have been read, that one not included."""
+    """By topic and partition, the offset after the last record that was read."""
 
 
 def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: int = 0) -> StoredState:
-    """Return the state after the last batch that is committed.
+    """Return the state after the last committed batch.
 
     Args:
-        spark: to read with.
-        storage: the job's.
-        batches_ago: go back so many batches, or to the first one that is kept if there are not so many.
+        spark: the session.
+        storage: the job's storage settings.
+        batches_ago: go back this many batches, or to the oldest one that is kept.
 
     Raises:
-        HalfwayError: it cannot be read.
+        HalfwayError: the state cannot be read.
     """
     for left in reversed(range(_TRIES)):
         batch_id = _committed(spark, storage, batches_ago)
@@ -50,7 +50,7 @@ def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: in
         try:
             return StoredState(batch_id, _rows(spark, storage, batch_id), _read_to(spark, storage, batch_id))
         except (PySparkException, Py4JJavaError, FileNotFoundError) as error:
-            # A job that goes on may have removed this batch meanwhile; a later one is there then.
+            # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _committed(spark, storage, batches_ago) == batch_id:
                 raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {_first_line(error)}") from None
             log.info("event=state_read_again batch_id=%d", batch_id)
@@ -58,16 +58,16 @@ def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: in
 
 
 def _committed(spark: SparkSession, storage: StorageSettings, batches_ago: int) -> int | None:
-    """Return a batch that is committed; of the oldest ones the state may have been removed already."""
+    """Return the id of a committed batch. Spark may have removed the state of the oldest ones."""
     names = names_in(spark, checkpoint_file(storage, "commits"))
     batches = sorted(int(name) for name in names if name.isdecimal())
     return batches[max(0, len(batches) - 1 - batches_ago)] if batches else None
 
 
 def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
-    """Return the state after the last committed batch, left where it lies: one row a bucket (`STATE_SCHEMA`).
+    """Return the state after the last committed batch as a frame: one row a bucket (`STATE_SCHEMA`).
 
-    Persist it where it is used twice, so that both uses see it though the job goes on and removes it.
+    Persist it before using it twice: a running job may remove it in between.
 
     Raises:
         HalfwayError: the job has not finished a batch with this checkpoint.
@@ -84,7 +84,7 @@ def _rows(spark: SparkSession, storage: StorageSettings, batch_id: int) -> list[
 
 
 def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
-    # Spark 4.2 cannot read a state in a session that has run no stream, unless its stream manager was asked for (SPARK-58973).
+    # Spark 4.2 cannot read a state in a session that has run no stream, unless its stream manager was accessed (SPARK-58973).
     _ = spark.streams.active
     stored = spark.read.format("statestore").option("batchId", batch_id).load(storage.checkpoint)
     return stored.select("value.groupState.format_version", "value.groupState.payload")
@@ -98,7 +98,7 @@ def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> di
 
 
 def ends_in(offsets: str) -> dict[str, dict[int, int]]:
-    """Return where a batch ended, from the third line of a file of Spark's offset log: a version and metadata are the first two."""
+    """Return the end offsets of a batch from a file of Spark's offset log: its third line, after a version and metadata."""
     topics: dict[str, dict[str, int]] = json.loads(offsets.splitlines()[2])
     return {topic: {int(partition): offset for partition, offset in places.items()} for topic, places in topics.items()}
 
