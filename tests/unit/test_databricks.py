@@ -1,4 +1,4 @@
-"""The bundle for Databricks: what it names is there, and its command lines and environment are ones that Halfway takes."""
+"""The bundle for Databricks: what it names exists, and Halfway accepts its command lines and environment."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ by_job = pytest.mark.parametrize(("job", "wheel_task"), TASKS, ids=[name for nam
 
 
 def resolved(text: str) -> str:
-    """Put in for `${…}` what Databricks would: defaults of variables, the source tree for the files of the workspace."""
+    """Replace `${…}` as Databricks does: variables by their defaults, the workspace's files by the source tree."""
 
     def value(found: re.Match[str]) -> str:
         kind, _, name = found[1].partition(".")
@@ -53,7 +53,7 @@ def test_every_variable_is_defined_and_used() -> None:
 
 
 @by_task
-def test_package_and_entry_point_are_the_wheels(wheel_task: dict[str, Any]) -> None:
+def test_package_and_entry_point_are_those_of_the_wheel(wheel_task: dict[str, Any]) -> None:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     python_task = wheel_task["python_wheel_task"]
@@ -65,10 +65,10 @@ def test_package_and_entry_point_are_the_wheels(wheel_task: dict[str, Any]) -> N
 
 
 @by_job
-def test_parameters_are_a_command_line_and_the_settings_load(
+def test_parameters_are_a_valid_command_line_and_the_settings_load(
     job: str, wheel_task: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # a task does not stand in the source tree
+    monkeypatch.chdir(tmp_path)  # a task does not run in the source tree
     cluster = CLUSTERS[job][wheel_task["job_cluster_key"]]
     for name, value in cluster.get("spark_env_vars", {}).items():
         monkeypatch.setenv(name, resolved(value))
@@ -86,30 +86,30 @@ def test_parameters_are_a_command_line_and_the_settings_load(
 
 
 @by_job
-def test_clusters_have_a_jvm_to_call(job: str, wheel_task: dict[str, Any]) -> None:
+def test_clusters_give_access_to_the_jvm(job: str, wheel_task: dict[str, Any]) -> None:
     assert CLUSTERS[job][wheel_task["job_cluster_key"]]["data_security_mode"] == "DATA_SECURITY_MODE_DEDICATED"
     with pytest.raises(SetupError, match="DATA_SECURITY_MODE_DEDICATED"):
         refuse_connect(object())  # type: ignore[arg-type]
 
 
-def test_the_cluster_of_the_job_redacts_what_others_do() -> None:
+def test_the_jobs_cluster_redacts_the_same_options_as_other_clusters() -> None:
     line = f"spark.redaction.regex {CLUSTERS['halfway_resolve']['resolve']['spark_conf']['spark.redaction.regex']}"
     assert line in [" ".join(each.split()) for each in (ROOT / "conf" / "spark-defaults.conf").read_text().splitlines()]
 
 
-def test_the_defaults_are_those_of_the_configuration_file() -> None:
+def test_the_defaults_equal_those_of_conf_databricks_yaml() -> None:
     secrets = {"HALFWAY__KAFKA__SECURITY__USER": "u", "HALFWAY__KAFKA__SECURITY__PASSWORD": "p"}
     storage = load_settings(ROOT / "conf" / "databricks.yaml", environ=secrets).storage
     variables = BUNDLE["variables"]
     assert (storage.catalog_schema, storage.checkpoint) == (variables["catalog_schema"]["default"], variables["checkpoint"]["default"])
 
 
-def test_a_task_returns_when_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_returns_when_its_command_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     task(["broker", "status", "--json"])
     assert "bootstrap_servers" in capsys.readouterr().out
 
 
-def test_a_task_raises_what_went_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_task_raises_an_error_when_its_command_fails(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HalfwayError, match="exit code 1"):
         task(["resolve", "--set", "kafka.bootstrap_server=x"])
     assert "did you mean bootstrap_servers?" in capsys.readouterr().err

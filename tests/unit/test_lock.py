@@ -1,4 +1,4 @@
-"""What is installed is what was chosen: every requirement of the lock is one version, with its hashes, and that one is installed."""
+"""requirements.lock pins each requirement to one version with hashes, and these versions are installed."""
 
 import re
 from importlib import metadata
@@ -10,7 +10,7 @@ REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)==([^\s;]+)(?: ; [^\\]+)?((?: --hash
 
 
 def requirements() -> list[tuple[str, str, str]]:
-    """Return name, version and hashes of each requirement; fails at a line that is none."""
+    """Return name, version and hashes of each requirement. Fails if a line is no requirement."""
     lines = [line for line in LOCK.read_text().replace("\\\n", " ").splitlines() if line.strip() and not line.lstrip().startswith("#")]
     found = [(line, REQUIREMENT.fullmatch(" ".join(line.split()))) for line in lines]
     assert [line for line, match in found if match is None] == []
@@ -22,6 +22,6 @@ def test_every_requirement_is_one_version_with_its_hashes() -> None:
     assert [name for name, _, hashes in requirements() if not hashes] == []
 
 
-def test_what_is_installed_is_what_is_locked() -> None:
+def test_the_installed_versions_are_the_locked_ones() -> None:
     locked = {name: version for name, version, _ in requirements()}
     assert {name: metadata.version(name) for name in locked} == locked

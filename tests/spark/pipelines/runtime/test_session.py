@@ -43,7 +43,7 @@ def test_started_workers_have_imported_what_the_job_needs(spark: SparkSession) -
     assert {row[0] for row in found} >= {"pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator"}
 
 
-def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: the workers must not import a module for it
+def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: an annotation would make the workers import its module
     import pyarrow as pa
 
     del batches

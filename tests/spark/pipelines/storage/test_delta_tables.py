@@ -133,7 +133,7 @@ def test_two_processes_never_commit_at_once_on_a_local_disk(spark: SparkSession,
     with (tmp_path / ".quarantine.lock").open("a") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
         append.start()
-        for version in range(3):  # the job can still write to another table
+        for version in range(3):  # another table can be written meanwhile
             append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", version)
         assert read_table(spark, storage, Table.QUARANTINE).isEmpty()
         assert append.is_alive()

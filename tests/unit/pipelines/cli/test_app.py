@@ -26,7 +26,7 @@ COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test where no configuration and no broker is."""
+    """Run each test in a folder without a configuration and a broker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
 
@@ -48,7 +48,7 @@ def test_a_broker_never_started_has_no_address() -> None:
     assert (result.exit_code, result.output) == (0, '{"running": false, "bootstrap_servers": null}\n')
 
 
-def test_to_stop_what_does_not_run_is_no_error() -> None:
+def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:
     result = CliRunner().invoke(app, ["broker", "stop"])
     assert (result.exit_code, result.output) == (0, "the broker was not running\n")
 
@@ -67,7 +67,7 @@ def test_to_stop_what_does_not_run_is_no_error() -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
@@ -88,23 +88,23 @@ def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], error: str) 
     assert result.stderr.startswith(error)
 
 
-def test_errors_on_purpose_are_folded_and_others_keep_their_traceback() -> None:
+def test_a_known_error_is_one_line_and_a_defect_keeps_its_traceback() -> None:
     own = typer.Typer(cls=HalfwayGroup, pretty_exceptions_enable=False)
 
     @own.command()
-    def purpose() -> None:
+    def known() -> None:
         raise SetupError("two\n lines")
 
     @own.command()
     def defect() -> None:
         raise ZeroDivisionError
 
-    result = CliRunner().invoke(own, ["purpose"])
+    result = CliRunner().invoke(own, ["known"])
     assert (result.exit_code, result.stderr) == (1, "error: two lines\n")
     assert isinstance(CliRunner().invoke(own, ["defect"]).exception, ZeroDivisionError)
 
 
-def test_kafka_out_of_reach_is_one_line_within_15_s(tmp_path: Path) -> None:
+def test_an_unreachable_kafka_is_reported_in_one_line_within_15_s(tmp_path: Path) -> None:
     done = run_halfway("topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}", cwd=tmp_path, limit_s=15)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: Kafka cannot be reached")

@@ -1,4 +1,4 @@
-"""The doctor's findings that need neither Spark nor Kafka, and its manners on the command line."""
+"""The findings of `halfway doctor` that need neither Spark nor Kafka, and its output."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ from tests.support.commands import run_halfway
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test where no configuration, no broker and no JAR is."""
+    """Run each test in a folder without a configuration, a broker and JARs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
 
@@ -32,7 +32,7 @@ def states(findings: list[Finding]) -> list[tuple[str, Health]]:
     return [(finding.check, finding.health) for finding in findings]
 
 
-def test_everything_missing_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_everything_missing_is_reported_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(checks, "MIN_PYTHON", (99, 1))
     (tmp_path / "file").touch()
@@ -56,14 +56,14 @@ def test_everything_missing_is_told_with_the_way_out(monkeypatch: pytest.MonkeyP
     assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
 
 
-def test_settings_that_do_not_load_are_the_finding() -> None:
+def test_settings_that_do_not_load_are_the_only_finding() -> None:
     result = CliRunner().invoke(app, ["doctor", "--set", "state.bucket=3"])
     assert result.exit_code == 1
     assert "✗ settings   --set state.bucket: unknown setting 'state.bucket'; did you mean buckets?\n" in result.stdout
     assert "? the rest   not checked" in result.stdout
 
 
-def test_kafka_out_of_reach_takes_less_than_15_s_and_one_line_each(tmp_path: Path) -> None:
+def test_an_unreachable_kafka_is_reported_within_18_s_in_one_line_for_each_finding(tmp_path: Path) -> None:
     done = run_halfway("doctor", "--set", "kafka.bootstrap_servers=127.0.0.1:1", cwd=tmp_path, limit_s=18)
     assert (done.returncode, done.stderr) == (1, "")
     assert all(line[:2] in {"✓ ", "! ", "✗ ", "? "} for line in done.stdout.splitlines())
@@ -85,7 +85,7 @@ def test_kafka_out_of_reach_takes_less_than_15_s_and_one_line_each(tmp_path: Pat
         (1, 1, 2, [(Health.PROBLEM, "set min.insync.replicas to at most 1"), (Health.WARNING, "one copy")]),
     ],
 )
-def test_copies(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
+def test_a_topic_needs_replicas_in_sync(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
     found = list(copy_problems(copies, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
@@ -94,7 +94,7 @@ def test_copies(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[He
 @pytest.mark.parametrize(
     ("problem_below", "warning_below", "state"), [(0, 0, Health.OK), (0, 2**62, Health.WARNING), (2**62, 2**62, Health.PROBLEM)]
 )
-def test_disk(monkeypatch: pytest.MonkeyPatch, problem_below: int, warning_below: int, state: Health) -> None:
+def test_free_disk_space_is_judged(monkeypatch: pytest.MonkeyPatch, problem_below: int, warning_below: int, state: Health) -> None:
     monkeypatch.setattr(checks, "MIN_FREE_BYTES", problem_below)
     monkeypatch.setattr(checks, "LITTLE_FREE_BYTES", warning_below)
     found = list(checks.disk_findings(load_settings(environ={}).storage))
@@ -102,7 +102,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, problem_below: int, warning_below
     assert ("storage.warehouse" in found[0].text) is (state is Health.PROBLEM)
 
 
-def test_the_metrics_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metrics_port_is_free_or_a_jobs_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = MetricsSettings(port=free_port())
 
     def found() -> tuple[Health, str]:
@@ -122,7 +122,7 @@ def test_the_metrics_port(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found() == (Health.PROBLEM, "prometheus-client is not installed: pip install 'halfway[metrics]'")
 
 
-def test_damaged_files_are_a_finding_and_no_traceback(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_a_finding_and_no_traceback(tmp_path: Path) -> None:
     settings = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
     assert read_local_ownership(settings.storage).tables == {}
     (tmp_path / "c").mkdir()

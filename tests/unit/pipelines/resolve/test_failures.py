@@ -1,4 +1,4 @@
-"""What a failed batch means, told in one line with the way out."""
+"""The explanation of a failed batch: one line that says what to do."""
 
 import pytest
 
@@ -45,13 +45,13 @@ SAID = {
 
 
 @pytest.mark.parametrize(("text", "kind", "words"), SAID.values(), ids=SAID)
-def test_it_says_what_it_means_and_what_to_do(text: str, kind: type[HalfwayError], words: tuple[str, ...]) -> None:
+def test_a_known_failure_is_explained_with_what_to_do(text: str, kind: type[HalfwayError], words: tuple[str, ...]) -> None:
     explained = explain(RuntimeError(text), SETTINGS)
     assert type(explained) is kind
     assert all(word in str(explained) for word in words), explained
     assert " at org." not in str(explained)
-    assert "failOnDataLoss" not in str(explained), "that is no way out: what is lost would be passed over in silence"
+    assert "failOnDataLoss" not in str(explained), "this option would skip lost records silently"
 
 
-def test_what_tells_enough_is_left_alone() -> None:
+def test_an_error_that_explains_itself_is_not_explained_again() -> None:
     assert explain(RuntimeError("[DELTA_TABLE_NOT_FOUND] Delta table `messages` doesn't exist."), SETTINGS) is None

@@ -1,15 +1,15 @@
-"""R15's part that needs no Kafka: names of consumer groups, and what fits into a tick."""
+"""The part of R15 that needs no Kafka: names of consumer groups, and how many of them fit into a tick."""
 
 import json
 
 from halfway.pipelines.resolve.groups import MAX_BYTES, fit, producer_groups
 
 
-def test_only_the_groups_that_answer_checks_count() -> None:
+def test_only_a_consumer_group_that_answers_checks_is_a_producer_group() -> None:
     assert producer_groups(["txn-check-shop", "shop", "txn-check-", "my-txn-check-x", "txn-check-txn-check-a"]) == ["shop", "txn-check-a"]
 
 
-def test_what_does_not_fit_into_a_tick_is_left_out_from_the_end() -> None:
+def test_the_last_groups_are_left_out_where_a_tick_is_full() -> None:
     assert fit(["a", "b"]) == ["a", "b"]
     for name in ("group-of-a-service-{:05}", "größe-{:05}", '"{:05}"'):
         groups = [name.format(number) for number in range(10_000)]

@@ -1,4 +1,4 @@
-"""What Prometheus gets: right names, nothing before it is known, nothing below zero; alerts and dashboard ask for what exists."""
+"""The job's metrics for Prometheus, and the alert rules and the dashboard that query them."""
 
 import json
 import re
@@ -59,7 +59,7 @@ def batch(*buckets: BucketReport, earlier: Sequence[BucketReport] = (), **change
 
 
 def exposed(metrics: JobMetrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """Return what a scrape gets, through the text format and back."""
+    """Return what a scrape gets, written to the text format and parsed."""
     registry = CollectorRegistry()
     registry.register(metrics)
     families = text_string_to_metric_families(generate_latest(registry).decode())
@@ -75,7 +75,7 @@ def metrics() -> JobMetrics:
     return JobMetrics(2, clock=lambda: NOW_S)
 
 
-def test_names_types_and_help(metrics: JobMetrics) -> None:
+def test_names_types_help_and_labels_are_complete(metrics: JobMetrics) -> None:
     metrics(batch(bucket(0), bucket(1), unread={"half": 1}))
     registry = CollectorRegistry()
     registry.register(metrics)
@@ -87,7 +87,7 @@ def test_names_types_and_help(metrics: JobMetrics) -> None:
     assert {label for _, labels in exposed(metrics) for label, _ in labels} == LABELS, "no label without a bound"
 
 
-def test_nothing_that_sums_over_buckets_is_shown_before_all_have_spoken(metrics: JobMetrics) -> None:
+def test_a_sum_over_buckets_appears_once_every_bucket_has_reported(metrics: JobMetrics) -> None:
     of_the_run = {"halfway_start_timestamp_seconds", "halfway_batch_seconds_count", "halfway_batch_seconds_sum"}
     assert set(plain(metrics)) == of_the_run
     metrics(batch(bucket(0)))
@@ -100,7 +100,7 @@ def test_nothing_that_sums_over_buckets_is_shown_before_all_have_spoken(metrics:
     assert [shown["halfway_pending_messages", (("checked", checked),)] for checked in ("false", "true")] == [3, 1]
 
 
-def test_totals_are_the_states_own_and_never_added_twice(metrics: JobMetrics) -> None:
+def test_totals_come_from_the_state_and_are_never_added_twice(metrics: JobMetrics) -> None:
     totals = {"committed": 5, "check_max": 2, "lost": 1, "late_verdict": 3, "duplicate_op": 4, "halves": 9}
     for _ in range(3):
         metrics(batch(bucket(0, totals=totals), bucket(1, totals={"committed": 1})))
@@ -117,7 +117,7 @@ def test_totals_are_the_states_own_and_never_added_twice(metrics: JobMetrics) ->
     assert shown["halfway_batch_seconds_bucket", (("le", "2.0"),)] == 3
 
 
-def test_lag_and_age() -> None:
+def test_the_lag_of_the_horizon_grows_while_no_batch_ends() -> None:
     now = [NOW_S]
     metrics = JobMetrics(1, clock=lambda: now[0])
     metrics(batch(bucket(0)))
@@ -128,8 +128,8 @@ def test_lag_and_age() -> None:
     assert plain(metrics)["halfway_last_batch_timestamp_seconds"] == NOW_S
 
 
-def test_nothing_goes_below_zero(metrics: JobMetrics) -> None:
-    """Producers' clocks that run ahead, with CreateTime topics: a horizon after now, a half after the horizon."""
+def test_no_metric_is_negative(metrics: JobMetrics) -> None:
+    """With CreateTime topics, producers' clocks may run ahead: a horizon after now, a half after the horizon."""
     ahead_ms = int(NOW_S * 1000) + 60_000
     metrics(
         batch(bucket(0, horizon_ms=ahead_ms, oldest_ms=ahead_ms + 5), bucket(1, horizon_ms=ahead_ms, pending=0, checked=0, oldest_ms=None))
@@ -138,28 +138,28 @@ def test_nothing_goes_below_zero(metrics: JobMetrics) -> None:
     assert plain(metrics)["halfway_oldest_half_message_age_seconds"] == 0
 
 
-def test_without_pending_messages_the_oldest_is_of_age_0(metrics: JobMetrics) -> None:
+def test_the_oldest_age_is_0_without_pending_messages(metrics: JobMetrics) -> None:
     metrics(batch(*(bucket(number, pending=0, checked=0, oldest_ms=None) for number in range(2))))
     assert plain(metrics)["halfway_oldest_half_message_age_seconds"] == 0
 
 
-def test_latencies_are_counted_up_to_and_with_each_bound() -> None:
+def test_a_latency_equal_to_a_bound_counts_under_that_bound() -> None:
     counted = count_latencies([-5, 0, 50, 51, 100, 86_400_000, 86_400_001])
     per_bound = dict(zip([*LATENCY_BOUNDS_S, float("inf")], latency_counts(counted), strict=True))
     assert {bound: times for bound, times in per_bound.items() if times} == {0.05: 3, 0.1: 2, 86_400: 1, float("inf"): 1}
     assert counted["latency_sum_ms"] == 50 + 51 + 100 + 86_400_000 + 86_400_001
 
 
-def test_a_report_goes_through_json() -> None:
+def test_a_report_is_the_same_after_json() -> None:
     report = bucket(3, counts={"halves": 1}, totals=dict(count_latencies([7])), oldest_ms=None)
     assert BucketReport.from_json(report.to_json()) == report
 
 
-def test_every_reason_has_its_place() -> None:
+def test_no_reason_is_listed_twice() -> None:
     assert len(set(DISCARD_REASONS) | set(QUARANTINE_REASONS)) == len(DISCARD_REASONS) + len(QUARANTINE_REASONS)
 
 
-def test_a_taken_port_is_one_line_before_the_job_starts(metrics: JobMetrics) -> None:
+def test_a_taken_port_is_reported_in_one_line_before_the_job_starts(metrics: JobMetrics) -> None:
     settings = MetricsSettings(port=free_port())
     with served(metrics, settings):
         result = CliRunner().invoke(
@@ -186,7 +186,7 @@ def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest
     )
 
 
-def asked_for(expression: str) -> set[str]:
+def metrics_in(expression: str) -> set[str]:
     """Return the metrics that a query names."""
     return set(re.findall(r"\b[a-z]+_[a-z_]+\b(?=\s*[\[{)]|\s*$|\s+[-+*/<>=!]|\s+(?:or|and|unless)\b)", expression)) - {"label_replace"}
 
@@ -195,7 +195,7 @@ def samples_of(metrics: dict[str, str]) -> set[str]:
     return {name + suffix for name, kind in metrics.items() for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
 
 
-def test_alert_rules_ask_for_what_exists_and_name_their_runbook() -> None:
+def test_alert_rules_query_existing_metrics_and_name_their_runbook() -> None:
     rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
     headings = {
         re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
@@ -211,7 +211,7 @@ def test_alert_rules_ask_for_what_exists_and_name_their_runbook() -> None:
         assert re.fullmatch(r"\d+[smh]", alert["for"])
         assert alert["labels"]["severity"] in {"critical", "warning"}
         assert set(alert["annotations"]) == {"summary", "description", "runbook"}
-        names = asked_for(alert["expr"])
+        names = metrics_in(alert["expr"])
         assert names, alert
         assert names <= samples_of(METRICS), alert
         page, anchor = alert["annotations"]["runbook"].split("#")
@@ -219,12 +219,12 @@ def test_alert_rules_ask_for_what_exists_and_name_their_runbook() -> None:
         assert anchor in headings
 
 
-def test_the_dashboard_asks_for_what_exists_and_shows_all_of_it() -> None:
+def test_the_dashboard_queries_existing_metrics_and_shows_all_of_them() -> None:
     dashboard = json.loads((ROOT / "monitoring" / "grafana-dashboard.json").read_text())
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
-    names = {name for expression in expressions for name in asked_for(expression)}
+    names = {name for expression in expressions for name in metrics_in(expression)}
     assert names <= samples_of(METRICS)
     shown = {name for name in METRICS if any(asked.startswith(name) for asked in names)}
     assert shown == set(METRICS)
@@ -234,7 +234,7 @@ def test_the_dashboard_asks_for_what_exists_and_shows_all_of_it() -> None:
         assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
 
 
-def test_the_manual_tells_of_every_metric_and_alert() -> None:
+def test_the_manual_describes_every_metric_and_alert() -> None:
     manual = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in METRICS if f"`{name}`" not in manual and f"`{name}{{" not in manual] == []
     rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())

@@ -1,4 +1,4 @@
-"""The line a batch: what it says, and when it keeps quiet."""
+"""The log line of a batch: its content, and when it is left out."""
 
 import logging
 from collections import Counter
@@ -28,7 +28,7 @@ def bucket(number: int, pending: int, horizon_ms: int | None = None, counts: Map
     return BucketReport(number, horizon_ms, pending, 0, None, pending, 0, counts or {}, {})
 
 
-def test_one_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_is_logged_in_one_line_with_all_its_figures(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ProgressLog(clock_ms=lambda: 91_500)(busy(3))
     [line] = caplog.messages
@@ -49,7 +49,7 @@ def test_one_line_says_it_all(caplog: pytest.LogCaptureFixture) -> None:
     }
 
 
-def test_batches_without_outcomes_speak_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_without_outcomes_are_logged_every_10_s(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     now_ms = [0]
     log = ProgressLog(clock_ms=lambda: now_ms[0])

@@ -1,4 +1,4 @@
-"""Java and the JARs: found, fetched once by the real Ivy, and never taken for complete when they are not."""
+"""Finding Java, and fetching JARs with Ivy: once, pinned, and never in part."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
 from tests.support.paths import ROOT
 
-# One small JAR of the project's own ivy.xml.
+# One small JAR that the project's own ivy.xml has, too.
 ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test"/>
 <configurations><conf name="kafka"/></configurations>
 <dependencies><dependency org="org.slf4j" name="slf4j-api" rev="{rev}" conf="kafka->default"/></dependencies></ivy-module>"""
@@ -27,7 +27,7 @@ NOWHERE = "0.0.0-none"
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with a home and an ivy.xml of its own."""
+    """A current directory with its own home and ivy.xml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
     write_ivy(tmp_path, IN_REACH)
@@ -41,7 +41,7 @@ def write_ivy(project: Path, rev: str) -> None:
 
 @pytest.fixture
 def no_java(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Take Java away from here on: what then succeeds has fetched nothing."""
+    """Return a function that hides Java. A call that succeeds afterwards has fetched nothing."""
     return lambda: monkeypatch.setenv("JAVA_HOME", "/nowhere")
 
 
@@ -60,7 +60,7 @@ def test_home_is_below_the_current_directory(project: Path, monkeypatch: pytest.
     assert home() == project / "elsewhere"
 
 
-def test_the_current_directorys_conf_comes_first_then_the_source_trees(project: Path) -> None:
+def test_a_file_in_conf_of_the_current_directory_wins_over_the_shipped_one(project: Path) -> None:
     assert conf_file("ivy.xml") == project / "conf" / "ivy.xml"
     assert conf_file("broker.properties") == ROOT / "conf" / "broker.properties"
     with pytest.raises(SetupError, match=r"conf/none\.xml is missing"):
@@ -83,7 +83,7 @@ def test_a_lost_jar_is_fetched_again() -> None:
     assert ensure_jars("kafka")[0].is_file()
 
 
-def test_another_ivy_xml_is_fetched_anew(project: Path, no_java: Callable[[], None]) -> None:
+def test_jars_are_fetched_again_for_another_ivy_xml(project: Path, no_java: Callable[[], None]) -> None:
     ensure_jars("kafka")
     write_ivy(project, NOWHERE)
     no_java()
@@ -91,7 +91,7 @@ def test_another_ivy_xml_is_fetched_anew(project: Path, no_java: Callable[[], No
         ensure_jars("kafka")
 
 
-def test_a_killed_fetch_is_not_taken_for_complete(project: Path) -> None:
+def test_jars_of_a_killed_fetch_are_fetched_again(project: Path) -> None:
     jars = project / ".halfway" / "jars"
     for folder in (jars / "kafka", jars / ".kafka-killed" / "kafka"):
         folder.mkdir(parents=True)
@@ -100,7 +100,7 @@ def test_a_killed_fetch_is_not_taken_for_complete(project: Path) -> None:
     assert not (jars / ".kafka-killed").exists()
 
 
-def test_a_failed_fetch_names_its_log_and_leaves_nothing(project: Path) -> None:
+def test_a_failed_fetch_names_its_log_and_leaves_no_jar(project: Path) -> None:
     write_ivy(project, NOWHERE)
     log = project / ".halfway" / "jars" / "kafka.log"
     with pytest.raises(SetupError, match=f"slf4j-api;{NOWHERE}") as caught:
@@ -124,26 +124,24 @@ def test_a_jar_that_is_not_the_pinned_one_is_refused(project: Path, line: str, w
 
 
 @pytest.mark.skipif(not all(jars_present(conf) for conf in get_args(JarSet)), reason="`make jars` was not run yet")
-def test_nothing_is_pinned_but_what_is_fetched() -> None:
+def test_exactly_the_fetched_jars_are_pinned() -> None:
     pinned = {line.split()[1] for line in conf_file("jars.sha256").read_text().splitlines()}
     assert pinned == {f"{conf}/{jar.name}" for conf in get_args(JarSet) for jar in jars_present(conf)}
 
 
 def test_calls_at_the_same_time_fetch_once(project: Path) -> None:
     command = [sys.executable, "-m", "halfway.pipelines.runtime.jars", "kafka"]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    calls = [subprocess.Popen(command, cwd=project, env=environ, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    calls = [subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     told = "".join(call.communicate()[1] for call in calls)
     assert [call.returncode for call in calls] == [0, 0, 0]
     assert told.count("fetching") == 1
 
 
-def test_the_command_names_the_sets_it_knows(project: Path) -> None:
+def test_wrong_usage_names_the_sets_of_jars(project: Path) -> None:
     for arguments in ([], ["kafka", "flink"]):
         done = subprocess.run(
             [sys.executable, "-m", "halfway.pipelines.runtime.jars", *arguments],
             cwd=project,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             check=False,
@@ -152,7 +150,7 @@ def test_the_command_names_the_sets_it_knows(project: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21" 2023-09-19', 'java version "25-ea"'])
-def test_java_17_and_newer_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+def test_java_17_and_newer_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
     java_home = java_that_says(tmp_path / "jdk", line)
     monkeypatch.setenv("JAVA_HOME", str(java_home))
     assert find_java() == java_home / "bin" / "java"
@@ -167,7 +165,7 @@ def test_an_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         find_java()
 
 
-def test_a_java_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_without_a_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jdk", "Unable to locate a Java Runtime.", code=1)))
     with pytest.raises(SetupError, match="tells no version"):
         find_java()
