@@ -45,8 +45,8 @@ def _rank(error: KafkaError) -> int:
 class Admin(AdminClient):
     """An AdminClient that keeps the last error of its connections, which explains more than `Local: Timed out` does.
 
-    Keep a reference to it until the results of its requests have arrived. Nothing it refers to may refer back to it: the
-    garbage collector might then destroy it in librdkafka's own thread, which ends the process.
+    Keep a reference to it until the results of its requests have arrived. Nothing it refers to may refer back to it:
+    the garbage collector might then destroy it in librdkafka's own thread, which ends the process.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -134,7 +134,7 @@ def partition_counts(client: Admin, topics: Collection[str]) -> dict[str, int]:
 
 
 def describe_topics(client: Admin, topics: Collection[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
-    """Return Kafka's description of each of `topics` that exists. Unlike a consumer's request, this one creates no topic.
+    """Return Kafka's description of each of `topics` that exists. Creates no topic, unlike a consumer's request.
 
     Args:
         client: an admin client.
@@ -164,7 +164,8 @@ def requested(client: Admin, request: Callable[[], _T]) -> _T:
     """Return the result of `request`.
 
     Raises:
-        KafkaUnavailableError: Kafka cannot be reached, refuses the connection, or fails the request. The message gives the cause.
+        KafkaUnavailableError: Kafka cannot be reached, refuses the connection, or fails the request. The message gives
+            the cause.
     """
     try:
         return request()

@@ -1,7 +1,7 @@
 """The one reader of Kafka's records by offset: ranges of a partition, or single records by their pointers.
 
-The executors use it to read halves back (decision 3), the commands to look at a topic's end or to scan it. Dense pointers are read
-through and the records between them dropped; sparse ones are sought.
+The executors use it to read halves back (decision 3), the commands to look at a topic's end or to scan it. Dense
+pointers are read through and the records between them dropped; sparse ones are sought.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,8 @@ from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.settings import KafkaSettings
 
 DENSE_GAP = 1_000
-"""Up to this many records, reading on is not slower than a seek: 140,000 records of 1 KiB a second, against 4 ms a seek."""
+"""Up to this many records, reading on is not slower than a seek: 140,000 records of 1 KiB a second, against 4 ms a
+seek."""
 READ_TIMEOUT_S = 60.0
 _END_POLL_S = 0.1
 _POLL_S = 0.05
@@ -46,7 +47,8 @@ def reading_options(group: str) -> dict[str, str]:
         "auto.offset.reset": "error",
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": "4194304",
-        # librdkafka waits 1000 ms by default before it fetches again after its queue was full; the queue is empty long before that.
+        # librdkafka waits 1000 ms by default before it fetches again after its queue was full; the queue is empty long
+        # before that.
         "fetch.queue.backoff.ms": "10",
     }
 
@@ -187,10 +189,11 @@ class PartitionReader:
                 self._consumer.list_topics(self._place[0], timeout=READ_TIMEOUT_S)
 
     def _is_kept(self, offset: int) -> bool:
-        """Return True if the partition still holds this offset, which was read before; False only if its beginning is past it.
+        """Return True if the partition still holds an offset that was read before; False if its beginning is past it.
 
-        An end before the offset proves nothing. After a crash, or as a new leader, a broker reports an end that is too low until
-        its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to come back.
+        An end before the offset proves nothing. After a crash, or as a new leader, a broker reports an end that is too
+        low until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to
+        come back.
         """
         deadline = monotonic() + READ_TIMEOUT_S
         while offset >= self._high:

@@ -12,7 +12,8 @@ from halfway.schemas.headers import check_group
 from halfway.schemas.settings import KafkaSettings
 
 FETCH_GROUP, OPERATOR_GROUP = "halfway-fetch", "halfway-operator"
-"""Group ids of consumers that never join a group. librdkafka still asks for the group's coordinator, and needs the right to Describe it."""
+"""Group ids of consumers that never join a group. librdkafka still asks for the group's coordinator, and needs the
+right to Describe it."""
 JOB_GROUPS = {"groups": (FETCH_GROUP,), "group_prefixes": (check_group(""),)}
 """The groups that the job describes: its own, and those of the producer groups' instances (R15)."""
 

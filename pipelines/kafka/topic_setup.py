@@ -90,8 +90,8 @@ def check_half_retention(client: Admin, settings: Settings) -> None:
 def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
     """Return the configuration of a new topic.
 
-    The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find the verdict of
-    each half.
+    The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find
+    the verdict of each half.
     """
     config = {
         "message.timestamp.type": "LogAppendTime",

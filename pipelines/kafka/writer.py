@@ -1,4 +1,4 @@
-"""The job's and the commands' producer: idempotent, partitioned as producers do it, flushed until Kafka has acknowledged everything."""
+"""The one producer of the job and its commands: idempotent, and partitioned as services' producers are."""
 
 from collections.abc import Callable
 from typing import Any

@@ -18,9 +18,11 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 1.0
 MAX_BYTES = 32 * 1024
-"""Limit of the JSON in a tick, which goes to every bucket: about a thousand groups. A tick above 64 KiB would be refused (R14)."""
+"""Limit of the JSON in a tick, which goes to every bucket: about a thousand groups. A tick above 64 KiB would be
+refused (R14)."""
 GRACE_S = 60.0
-"""How long a group stays away after Kafka stops listing it: a broker that has just started lists groups while it loads them."""
+"""How long a group stays away after Kafka stops listing it: a broker that has just started lists groups while it loads
+them."""
 _ANSWER_LIMIT_S = 5.0
 
 
@@ -34,9 +36,10 @@ class _Away(NamedTuple):
 class GroupWatch:
     """Knows which producer groups are away, from Kafka's last answer.
 
-    Only the first request is waited for. Later ones run in the background, and the next call takes their answer: a slow or failing
-    Kafka delays no tick. While Kafka fails, its last answer stands, because a group wrongly held to be away is only asked later,
-    and a group wrongly held to be present could lose messages. Before the first answer no group is away.
+    Only the first request is waited for. Later ones run in the background, and the next call takes their answer: a slow
+    or failing Kafka delays no tick. While Kafka fails, its last answer stands, because a group wrongly held to be away
+    is only asked later, and a group wrongly held to be present could lose messages. Before the first answer no group is
+    away.
     """
 
     def __init__(self, client: Admin, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +59,10 @@ class GroupWatch:
         self._left_out = 0
 
     def absent(self) -> list[str]:
-        """Return the producer groups that are away. If they do not fit into a tick: those that left last; the others count as present."""
+        """Return the producer groups that are away.
+
+        If they do not all fit into a tick, returns those that left last. The others count as present.
+        """
         if self._asked_s is None:
             self._ask()
             self._take_answer(_ANSWER_LIMIT_S)

@@ -36,8 +36,8 @@ from halfway.transforms.operator import bucket_function, resolve_events, rules_o
 log = logging.getLogger(__name__)
 
 QUERY_NAME = "halfway"
-# Spark's default file manager starts a process four times for each file that it puts in place on a local disk, 8 ms each. The default
-# also notices a second job; on a local disk a lock keeps that one away (decision 6).
+# Spark's default file manager starts a process four times for each file that it puts in place on a local disk, 8 ms
+# each. The default also notices a second job; on a local disk a lock keeps that one away (decision 6).
 _LOCAL_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _START_LIMIT_S = 120
 _STOP_LIMIT_S = 600
@@ -153,7 +153,8 @@ class ResolveJob:
         settings, kafka, resolution = self._settings, self._settings.kafka, self._settings.resolution
         keyring = kafka.signing.keyring()
         config = DecoderConfig(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, manifest.bucket_keys, keyring is not None)
-        # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than there is work for.
+        # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
+        # there is work for.
         records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
         outcomes = resolve_events(decode(records, config), without_collector(bucket_function(rules_of(resolution), keyring)))
         if on_local_disk(spark, settings.storage.checkpoint) is not None:

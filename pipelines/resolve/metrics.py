@@ -1,7 +1,7 @@
 """Prometheus metrics of the job, under RocketMQ's names where it has them (`rocketmq_…` is `halfway_…` here).
 
-What is counted lies in the state of the buckets, so totals go on over restarts as if there had been none. After a start they are shown
-once every bucket has spoken, which the first tick brings about: a sum of some buckets would be a wrong number.
+The buckets' state holds the totals, so that they survive restarts. After a start they appear once every bucket has
+reported, with the first tick: a sum over some of the buckets would be wrong.
 """
 
 import errno
@@ -25,19 +25,19 @@ from halfway.schemas.settings import MetricsSettings
 BATCH_BOUNDS_S = (0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300)
 DISCARD_REASONS = (Reason.CHECK_MAX, Reason.EXPIRED)
 QUARANTINE_REASONS = tuple(reason for reason in Reason if reason not in DISCARD_REASONS)
-# Every half that was lost is counted by the protocol, as its own kind.
+# The protocol counts lost halves under a name of their own.
 _COUNTED_AS = {Reason.HALF_LOST: str(Count.LOST)}
 
 
 class JobMetrics(Collector):
-    """What the job has done since its checkpoint began, and how it stands now. Give it each batch's report; a scrape reads it."""
+    """Collects metrics from each batch's report, for Prometheus to scrape."""
 
     def __init__(self, buckets: int, clock: Callable[[], float] = time.time) -> None:
-        """Start with nothing known.
+        """Start without values.
 
         Args:
-            buckets: how many must have spoken before anything that sums over them is shown.
-            clock: seconds since 1970. It is only shown: nothing is decided by it.
+            buckets: how many buckets must have reported before sums over them appear.
+            clock: returns seconds since 1970. No outcome depends on it.
         """
         self._lock = Lock()
         self._expected = buckets
@@ -51,7 +51,7 @@ class JobMetrics(Collector):
         self._unread: Mapping[str, int] = {}
 
     def __call__(self, report: BatchReport) -> None:
-        """Take in one batch."""
+        """Add the report of one batch."""
         with self._lock:
             self._buckets = report.known
             self._horizon_ms = report.horizon_ms if report.horizon_ms is not None else self._horizon_ms
@@ -61,7 +61,7 @@ class JobMetrics(Collector):
             self._unread = self._unread if report.unread is None else report.unread
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric; one that is not known yet has no sample."""
+        """Yield every metric. An unknown one has no sample."""
         with self._lock:
             buckets = list(self._buckets.values()) if len(self._buckets) == self._expected else []
             metrics = [*self._of_the_run(), *_of_pending(buckets, self._horizon_ms), *_of_totals(buckets)]
@@ -143,7 +143,7 @@ def _gauge(name: str, text: str, value: float | None) -> Metric:
 
 
 def _counter(name: str, text: str, totals: Mapping[str, int] | None, of: str | tuple[str, Mapping[str, str]]) -> Metric:
-    """Return a counter of one of the totals, or of several of them by a label whose values are fixed."""
+    """Return a counter of one total, or of several totals by a label with fixed values."""
     label, names = of if isinstance(of, tuple) else ("", {"": of})
     family = CounterMetricFamily(f"halfway_{name}", text, labels=[label] if label else [])
     if totals is not None:
@@ -162,10 +162,10 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int
 
 @contextmanager
 def served(metrics: Collector, settings: MetricsSettings) -> Iterator[None]:
-    """Serve `metrics` at `http://<host>:<port>/metrics` as long as the context lasts.
+    """Serve `metrics` at `http://<host>:<port>/metrics` until the block ends.
 
     Raises:
-        SetupError: if the port is taken, or the host is not one of this machine's.
+        SetupError: the port is taken, or the host is not an address of this machine.
     """
     registry = CollectorRegistry()
     registry.register(metrics)

@@ -43,10 +43,11 @@ def fetch(
 
     Args:
         outcomes: OUTCOME_SCHEMA.
-        connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not in the plan.
+        connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not in
+            the plan.
         topics: the names of the half and op topics.
-        make_rows: makes rows of outcomes and their records, on the executors. It holds the values that differ from batch to batch:
-            as literals they would be part of Spark's generated code, which Spark would compile for every batch.
+        make_rows: makes rows of outcomes and their records, on the executors. It holds the values that differ from
+            batch to batch: as literals they would be part of Spark's generated code, compiled again for every batch.
         schema: the schema of the rows.
         rows: the number of outcomes, to choose the number of tasks.
         lost: receives the number of records that were not found.

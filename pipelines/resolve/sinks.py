@@ -45,8 +45,8 @@ class BatchWriter:
         Args:
             settings: the job's settings.
             query_id: the owner of the tables. With the table's name it is the `txnAppId` of its appends.
-            adopted: by partition of the half topic, the offset up to which adopted tables may hold halves. Outcomes that the tables
-                hold for halves before it are not written again.
+            adopted: by partition of the half topic, the offset up to which adopted tables may hold halves. Outcomes
+                that the tables hold for halves before it are not written again.
         """
         self._settings = settings
         self._kafka = settings.kafka
@@ -95,7 +95,11 @@ class BatchWriter:
         return report
 
     def _count(self, outcomes: DataFrame, report: BatchReport) -> int:
-        """Materialise the whole batch once, and fill the report; return how many outcomes adopted tables may hold already."""
+        """Materialise the whole batch once, and fill the report.
+
+        Returns:
+            How many of the outcomes adopted tables may hold already.
+        """
         adopted = 0
         details = F.collect_list(F.when(F.col("kind") == int(Kind.REPORT), F.col("detail")))
         buckets: dict[int, BucketReport] = {}
@@ -141,7 +145,8 @@ class BatchWriter:
         self._append_once(rows, table, f"{self._query_id}:{table}", report.batch_id)
         if lost.value == 0 and not self._may_be_repeat:
             return None
-        # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost the first time.
+        # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost
+        # the first time.
         spark = outcomes.sparkSession
         written = read_table(spark, self._settings.storage, table).where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
         of_kind = outcomes.where(F.col("kind") == int(kind))

@@ -22,7 +22,8 @@ _DELIVERY_LIMIT_MS = 10_000
 class TickPublisher:
     """Writes a tick (a heartbeat) to every partition each `tick_interval`, in a thread of its own.
 
-    It does not resend a tick that Kafka does not take: time stands still until the next one, and nothing falls due meanwhile.
+    It does not resend a tick that Kafka does not take: time stands still until the next one, and nothing falls due
+    meanwhile.
     """
 
     def __init__(self, settings: Settings, client: Admin, absent_groups: Callable[[], Collection[str]] = tuple) -> None:
@@ -57,7 +58,8 @@ class TickPublisher:
         except KafkaUnavailableError as error:
             return self._failed(str(error))
         except KafkaException as error:
-            # This producer learns of a new partition only after minutes, or has failed for good. A new one knows the present state.
+            # This producer learns of a new partition only after minutes, or has failed for good. A new one knows the
+            # present state.
             self._writer = self._new_writer()
             return self._failed(error.args[0].str())
         if len(partitions) < len(topics):

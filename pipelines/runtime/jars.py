@@ -25,11 +25,13 @@ _FETCH_LIMIT_S = 1800
 def ensure_jars(conf: JarSet) -> list[Path]:
     """Return the JARs of one set of `conf/ivy.xml`. Fetches them first if they are missing.
 
-    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files. So a killed fetch
-    does not count as complete, and another `ivy.xml` is fetched again. Concurrent calls wait for each other.
+    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files. So
+    a killed fetch does not count as complete, and another `ivy.xml` is fetched again. Concurrent calls wait for each
+    other.
 
     Raises:
-        SetupError: Java or Ivy is missing, the fetch fails (the message names its log), or a JAR differs from the pinned one.
+        SetupError: Java or Ivy is missing, the fetch fails (the message names its log), or a JAR differs from the
+            pinned one.
     """
     ivy_xml = conf_file("ivy.xml")
     stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""A small local Spark session for the commands that read the checkpoint and the tables, with or without a running job."""
+"""A small local Spark session for commands that read the checkpoint and the tables."""
 
 import os
 import sys
@@ -22,7 +22,7 @@ def reader_log() -> Path:
 
 @contextmanager
 def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[SparkSession]:
-    """Run a small Spark until the block ends. A session that this process already has is used instead, and left running.
+    """Run a small Spark until the block ends; use the session that this process has, and leave it running.
 
     Args:
         settings: the job's settings.

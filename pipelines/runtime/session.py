@@ -22,9 +22,11 @@ REQUIRED_CONF = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     # Delta uses 50 snapshot partitions by default, which makes each append take 3 s.
     "spark.databricks.delta.snapshotPartitions": "1",
-    # Adaptive execution plans again after each stage. That helps long queries, and costs each short one a tenth of a second.
+    # Adaptive execution plans again after each stage. That helps long queries, and costs each short one a tenth of a
+    # second.
     "spark.sql.adaptive.enabled": "false",
-    # Spark writes INT96 by default. Readers without Spark take it for nanoseconds, and silently misread times after 2262.
+    # Spark writes INT96 by default. Readers without Spark take it for nanoseconds, and silently misread times after
+    # 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # The outcomes are cached for the seconds that a batch takes: compressing them costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
@@ -47,7 +49,8 @@ _LOCAL_CONF = {
     # G1, the default collector, spends a tenth more CPU on short pauses, and a batch job gains nothing from them.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
-    # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale word.
+    # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale
+    # word.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
     # A streaming job runs a dozen Spark jobs a batch: the UI's memory must not grow for hours.
     "spark.ui.retainedJobs": "100",
@@ -74,8 +77,8 @@ _QUIET_ARCHIVE = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
     """Return the session to run in.
 
-    Takes the session that this process has, as on Databricks. Under spark-submit, makes one as the cluster is configured. Otherwise
-    starts a local one on loopback, with the JARs of `conf/ivy.xml`.
+    Takes the session that this process has, as on Databricks. Under spark-submit, makes one as the cluster is
+    configured. Otherwise starts a local one on loopback, with the JARs of `conf/ivy.xml`.
 
     Args:
         settings: the job's settings.
@@ -97,7 +100,9 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, 
 
 
 def refuse_connect(spark: SparkSession) -> None:
-    """Refuse a Spark Connect session: the job uses accumulators, and writes files beside its checkpoint through the driver's JVM.
+    """Refuse a Spark Connect session.
+
+    The job uses accumulators, and writes files beside its checkpoint through the driver's JVM.
 
     Raises:
         SetupError: the session is Spark Connect's.
@@ -116,7 +121,7 @@ def running_session() -> SparkSession | None:
 
 @contextmanager
 def own_session() -> Iterator[None]:
-    """Stop a session that starts within the block, which frees executors and ports at once. An earlier session stays."""
+    """Stop a session that starts within the block, to free executors and ports. Leave an earlier session running."""
     before = running_session()
     try:
         yield
@@ -127,13 +132,13 @@ def own_session() -> Iterator[None]:
 
 
 def is_submitted() -> bool:
-    """Return True if a cluster runs this process, by spark-submit or on Databricks, and brings its own Java and JARs."""
+    """Return True under spark-submit and on Databricks, where the cluster brings its own Java and JARs."""
     return "PYSPARK_GATEWAY_PORT" in os.environ or "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 
 @contextmanager
 def _stdout_is_stderr() -> Iterator[None]:
-    """Give a JVM that starts within the block stderr as its stdout: Spark's lines must not mix with a command's output."""
+    """Start JVMs with stderr as stdout within the block: Spark's lines must not mix with a command's output."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -172,7 +177,7 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
 
 
 def _archive_option(java: Path, to_make: Path | None) -> str:
-    """Return the JVM's options for the class archive. The JVM itself ignores an archive that does not fit, without a word."""
+    """Return the JVM's options for the class archive. The JVM silently ignores an archive that does not fit."""
     if to_make is not None:
         return f'-XX:ArchiveClassesAtExit="{to_make}" {_QUIET_ARCHIVE}'
     archive = class_archive(java)

@@ -19,7 +19,8 @@ _OF_VERSION = re.compile(r"\.?(\d{20})\.")
 _CONF = {
     # VACUUM lists a table's single folder in this many tasks. The default of 10,000 wastes 20 s on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-    # OPTIMIZE leaves larger files alone. With the default of 1 GiB, each run would rewrite up to 1 GiB to add an hour's few MiB.
+    # OPTIMIZE leaves larger files alone. With the default of 1 GiB, each run would rewrite up to 1 GiB to add an hour's
+    # few MiB.
     "spark.databricks.delta.optimize.maxFileSize": str(256 * 1024 * 1024),
     "spark.databricks.delta.optimize.minFileSize": str(128 * 1024 * 1024),
 }
@@ -42,8 +43,8 @@ class Compaction:
 def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compaction]:
     """Compact each table; delete files that were replaced more than 6 hours ago, and old files of the table's log.
 
-    Safe while the job runs: a compaction does not conflict with appends, and changes no row. A second compaction of the same table at
-    the same time fails and changes nothing.
+    Safe while the job runs: a compaction does not conflict with appends, and changes no row. A second compaction of the
+    same table at the same time fails and changes nothing.
 
     Raises:
         SetupError: there is no table.
@@ -70,10 +71,10 @@ def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Com
 def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
     """Delete expired files of a log on a local disk; return their number.
 
-    Each append lists the whole log, four files a commit. After a day with a commit a second this takes seconds. Delta's own cleanup
-    goes by whole days. This one follows Delta's protocol ("Metadata Cleanup"): it deletes the commits older than
-    `delta.logRetentionDuration` before the last checkpoint of that age, and all checksums of versions before the last checkpoint,
-    which no reader needs.
+    Each append lists the whole log, four files a commit. After a day with a commit a second this takes seconds. Delta's
+    own cleanup goes by whole days. This one follows Delta's protocol ("Metadata Cleanup"): it deletes the commits older
+    than `delta.logRetentionDuration` before the last checkpoint of that age, and all checksums of versions before the
+    last checkpoint, which no reader needs.
     """
     folder = local_warehouse(spark, storage)
     if folder is None:

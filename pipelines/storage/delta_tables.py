@@ -18,12 +18,13 @@ _PROPERTIES = {
     # Append only, and readable by any Delta reader.
     "delta.enableDeletionVectors": "false",
     "delta.appendOnly": "true",
-    # Delta keeps 30 days of log and 7 days of deleted files by default. With a commit a second the log would hold 2.6 million commits,
-    # which each append lists, and each checkpoint of the log 600,000 names of files that a compaction replaced (docs/tables.md).
+    # Delta keeps 30 days of log and 7 days of deleted files by default. With a commit a second the log would hold 2.6
+    # million commits, which each append lists, and each checkpoint of the log 600,000 names of files that a compaction
+    # replaced (docs/tables.md).
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.deletedFileRetentionDuration": "interval 6 hours",
-    # Delta writes a checkpoint of the log each 10 commits by default, which takes a few tenths of a second. Reading up to a hundred
-    # small files of one line each takes less.
+    # Delta writes a checkpoint of the log each 10 commits by default, which takes a few tenths of a second. Reading up
+    # to a hundred small files of one line each takes less.
     "delta.checkpointInterval": "100",
 }
 
@@ -126,8 +127,9 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
 def read_log_ahead(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
     """Let Delta compute the table's snapshot now, so that the next append finds it cached.
 
-    An append reads the whole log to find out whether its batch is in the table: three stages of Spark, 0.25 to 0.5 s in which it does
-    nothing else. Delta caches the snapshot until the next commit. This is the public statement that computes it.
+    An append reads the whole log to find out whether its batch is in the table: three stages of Spark, 0.25 to 0.5 s in
+    which it does nothing else. Delta caches the snapshot until the next commit. This is the public statement that
+    computes it.
     """
     spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").collect()
 

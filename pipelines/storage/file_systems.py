@@ -1,4 +1,4 @@
-"""Reads and writes small files on any file system that Spark reaches: on a local disk directly, elsewhere through Hadoop's client."""
+"""Reads and writes small files: on a local disk directly, elsewhere through Hadoop's client, which Spark has."""
 
 import json
 import uuid

@@ -1,7 +1,9 @@
-"""Locks on a local disk: one job and one replay a checkpoint, one committer a table. The kernel drops them when a process dies.
+"""Locks on a local disk: one job and one replay a checkpoint, one committer a table.
 
-On other file systems Spark notices a second writer of the checkpoint with its first batch, and object stores and HDFS refuse the
-second of two commits to a table.
+The kernel drops a lock when its process dies.
+
+On other file systems Spark notices a second writer of the checkpoint with its first batch, and object stores and HDFS
+refuse the second of two commits to a table.
 """
 
 import fcntl
@@ -58,8 +60,8 @@ def is_in_use(storage: StorageSettings) -> bool:
 def commit_lock(warehouse: Path | None, table: str) -> Iterator[None]:
     """Wait until no other process commits to a table, and keep others from it until the block ends.
 
-    A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two commits at
-    once the second would replace the first, rows and all.
+    A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two
+    commits at once the second would replace the first, rows and all.
 
     Args:
         warehouse: the folder on a local disk that holds the tables; None elsewhere, where nothing is locked.

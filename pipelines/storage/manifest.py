@@ -30,7 +30,8 @@ class Manifest:
     half_topic: str
     op_topic: str
     adopted: Mapping[int, int]
-    """By partition of the half topic: the offset up to which the adopted tables may hold halves. Empty if none were adopted."""
+    """By partition of the half topic: the offset up to which the adopted tables may hold halves. Empty if none were
+    adopted."""
     bucket_keys: tuple[int, ...]
     """The keys that Spark groups the buckets by."""
 
@@ -72,8 +73,8 @@ def write_manifest(spark: SparkSession, settings: Settings, *, adopt: bool) -> M
 def _even_keys(spark: SparkSession, state: StateSettings) -> tuple[int, ...]:
     """Return keys for the buckets that Spark spreads evenly over its tasks.
 
-    Spark places a group by a hash of its key. Of 64 buckets numbered from 0, one of eight tasks would get 12, and the others would
-    wait for it.
+    Spark places a group by a hash of its key. Of 64 buckets numbered from 0, one of eight tasks would get 12, and the
+    others would wait for it.
     """
     room = [len(range(task, state.buckets, state.shuffle_partitions)) for task in range(state.shuffle_partitions)]
     keys: list[int] = []

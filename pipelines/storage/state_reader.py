@@ -84,7 +84,8 @@ def _rows(spark: SparkSession, storage: StorageSettings, batch_id: int) -> list[
 
 
 def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
-    # Spark 4.2 cannot read a state in a session that has run no stream, unless its stream manager was accessed (SPARK-58973).
+    # Spark 4.2 cannot read a state in a session that has run no stream, unless its stream manager was accessed
+    # (SPARK-58973).
     _ = spark.streams.active
     stored = spark.read.format("statestore").option("batchId", batch_id).load(storage.checkpoint)
     return stored.select("value.groupState.format_version", "value.groupState.payload")
@@ -98,7 +99,7 @@ def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> di
 
 
 def ends_in(offsets: str) -> dict[str, dict[int, int]]:
-    """Return the end offsets of a batch from a file of Spark's offset log: its third line, after a version and metadata."""
+    """Return the end offsets of a batch from a file of Spark's offset log, where they are the third line."""
     topics: dict[str, dict[str, int]] = json.loads(offsets.splitlines()[2])
     return {topic: {int(partition): offset for partition, offset in places.items()} for topic, places in topics.items()}
 
