@@ -1,4 +1,4 @@
-"""The command line's manners: help, exit codes, one-line errors."""
+"""The command line: help, exit codes, and errors in one line."""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""The range reader tells deleted records from records that a broker does not report yet. A real broker does not show these
-moments on demand, so a stand-in reports them.
+"""The range reader tells deleted records from records that the broker does not report yet.
+
+A real broker does not show such moments on demand, so a stand-in reports them.
 """
 
 from typing import Any
@@ -27,7 +28,10 @@ class Record:
 
 
 class Broker:
-    """Says, each time it is asked, the next of `ends` (the last one from then on), and has the records from `low` to the real end."""
+    """A consumer of a broker that holds the records from `low` to `end`.
+
+    It reports the next of `ends` each time, and the last one from then on.
+    """
 
     def __init__(self, ends: list[Any], low: int = 0, end: int = 10) -> None:
         self._ends, self._low, self._end = ends, low, end
@@ -67,19 +71,19 @@ def read(broker: Any, *offsets: int) -> list[int | None]:
 
 
 @pytest.mark.parametrize("ends", [[10], [3, 3, 10], [0, 10], [UNKNOWN, UNKNOWN, 10], [3, UNKNOWN, 10]], ids=str)
-def test_what_was_read_before_is_waited_for_until_the_broker_tells_its_whole_end(ends: list[Any]) -> None:
+def test_a_record_read_before_is_waited_for_while_the_reported_end_is_too_small(ends: list[Any]) -> None:
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
 
 
-def test_what_lies_before_the_beginning_is_gone() -> None:
+def test_an_offset_before_the_first_one_is_deleted() -> None:
     assert read(Broker([10], low=5), 2, 4, 5) == [None, None, 5]
 
 
-def test_a_partition_cut_off_whole_has_lost_what_was_in_it() -> None:
+def test_every_offset_of_an_emptied_partition_is_deleted() -> None:
     assert read(Broker([10], low=10), 2, 9) == [None, None]
 
 
-def test_an_offset_out_of_range_is_looked_at_again() -> None:
+def test_the_ends_are_asked_again_after_an_offset_out_of_range() -> None:
     broker = Broker([10, 3, 10])
     broker.refuse_once = KafkaError.OFFSET_OUT_OF_RANGE
     assert read(broker, 5) == [5]
@@ -89,7 +93,7 @@ def test_an_offset_out_of_range_is_looked_at_again() -> None:
 
 
 @pytest.mark.parametrize("ends", [[3], [UNKNOWN]], ids=["an end that stays behind", "no topic"])
-def test_an_end_that_stays_behind_is_no_loss_but_an_error(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_that_stays_too_small_is_an_error_and_no_deletion(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "READ_TIMEOUT_S", 0.3)
     with pytest.raises(KafkaUnavailableError, match="5 was read from there before"):
         read(Broker(ends), 5)
@@ -100,15 +104,15 @@ def ranged(broker: Any, first: int, end: int) -> list[int | None]:
         return [record.offset() for record in reader.range(first, end)]
 
 
-def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
+def test_a_range_is_read_up_to_its_end() -> None:
     assert ranged(Broker([10]), 3, 7) == [3, 4, 5, 6]
 
 
-def test_a_range_begins_where_the_partition_does() -> None:
+def test_a_range_begins_no_earlier_than_the_partition() -> None:
     assert ranged(Broker([10], low=5), 3, 7) == [5, 6]
 
 
-def test_a_range_goes_on_behind_what_retention_deletes_meanwhile() -> None:
+def test_a_range_goes_on_behind_records_that_retention_deletes_meanwhile() -> None:
     broker = Broker([10], low=5)
     broker.refuse_once = KafkaError._AUTO_OFFSET_RESET
     assert ranged(broker, 5, 8) == [5, 6, 7]

@@ -10,12 +10,12 @@ from halfway.schemas.errors import SettingsError
 
 @pytest.fixture(autouse=True)
 def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test where no configuration and no broker is."""
+    """Run each test in a folder without a configuration and a broker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
 
 
-def test_local_yaml_is_the_default_where_it_is_found(tmp_path: Path) -> None:
+def test_conf_local_yaml_is_the_default_if_it_exists(tmp_path: Path) -> None:
     assert command_settings(None, None).resolution.transactionTimeOut == 6_000
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "local.yaml").write_text("resolution: {transactionTimeOut: 3s}")
