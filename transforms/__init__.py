@@ -1,4 +1,4 @@
-"""Pure functions: the protocol, its Spark operator, decoding, rows. No I/O, no clock, no randomness, no `.collect()`.
+"""Pure functions: the protocol and its Spark operator, decoding, rows. No I/O, clock or randomness; no action on a frame.
 
 May import `schemas`.
 """

@@ -1,11 +1,11 @@
-"""A bucket's state between batches: columns at rest, and only what a batch concerns as objects.
+"""A bucket's state between batches: entries as columns, of which each batch turns only the affected ones into objects.
 
-Which entries a batch concerns needs no rule: those of an id it brings (verdicts that wait: of a half it brings), and those whose
-`due_ms` the horizon has reached.
+No rule decides which entries a batch affects: a transaction whose id is in the batch, a waiting verdict whose half is in
+the batch, and any entry whose `due_ms` the horizon has reached.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,8 @@ from halfway.schemas.state_format import (
     decode_payload,
     encode_payload,
 )
-from halfway.transforms.protocol import Batch, BucketState, Clock, Op, Outcome, Rules, Transaction, resolve
+from halfway.transforms.horizon import Clock, LatestTick, TopicSize
+from halfway.transforms.protocol import Batch, BucketState, Half, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
 _WAITING_ENTRY = {LocalTransactionState.COMMIT: WAITING_COMMIT, LocalTransactionState.ROLLBACK: WAITING_ROLLBACK}
@@ -33,11 +34,13 @@ _WAITING_ACTION = {entry: action for action, entry in _WAITING_ENTRY.items()}
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One bucket: its entries (columns of ENTRY_SCHEMA), its clock, and its totals since the checkpoint began (see `BucketReport`)."""
+    """The state of one bucket."""
 
     entries: pa.Table = field(default_factory=ENTRY_SCHEMA.empty_table)
+    """ENTRY_SCHEMA, in one chunk."""
     clock: Clock = field(default_factory=Clock)
     totals: Counter[str] = field(default_factory=Counter)
+    """Counted since the checkpoint began, as in `BucketReport`."""
 
     @classmethod
     def decode(cls, format_version: int, payload: bytes) -> "Bucket":
@@ -54,21 +57,20 @@ class Bucket:
         return FORMAT_VERSION, encode_payload(self.entries, {"clock": _encode_clock(self.clock), "totals": self.totals})
 
     def after(self, batch: Batch, rules: Rules) -> tuple["Bucket", list[Outcome], Counter[str]]:
-        """Apply a batch; return the bucket after it, the outcomes, and what this batch counted."""
+        """Apply a batch. Return the bucket after it, the outcomes, and what this batch counted."""
         horizon_ms = self.clock.after(batch.ticks).horizon_ms()
-        at_rest, concerned = self._split(batch, horizon_ms)
-        state = _to_state(self.clock, concerned)
-        resolution = resolve(state, batch, rules)
-        entries = _join(at_rest, _to_entries(resolution.state, rules))
+        untouched, affected = self._split(batch, horizon_ms)
+        resolution = resolve(_to_state(self.clock, affected), batch, rules)
+        entries = _join(untouched, _to_entries(resolution.state, rules))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
         return Bucket(entries, resolution.state.clock, totals), resolution.outcomes, resolution.counts
 
     def pending(self) -> pa.Table:
-        """Return the entries that are pending."""
+        """Return the pending entries (ENTRY_SCHEMA)."""
         return self.entries.filter(pc.equal(self.entries["entry"], int(Phase.PENDING)))
 
     def report(self, number: int, counts: Counter[str]) -> BucketReport:
-        """Return what this bucket, the `number`th, has to tell after a batch that counted `counts`."""
+        """Return the report of this bucket, whose number is `number`, after a batch that counted `counts`."""
         pending = self.pending()
         return BucketReport(
             bucket=number,
@@ -83,70 +85,81 @@ class Bucket:
         )
 
     def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
-        """Return the entries that the batch leaves alone, and those it concerns.
+        """Return the entries that the batch leaves untouched, and those that it affects.
 
-        A verdict that waits is concerned by its half and by time alone, not by further verdicts: of those there may be very many.
-        Settled entries that nothing was read for, and whose time to be forgotten has come, are in neither: dropping them here
-        is what `resolve` would do, without an object for each.
+        Only its half and time affect a waiting verdict. Further verdicts of its id do not, because there may be very many.
+        A settled entry that is due to be forgotten, and whose id is not in the batch, is in neither table. Dropping it
+        here is what `resolve` would do, without an object for each entry.
         """
         waits = pc.greater_equal(self.entries["entry"], WAITING_COMMIT)
-        touched = self._is_of((*batch.halves, *batch.ops, *batch.lost))
-        if pc.any(waits).as_py():  # seldom, and a second search takes 2 ms
-            touched = pc.and_(touched, pc.or_(pc.invert(waits), self._is_of(batch.halves)))
+        touched = self._has_id_of((*batch.halves, *batch.ops, *batch.lost))
+        if pc.any(waits).as_py():  # Verdicts seldom wait, and the second search takes 2 ms.
+            touched = pc.and_(touched, pc.or_(pc.invert(waits), self._has_id_of(batch.halves)))
         if horizon_ms is None:
             return self.entries.filter(pc.invert(touched)), self.entries.filter(touched)
         due = pc.less_equal(self.entries["due_ms"], horizon_ms)
         settled = pc.and_(pc.greater(self.entries["entry"], int(Phase.PENDING)), pc.invert(waits))
-        concerned = pc.or_(touched, pc.and_(due, pc.invert(settled)))
-        return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(concerned)
+        affected = pc.or_(touched, pc.and_(due, pc.invert(settled)))
+        return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(affected)
 
-    def _is_of(self, records: Iterable[Any]) -> pa.ChunkedArray:
-        """Return for each entry whether one of the records is of its id."""
+    def _has_id_of(self, records: Iterable[Any]) -> pa.ChunkedArray:
+        """Return for each entry whether its id is that of one of the records."""
         ids = pa.array({record.transaction_id for record in records}, pa.string())
         return pc.is_in(self.entries["transaction_id"], value_set=ids)
 
 
-def _further_counts(outcomes: Iterable[Outcome]) -> Counter[str]:
-    """Count what only the metrics tell apart: discards by their reason, and how long commits took (in record timestamps)."""
-    discards = Counter(str(Reason(outcome.reason)) for outcome in outcomes if outcome.kind is Kind.DISCARD)
-    return discards + count_latencies(outcome.decided_ms - outcome.at_ms for outcome in outcomes if outcome.kind is Kind.COMMIT)
+def _further_counts(outcomes: Sequence[Outcome]) -> Counter[str]:
+    """Count what only the metrics need: discards by reason, and the time from half to commit (in record timestamps)."""
+    discards = Counter([str(Reason(outcome.reason)) for outcome in outcomes if outcome.kind is Kind.DISCARD])
+    return discards + count_latencies([outcome.decided_ms - outcome.at_ms for outcome in outcomes if outcome.kind is Kind.COMMIT])
 
 
 def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
+    """Turn entries (ENTRY_SCHEMA) into objects."""
     transactions: dict[str, Transaction] = {}
     waiting: dict[str, list[Op]] = {}
     for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
         transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms = row
         if entry in _PHASES:
-            transactions[transaction_id] = Transaction(
-                _PHASES[entry], group, topic, incarnation, start_ms, partition, offset, check_times, due_ms
-            )
+            half = Half(transaction_id, group, topic, incarnation, start_ms, partition, offset)
+            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times)
         else:
             op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset)
             waiting.setdefault(transaction_id, []).append(op)
     return BucketState(clock, transactions, waiting)
 
 
-def _to_entries(state: BucketState, rules: Rules) -> pa.Table:
-    rows: list[tuple[Any, ...]] = [(transaction_id, *transaction) for transaction_id, transaction in state.transactions.items()]
-    for ops in state.waiting.values():
-        for op in ops:
-            pointer = (op.incarnation, op.at_ms, op.partition, op.offset)
-            rows.append((op.transaction_id, _WAITING_ENTRY[op.action], op.producer_group, "", *pointer, 0, op.at_ms + rules.timeout_ms + 1))
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(ENTRY_SCHEMA)
+def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
+    """Turn objects into entries (ENTRY_SCHEMA), column by column: a row for each would take twice the time."""
+    tables = []
+    if state.transactions:
+        phases, halves, dues_ms, check_times = zip(*state.transactions.values(), strict=True)
+        ids, groups, topics, incarnations, starts_ms, partitions, offsets, _ = zip(*halves, strict=True)
+        tables.append(_table(ids, phases, groups, topics, incarnations, starts_ms, partitions, offsets, check_times, dues_ms))
+    ops = [op for of_one_id in state.waiting.values() for op in of_one_id]
+    if ops:
+        ids, groups, incarnations, actions, starts_ms, partitions, offsets = zip(*ops, strict=True)
+        entries = [_WAITING_ENTRY[action] for action in actions]
+        orphans_ms = [rules.orphan_ms(op) for op in ops]
+        no_topics, no_checks = [""] * len(ops), [0] * len(ops)
+        tables.append(_table(ids, entries, groups, no_topics, incarnations, starts_ms, partitions, offsets, no_checks, orphans_ms))
+    return tables
+
+
+def _table(*columns: Sequence[Any]) -> pa.Table:
     arrays = [_to_array(values, column) for values, column in zip(columns, ENTRY_SCHEMA, strict=True)]
     return pa.table(arrays, schema=ENTRY_SCHEMA)
 
 
-def _to_array(values: tuple[Any, ...], column: pa.Field) -> pa.Array:
+def _to_array(values: Sequence[Any], column: pa.Field) -> pa.Array:
     if column.type == NAME_TYPE:
         return pa.array(values, pa.string()).dictionary_encode()
     return pa.array(values, column.type)
 
 
-def _join(at_rest: pa.Table, changed: pa.Table) -> pa.Table:
-    """Put both together in one chunk, with names that no entry has any more left out."""
-    joined = pa.concat_tables([at_rest, changed]).unify_dictionaries().combine_chunks()
+def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
+    """Return all entries in one chunk, without most of the names that no entry has any more."""
+    joined = pa.concat_tables([untouched, *changed]).unify_dictionaries().combine_chunks()
     for name in ("producer_group", "topic"):
         column = joined[name].combine_chunks()
         if isinstance(column, pa.ChunkedArray):
@@ -160,15 +173,15 @@ def _join(at_rest: pa.Table, changed: pa.Table) -> pa.Table:
 def _encode_clock(clock: Clock) -> dict[str, Any]:
     return {
         "heard_ms": [[source, partition, at_ms] for (source, partition), at_ms in sorted(clock.heard_ms.items())],
-        "partitions": [[source, at_ms, partitions] for source, (at_ms, partitions) in sorted(clock.partitions.items())],
+        "partitions": [[source, size.at_ms, size.partitions] for source, size in sorted(clock.sizes.items())],
         "latest": list(clock.latest),
     }
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:
-    at_ms, source, partition, absent = stored["latest"]
+    at_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
         heard_ms={(Source(source), partition): at_ms for source, partition, at_ms in stored["heard_ms"]},
-        partitions={Source(source): (at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
-        latest=(at_ms, Source(source), partition, tuple(absent)),
+        sizes={Source(source): TopicSize(at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
+        latest=LatestTick(at_ms, Source(source), partition, tuple(absent_groups)),
     )

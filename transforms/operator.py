@@ -1,4 +1,4 @@
-"""The protocol as Spark's operator: one group is one bucket, its state one row (design §1.2)."""
+"""The protocol as Spark's stateful operator: each group is one bucket, and its state is one row (decision 2)."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,8 @@ from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.signing import Keyring
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules, Tick
+from halfway.transforms.horizon import Tick
+from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 
 _NUMPY_TYPES: dict[type[DataType], str] = {IntegerType: "int32", LongType: "int64"}
 _OUTCOME_TYPES = {field.name: _NUMPY_TYPES.get(type(field.dataType), "object") for field in OUTCOME_SCHEMA}
@@ -30,7 +31,7 @@ _SOURCES = {int(source): source for source in Source}
 
 
 def rules_of(settings: ResolutionSettings) -> Rules:
-    """Return the protocol's numbers as the settings give them."""
+    """Return the rules' numbers from the settings."""
     return Rules(
         timeout_ms=settings.transactionTimeOut,
         check_interval_ms=settings.transactionCheckInterval,
@@ -41,14 +42,14 @@ def rules_of(settings: ResolutionSettings) -> Rules:
 
 
 def resolve_events(events: DataFrame, function: BucketFunction) -> DataFrame:
-    """Join halves and ops per transaction: the one stateful step of the job.
+    """Join halves and ops per transaction. This is the only stateful step of the job.
 
     Args:
         events: a streaming frame of EVENT_SCHEMA.
-        function: what `bucket_function` returns.
+        function: the function that `bucket_function` returns.
 
     Returns:
-        OUTCOME_SCHEMA: one row an outcome, and one REPORT a bucket that had input.
+        OUTCOME_SCHEMA: one row for each outcome, and one REPORT for each bucket that had input.
     """
     return events.groupBy("bucket").applyInPandasWithState(function, OUTCOME_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
@@ -58,8 +59,8 @@ def bucket_function(rules: Rules, keyring: Keyring | None = None) -> BucketFunct
 
     Args:
         rules: the numbers of R4 to R11.
-        keyring: the keys that ops must be signed with (R14). Spark sends it to the Python workers with the function, so that no key
-            is part of the query plan.
+        keyring: the keys that ops must be signed with (R14). Spark sends it to the Python workers inside the function,
+            so that no key is in the query plan.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
@@ -67,20 +68,26 @@ def bucket_function(rules: Rules, keyring: Keyring | None = None) -> BucketFunct
         bucket, outcomes, counts = bucket.after(to_batch(frames, keyring), rules)
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json()
-        outcomes.append(Outcome(Kind.REPORT, "", Source.HALF, 0, 0, 0, 0, "", "", 0, 0, "", report))
+        outcomes.append(Outcome(kind=Kind.REPORT, detail=report))
         yield to_frame(outcomes)
 
     return resolve_bucket
 
 
 def to_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Turn outcomes into rows of OUTCOME_SCHEMA, typed: pandas would look at every value to find out what it is."""
+    """Turn outcomes into rows of OUTCOME_SCHEMA.
+
+    The columns are typed, because pandas would look at every value to infer a type.
+    """
     columns = zip(_OUTCOME_TYPES.items(), zip(*outcomes, strict=True), strict=True)
     return pd.DataFrame({name: np.array(values, np.dtype(dtype)) for (name, dtype), values in columns})
 
 
 def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> Batch:
-    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records; an op that is not signed as it must be is broken (R14)."""
+    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records.
+
+    An op that is not signed as the keyring demands becomes a broken record (R14).
+    """
     halves: list[Half] = []
     ops: list[Op] = []
     lost: list[Lost] = []
@@ -106,13 +113,23 @@ def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> 
         for transaction_id, source, partition, offset, at_ms, reason, detail in columns.rows(
             kinds == EventKind.BROKEN, "transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail"
         ):
-            pointer = (_SOURCES[source], partition, offset, at_ms)
-            broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, reason, detail))
+            broken.append(
+                Outcome(
+                    kind=Kind.QUARANTINE,
+                    transaction_id=transaction_id,
+                    source=_SOURCES[source],
+                    partition=partition,
+                    offset=offset,
+                    at_ms=at_ms,
+                    reason=reason,
+                    detail=detail,
+                )
+            )
     return Batch(halves, ops, lost, ticks, broken)
 
 
 def _unsigned(columns: "_Columns", ops: Mask, keyring: Keyring, broken: list[Outcome]) -> Mask:
-    """Return which of the ops are not signed as they must be, and make broken records of them."""
+    """Return which of the ops are not signed as the keyring demands, and append them to `broken`."""
     refused = np.zeros(len(ops), bool)
     signed = columns.rows(ops, "transaction_id", "action", "producer_group", "incarnation", "signature")
     places = columns.rows(ops, "transaction_id", "partition", "offset", "at_ms")
@@ -120,13 +137,23 @@ def _unsigned(columns: "_Columns", ops: Mask, keyring: Keyring, broken: list[Out
         problem = keyring.problem(*fields)
         if problem is not None:
             refused[row] = True
-            pointer = (Source.OP, partition, offset, at_ms)
-            broken.append(Outcome(Kind.QUARANTINE, transaction_id, *pointer, 0, "", "", 0, 0, Reason.BAD_SIGNATURE, problem))
+            broken.append(
+                Outcome(
+                    kind=Kind.QUARANTINE,
+                    transaction_id=transaction_id,
+                    source=Source.OP,
+                    partition=partition,
+                    offset=offset,
+                    at_ms=at_ms,
+                    reason=Reason.BAD_SIGNATURE,
+                    detail=problem,
+                )
+            )
     return refused
 
 
 class _Columns:
-    """A frame's columns as arrays: most frames are small, and pandas would take 0.05 ms to choose rows of one column."""
+    """A frame's columns as arrays. Most frames are small, and pandas takes 0.05 ms to select rows of one column."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._columns = {name: frame[name].to_numpy() for name in frame.columns}
@@ -135,9 +162,9 @@ class _Columns:
         return self._columns[name]
 
     def rows(self, chosen: Mask, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Return the chosen rows: most rows of a frame are of one kind, and most columns are not needed."""
+        """Return the chosen rows with the named columns only. Most rows of a frame are of one kind and need few columns."""
         return zip(*self.lists(chosen, *names), strict=True) if chosen.any() else iter(())
 
     def lists(self, chosen: Mask, *names: str) -> Iterator[list[Any]]:
-        """Return the same, column by column."""
+        """Return the same as `rows`, column by column."""
         return (self._columns[name][chosen].tolist() for name in names)

@@ -1,8 +1,8 @@
-"""The protocol: rules R1-R13 and R15 of the design, in plain Python.
+"""The protocol: rules R1 to R13, R15 and R17 of docs/rules.md, in plain Python (decision 4).
 
-`resolve(state, batch, rules)` takes what one bucket knows and what has newly been read, and returns what the bucket
-knows then, and the outcomes. Nothing here does I/O or looks at a clock: the only time is the horizon, which ticks move.
-Transactions do not touch each other, so a caller may pass just those that the batch or the horizon concerns.
+`resolve(state, batch, rules)` takes the state of one bucket and the records that were newly read, and returns the state
+after them and the outcomes. It does no I/O and reads no clock: the only time is the horizon, which ticks move.
+Transactions do not affect each other. A caller may therefore pass only those that the batch or the horizon affects.
 """
 
 from collections import Counter
@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Kind, Phase, Reason
+from halfway.transforms.horizon import Clock, Tick
 
 
 class Half(NamedTuple):
-    """A half message, without its body: the half topic keeps that at (partition, offset)."""
+    """A half message without its body, which stays in the half topic at (partition, offset) (decision 3)."""
 
     transaction_id: str
     producer_group: str
@@ -26,10 +27,11 @@ class Half(NamedTuple):
     partition: int
     offset: int
     immunity_ms: int = 0
+    """0 if the half sets none. It counts when the half is applied (R4); the state does not keep it."""
 
 
 class Op(NamedTuple):
-    """A verdict, or UNKNOWN, on the half of the same id and incarnation."""
+    """A verdict (COMMIT or ROLLBACK), or UNKNOWN, on the half of the same id and incarnation."""
 
     transaction_id: str
     producer_group: str
@@ -41,61 +43,53 @@ class Op(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """The job's own notice that the half at (partition, offset) could not be read when it was needed (R17)."""
+    """The job's own notice that the half at (partition, offset) could not be read back when it was needed (R17)."""
 
     transaction_id: str
     partition: int
     offset: int
     at_ms: int
-
-
-class Tick(NamedTuple):
-    """Time, as one partition of one topic has it: all that was appended there before has been read."""
-
-    source: Source
-    partition: int
-    partitions: int
-    at_ms: int
-    absent_groups: tuple[str, ...] = ()
 
 
 class Transaction(NamedTuple):
-    """What is kept of one id. `due_ms`: the first horizon at which a check, a discard or its forgetting is due."""
+    """What the state keeps of one id."""
 
     phase: Phase
-    producer_group: str
-    topic: str
-    incarnation: int
-    start_ms: int
-    partition: int
-    offset: int
-    check_times: int
+    half: Half
     due_ms: int
+    """The first horizon at which something is due: a check or the discard if it is pending, or else its forgetting."""
+    check_times: int = 0
 
 
 class Outcome(NamedTuple):
-    """A row for a sink. `source`, `partition`, `offset` and `at_ms` point to the half, or to the quarantined record.
-
-    `decided_ms` is the op's timestamp for a commit and the horizon for a check, a discard or a quarantined orphan (R16).
-    """
+    """A row for a sink. `source`, `partition`, `offset` and `at_ms` point to the half, or to the quarantined record."""
 
     kind: Kind
-    transaction_id: str
-    source: Source
-    partition: int
-    offset: int
-    at_ms: int
-    decided_ms: int
-    producer_group: str
-    topic: str
-    incarnation: int
-    check_times: int
-    reason: str
-    detail: str
+    transaction_id: str = ""
+    source: Source = Source.HALF
+    partition: int = 0
+    offset: int = 0
+    at_ms: int = 0
+    decided_ms: int = 0
+    """The op's timestamp for a commit; the horizon for a check, a discard or a quarantined orphan (R16); or else 0."""
+    producer_group: str = ""
+    topic: str = ""
+    incarnation: int = 0
+    check_times: int = 0
+    reason: str = ""
+    detail: str = ""
+
+
+def first_ms_after(limit_ms: int) -> int:
+    """Return the first time that is greater than a limit. Every "greater than" of the rules goes through here."""
+    return limit_ms + 1
 
 
 class Rules(NamedTuple):
-    """The numbers in the rules, in ms where they are times."""
+    """The numbers in the rules (times in ms), and the times that follow from them.
+
+    Each method returns the first horizon at which something is due: it is due when the horizon is >= that time.
+    """
 
     timeout_ms: int
     check_interval_ms: int
@@ -103,86 +97,72 @@ class Rules(NamedTuple):
     half_retention_ms: int
     resolved_retention_ms: int
 
+    def first_check_ms(self, half: Half) -> int:
+        """R4: the age is greater than the half's own immunity, or than the timeout if it sets none."""
+        return first_ms_after(half.at_ms + (half.immunity_ms or self.timeout_ms))
 
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """The ticks heard so far, and what they say: the horizon, and which producer groups are away (R15)."""
+    def next_check_ms(self, horizon_ms: int) -> int:
+        """R5, R15: the interval has passed since the horizon of the last check or put-off."""
+        return horizon_ms + self.check_interval_ms
 
-    heard_ms: Mapping[tuple[Source, int], int] = field(default_factory=dict)
-    partitions: Mapping[Source, tuple[int, int]] = field(default_factory=dict)
-    """Per topic the time of its latest tick and how many partitions that says the topic has."""
-    latest: tuple[int, Source, int, tuple[str, ...]] = (-1, Source.HALF, -1, ())
-    """Time and place of the latest tick of all, and the groups that it says are away."""
+    def expiry_ms(self, half: Half) -> int:
+        """R8: the age is greater than the retention of halves."""
+        return first_ms_after(half.at_ms + self.half_retention_ms)
 
-    def after(self, ticks: Iterable[Tick]) -> "Clock":
-        """Return the clock after more ticks, in whatever order they come; time never goes back."""
-        heard, partitions = dict(self.heard_ms), dict(self.partitions)
-        latest = self.latest
-        for tick in ticks:
-            place = (tick.source, tick.partition)
-            heard[place] = max(heard.get(place, tick.at_ms), tick.at_ms)
-            partitions[tick.source] = max(partitions.get(tick.source, (-1, 0)), (tick.at_ms, tick.partitions))
-            latest = max(latest, (tick.at_ms, *place, tuple(sorted(tick.absent_groups))))
-        return Clock(heard, partitions, latest)
+    def orphan_ms(self, op: Op) -> int:
+        """R10: a verdict without a half has waited for longer than the timeout."""
+        return first_ms_after(op.at_ms + self.timeout_ms)
 
-    def absent_groups(self) -> frozenset[str]:
-        """Return the producer groups that are away, as the latest tick says (R15)."""
-        return frozenset(self.latest[3])
-
-    def horizon_ms(self) -> int | None:
-        """Return the smallest time over all partitions of both topics; None while one has not been heard of."""
-        times_ms: list[int] = []
-        for source in Source:
-            _, partitions = self.partitions.get(source, (-1, 0))
-            heard = [at_ms for (of, partition), at_ms in self.heard_ms.items() if of is source and partition < partitions]
-            # What was heard is counted, not what a tick says there is: that may be any number.
-            if not heard or len(heard) < partitions:
-                return None
-            times_ms.extend(heard)
-        return min(times_ms)
+    def forget_ms(self, settled_ms: int) -> int:
+        """R11: the id has been settled for longer than the retention of settled ids."""
+        return first_ms_after(settled_ms + self.resolved_retention_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class BucketState:
-    """All that one bucket knows. `waiting`: verdicts whose half has not been read yet, in the order they came (R10)."""
+    """The state of one bucket, as objects."""
 
     clock: Clock = field(default_factory=Clock)
     transactions: Mapping[str, Transaction] = field(default_factory=dict)
     waiting: Mapping[str, Sequence[Op]] = field(default_factory=dict)
+    """Id → the verdicts whose half has not been read yet, in the order in which they were read (R10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was newly read, in any order."""
+    """The records that were newly read, in any order."""
 
     halves: Sequence[Half] = ()
     ops: Sequence[Op] = ()
     lost: Sequence[Lost] = ()
     ticks: Sequence[Tick] = ()
     broken: Sequence[Outcome] = ()
-    """Records that break the contract (R14): they are passed on to quarantine as they are."""
+    """The quarantine of records that break the contract (R14), made where they were decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What `resolve` returns: the state after the batch, the outcomes, and what was counted."""
+    """What `resolve` returns."""
 
     state: BucketState
     outcomes: list[Outcome]
     counts: Counter[str]
+    """What this batch counted: `Count`, and quarantined records by their `Reason`."""
 
 
 def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
-    """Apply a batch: the halves, then the ops, each in order of time, partition and offset, then the horizon (design §3)."""
+    """Apply a batch: the halves, then the ops, each in order of time, partition and offset, then the horizon.
+
+    The horizon comes last, so that every verdict up to it wins over the checks and discards that it makes due (R9).
+    """
     resolver = _Resolver(state, rules)
-    resolver.outcomes.extend(batch.broken)
-    resolver.counts.update(outcome.reason for outcome in batch.broken)
-    resolver.counts[Count.HALVES] += len(batch.halves)
+    resolver.counts.update({Count.HALVES: len(batch.halves), Count.OPS: len(batch.ops)})
+    resolver.pass_on(batch.broken)
     for half in sorted(batch.halves, key=_ORDER):
         resolver.on_half(half)
     for lost in batch.lost:
         resolver.on_lost(lost)
-    for op in sorted(resolver.with_waiting(batch), key=_ORDER):
+    for op in sorted([*batch.ops, *resolver.take_waiting(batch.halves)], key=_ORDER):
         resolver.on_op(op)
     clock = state.clock.after(batch.ticks)
     horizon_ms = clock.horizon_ms()
@@ -192,10 +172,11 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
 
 
 _ORDER = attrgetter("at_ms", "partition", "offset")
+_SETTLED_BY = {LocalTransactionState.COMMIT: Phase.COMMITTED, LocalTransactionState.ROLLBACK: Phase.ROLLED_BACK}
 
 
 class _Resolver:
-    """One call of `resolve`, taken apart by what happens."""
+    """One call of `resolve`: the state as it changes, and what has come of the batch so far."""
 
     def __init__(self, state: BucketState, rules: Rules) -> None:
         self.rules = rules
@@ -204,130 +185,158 @@ class _Resolver:
         self.outcomes: list[Outcome] = []
         self.counts: Counter[str] = Counter()
 
-    def on_half(self, half: Half) -> None:
-        """Begin a transaction, or refuse a second half of its id (R4, R12)."""
-        known = self.transactions.get(half.transaction_id)
-        if known is None or self._replaces(half, known):
-            due_ms = half.at_ms + (half.immunity_ms or self.rules.timeout_ms) + 1
-            self.transactions[half.transaction_id] = Transaction(
-                Phase.PENDING, half.producer_group, half.topic, half.incarnation, half.at_ms, half.partition, half.offset, 0, due_ms
-            )
-        elif half.producer_group != known.producer_group:
-            self._refuse(half, Reason.ID_CONFLICT, f"the id is group {known.producer_group}'s")
-        elif half.incarnation == known.incarnation:
-            self.counts[Count.DUPLICATE_HALF] += 1
-        elif half.incarnation < known.incarnation:
-            self._refuse(half, Reason.STALE_INCARNATION, f"incarnation {half.incarnation} after {known.incarnation}")
-        else:
-            self._refuse(half, Reason.INCARNATION_REFUSED, f"incarnation {known.incarnation} is {known.phase.name}, not DISCARDED")
+    def pass_on(self, broken: Sequence[Outcome]) -> None:
+        """Hand broken records on to quarantine. No other rule applies to them (R14)."""
+        self.outcomes.extend(broken)
+        self.counts.update(outcome.reason for outcome in broken)
 
-    @staticmethod
-    def _replaces(half: Half, known: Transaction) -> bool:
-        same_group = half.producer_group == known.producer_group
-        return same_group and half.incarnation > known.incarnation and known.phase is Phase.DISCARDED
+    def on_half(self, half: Half) -> None:
+        """Start a transaction (R1, R4), or refuse a second half of a known id (R12)."""
+        known = self.transactions.get(half.transaction_id)
+        if known is None or _starts_afresh(half, known):
+            self.transactions[half.transaction_id] = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
+        elif half.producer_group != known.half.producer_group:
+            self._quarantine(half, Reason.ID_CONFLICT, f"the id belongs to group {known.half.producer_group}")
+        elif half.incarnation == known.half.incarnation:
+            self.counts[Count.DUPLICATE_HALF] += 1
+        elif half.incarnation < known.half.incarnation:
+            detail = f"incarnation {half.incarnation} after {known.half.incarnation}"
+            self._quarantine(half, Reason.STALE_INCARNATION, detail)
+        else:
+            detail = f"incarnation {known.half.incarnation} is {known.phase.name}, not DISCARDED"
+            self._quarantine(half, Reason.INCARNATION_REFUSED, detail)
 
     def on_lost(self, lost: Lost) -> None:
-        """Settle an id whose half cannot be read any more; the sink that found out has quarantined it (R17)."""
+        """Settle an id whose half is gone (R17). The sink that found it gone has quarantined it."""
         known = self.transactions.get(lost.transaction_id)
-        if known is None or known.phase is Phase.LOST or (known.partition, known.offset) != (lost.partition, lost.offset):
+        if known is None or known.phase is Phase.LOST or (known.half.partition, known.half.offset) != (lost.partition, lost.offset):
             return
         self.counts[Count.LOST] += 1
-        self._settle(lost.transaction_id, known, Phase.LOST, lost.at_ms)
+        self._settle(known, Phase.LOST, lost.at_ms)
 
-    def with_waiting(self, batch: Batch) -> list[Op]:
-        """Return the batch's ops and those that waited for a half which has come now (R1)."""
-        came = [half.transaction_id for half in batch.halves if half.transaction_id in self.waiting]
-        self.counts[Count.OPS] += len(batch.ops)
-        return [*batch.ops, *(op for transaction_id in dict.fromkeys(came) for op in self.waiting.pop(transaction_id))]
+    def take_waiting(self, halves: Iterable[Half]) -> list[Op]:
+        """Remove and return the verdicts that waited for one of these halves (R1)."""
+        arrived = dict.fromkeys(half.transaction_id for half in halves if half.transaction_id in self.waiting)
+        return [op for transaction_id in arrived for op in self.waiting.pop(transaction_id)]
 
     def on_op(self, op: Op) -> None:
-        """Settle by the first verdict; a later one is a duplicate, a conflict or too late (R1, R2, R3, R11, R13)."""
+        """Settle the half by its first verdict; keep, count or quarantine any other op."""
         known = self.transactions.get(op.transaction_id)
-        if known is not None and op.producer_group != known.producer_group:
-            self._refuse(op, Reason.GROUP_MISMATCH, f"{op.action} from group {op.producer_group} on a half of group {known.producer_group}")
-        elif op.action is LocalTransactionState.UNKNOWN:
+        if known is not None and op.producer_group != known.half.producer_group:  # R13, before all others
+            detail = f"{op.action} from group {op.producer_group} on a half of group {known.half.producer_group}"
+            self._quarantine(op, Reason.GROUP_MISMATCH, detail)
+        elif op.action is LocalTransactionState.UNKNOWN:  # R3
             self.counts[Count.UNKNOWN] += 1
-        elif known is None or op.incarnation > known.incarnation:
+        elif known is None or op.incarnation > known.half.incarnation:  # R1, R10, R11: its half may still come
             self.waiting.setdefault(op.transaction_id, []).append(op)
-        elif op.incarnation < known.incarnation:
-            self._refuse(op, Reason.LATE_VERDICT, f"{op.action} of incarnation {op.incarnation} after {known.incarnation}")
-        elif known.phase is Phase.PENDING:
-            self._on_verdict(op, known)
-        elif known.phase in (Phase.DISCARDED, Phase.LOST):
-            self._refuse(op, Reason.LATE_VERDICT, f"{op.action} after the message was {known.phase.name}")
-        elif known.phase is _VERDICT[op.action]:
+        elif op.incarnation < known.half.incarnation:  # R11
+            detail = f"{op.action} of incarnation {op.incarnation} after {known.half.incarnation}"
+            self._quarantine(op, Reason.LATE_VERDICT, detail)
+        elif known.phase is Phase.PENDING:  # R1, R2, R7
+            self._on_first_verdict(op, known)
+        elif known.phase in (Phase.DISCARDED, Phase.LOST):  # R11
+            self._quarantine(op, Reason.LATE_VERDICT, f"{op.action} after the message was {known.phase.name}")
+        elif known.phase is _SETTLED_BY[op.action]:  # R2
             self.counts[Count.DUPLICATE_OP] += 1
-        else:
-            self._refuse(op, Reason.CONFLICTING_VERDICT, f"{op.action} after the message was {known.phase.name}")
+        else:  # R2
+            self._quarantine(op, Reason.CONFLICTING_VERDICT, f"{op.action} after the message was {known.phase.name}")
 
-    def _on_verdict(self, op: Op, half: Transaction) -> None:
+    def _on_first_verdict(self, op: Op, known: Transaction) -> None:
         if op.action is LocalTransactionState.COMMIT:
             self.counts[Count.COMMITTED] += 1
-            self._emit(Kind.COMMIT, op.transaction_id, half, op.at_ms)
+            self.outcomes.append(_outcome_of(Kind.COMMIT, known, op.at_ms))
         else:
             self.counts[Count.ROLLED_BACK] += 1
-        self._settle(op.transaction_id, half, _VERDICT[op.action], op.at_ms)
+        self._settle(known, _SETTLED_BY[op.action], op.at_ms)
 
     def on_horizon(self, horizon_ms: int, absent_groups: frozenset[str]) -> None:
-        """Do all that is due: checks and discards, orphaned ops, forgetting (R5 to R11, R15)."""
+        """Do all that is due: checks and discards (R4 to R8, R15), orphaned verdicts (R10), forgetting (R11)."""
         for transaction_id, known in list(self.transactions.items()):
             if horizon_ms < known.due_ms:
                 continue
             if known.phase is Phase.PENDING:
-                self._on_due(transaction_id, known, horizon_ms, known.producer_group in absent_groups)
+                self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
             else:
                 del self.transactions[transaction_id]
         for transaction_id, ops in list(self.waiting.items()):
-            left = []
-            for op in ops:
-                if horizon_ms > op.at_ms + self.rules.timeout_ms:
-                    self._refuse(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", decided_ms=horizon_ms)
-                else:
-                    left.append(op)
-            if left:
-                self.waiting[transaction_id] = left
-            else:
-                del self.waiting[transaction_id]
+            self._quarantine_orphans(transaction_id, ops, horizon_ms)
 
-    def _on_due(self, transaction_id: str, half: Transaction, horizon_ms: int, away: bool) -> None:
-        """Check, discard or put off one pending half. Exhausted checks are named as the reason before old age (R6, R8)."""
-        expired = horizon_ms - half.start_ms > self.rules.half_retention_ms and (half.check_times > 0 or away)
-        if away and not expired:
+    def _on_due(self, known: Transaction, horizon_ms: int, *, is_away: bool) -> None:
+        """Check, discard or put off a pending half."""
+        half, rules = known.half, self.rules
+        is_exhausted = known.check_times >= rules.check_max  # R6
+        # R8: a half is asked about at least once, unless its group is away.
+        is_expired = horizon_ms >= rules.expiry_ms(half) and (known.check_times > 0 or is_away)
+        if is_away and not is_expired:  # R15
             self.counts[Count.PUT_OFF] += 1
-            self.transactions[transaction_id] = half._replace(due_ms=horizon_ms + self.rules.check_interval_ms)
-        elif half.check_times >= self.rules.check_max or expired:
-            reason = Reason.CHECK_MAX if half.check_times >= self.rules.check_max else Reason.EXPIRED
+            self.transactions[half.transaction_id] = known._replace(due_ms=rules.next_check_ms(horizon_ms))
+        elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
-            self._emit(Kind.DISCARD, transaction_id, half, horizon_ms, reason)
-            self._settle(transaction_id, half, Phase.DISCARDED, horizon_ms)
-        else:
-            checked = half._replace(check_times=half.check_times + 1, due_ms=horizon_ms + self.rules.check_interval_ms)
+            reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
+            self.outcomes.append(_outcome_of(Kind.DISCARD, known, horizon_ms, reason))
+            self._settle(known, Phase.DISCARDED, horizon_ms)
+        else:  # R4, R5
             self.counts[Count.CHECKED] += 1
-            self.transactions[transaction_id] = checked
-            self._emit(Kind.CHECK, transaction_id, checked, horizon_ms)
+            checked = Transaction(Phase.PENDING, half, rules.next_check_ms(horizon_ms), known.check_times + 1)
+            self.outcomes.append(_outcome_of(Kind.CHECK, checked, horizon_ms))
+            self.transactions[half.transaction_id] = checked
 
-    def _settle(self, transaction_id: str, half: Transaction, phase: Phase, at_ms: int) -> None:
-        """Remember a settled id until the horizon is past its verdict by more than `resolved_retention` (R11)."""
-        _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
-        due_ms = at_ms + self.rules.resolved_retention_ms + 1
-        self.transactions[transaction_id] = Transaction(phase, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms)
+    def _quarantine_orphans(self, transaction_id: str, ops: Sequence[Op], horizon_ms: int) -> None:
+        """Quarantine the verdicts that have waited too long for their half, each of them (R10)."""
+        left = []
+        for op in ops:
+            if horizon_ms < self.rules.orphan_ms(op):
+                left.append(op)
+            else:
+                self._quarantine(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", horizon_ms)
+        if left:
+            self.waiting[transaction_id] = left
+        else:
+            del self.waiting[transaction_id]
 
-    def _emit(self, kind: Kind, transaction_id: str, half: Transaction, decided_ms: int, reason: str = "") -> None:
-        _, group, topic, incarnation, start_ms, partition, offset, check_times, _ = half
-        outcome = Outcome(
-            kind, transaction_id, Source.HALF, partition, offset, start_ms, decided_ms, group, topic, incarnation, check_times, reason, ""
-        )
-        self.outcomes.append(outcome)
+    def _settle(self, known: Transaction, phase: Phase, settled_ms: int) -> None:
+        """Remember how the id ended until it is to be forgotten (R11)."""
+        self.transactions[known.half.transaction_id] = Transaction(phase, known.half, self.rules.forget_ms(settled_ms), known.check_times)
 
-    def _refuse(self, record: Half | Op, reason: Reason, detail: str, decided_ms: int = 0) -> None:
-        """Quarantine a record by its pointer; what it is about stays as it is."""
+    def _quarantine(self, record: Half | Op, reason: Reason, detail: str, decided_ms: int = 0) -> None:
+        """Quarantine a record by its pointer. The transaction stays as it is."""
         self.counts[reason] += 1
-        source = Source.HALF if isinstance(record, Half) else Source.OP
-        pointer = (source, record.partition, record.offset, record.at_ms)
-        group, incarnation = record.producer_group, record.incarnation
         self.outcomes.append(
-            Outcome(Kind.QUARANTINE, record.transaction_id, *pointer, decided_ms, group, "", incarnation, 0, reason, detail)
+            Outcome(
+                kind=Kind.QUARANTINE,
+                transaction_id=record.transaction_id,
+                source=Source.HALF if isinstance(record, Half) else Source.OP,
+                partition=record.partition,
+                offset=record.offset,
+                at_ms=record.at_ms,
+                decided_ms=decided_ms,
+                producer_group=record.producer_group,
+                incarnation=record.incarnation,
+                reason=reason,
+                detail=detail,
+            )
         )
 
 
-_VERDICT = {LocalTransactionState.COMMIT: Phase.COMMITTED, LocalTransactionState.ROLLBACK: Phase.ROLLED_BACK}
+def _starts_afresh(half: Half, known: Transaction) -> bool:
+    """Return True if a half resends a discarded message of its group under a higher incarnation (R12)."""
+    same_group = half.producer_group == known.half.producer_group
+    return same_group and half.incarnation > known.half.incarnation and known.phase is Phase.DISCARDED
+
+
+def _outcome_of(kind: Kind, known: Transaction, decided_ms: int, reason: str = "") -> Outcome:
+    """Return a commit, check or discard of a half."""
+    half = known.half
+    return Outcome(
+        kind=kind,
+        transaction_id=half.transaction_id,
+        partition=half.partition,
+        offset=half.offset,
+        at_ms=half.at_ms,
+        decided_ms=decided_ms,
+        producer_group=half.producer_group,
+        topic=half.topic,
+        incarnation=half.incarnation,
+        check_times=known.check_times,
+        reason=reason,
+    )

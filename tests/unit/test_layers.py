@@ -11,7 +11,7 @@ import pytest
 from halfway.schemas.events import OUTCOME_SCHEMA
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.state_format import ENTRY_SCHEMA, WAITING_COMMIT
-from halfway.transforms.protocol import Outcome, Transaction
+from halfway.transforms.protocol import Half, Outcome
 from tests.support.paths import ROOT
 
 FOLDERS = ("schemas", "transforms", "clients", "conf", "pipelines")
@@ -126,10 +126,10 @@ def test_tests_import_no_test_module_and_benchmarks_only_what_supports_tests() -
 
 
 def test_the_core_needs_nothing_but_python() -> None:
-    used = imported(ROOT / "transforms" / "protocol.py")
+    used = imported(ROOT / "transforms" / "protocol.py") | imported(ROOT / "transforms" / "horizon.py")
     assert {name.split(".")[0] for name in used} == {"collections", "dataclasses", "operator", "typing", "halfway"}
-    assert rooms_imported(ROOT / "transforms" / "protocol.py") == {"schemas"}
-    assert not {name for name in used if name.startswith(("halfway.schemas.settings", "halfway.schemas.events"))}
+    own = {".".join(name.split(".")[1:3]) for name in used if name.startswith("halfway.")}
+    assert own == {"schemas.headers", "schemas.outcomes", "transforms.horizon"}
 
 
 @pytest.mark.parametrize(
@@ -156,5 +156,7 @@ def test_no_pickle_anywhere() -> None:
 
 def test_one_definition_of_each_row() -> None:
     assert list(Outcome._fields) == OUTCOME_SCHEMA.fieldNames()
-    assert [name for name in ENTRY_SCHEMA.names if name != "transaction_id"] == ["entry", *Transaction._fields[1:]]
+    of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms")]
+    start_ms = {"at_ms": "start_ms"}
+    assert ENTRY_SCHEMA.names == ["transaction_id", "entry", *(start_ms.get(name, name) for name in of_half), "check_times", "due_ms"]
     assert max(Phase) < WAITING_COMMIT

@@ -28,8 +28,9 @@ PENDING_SCHEMA = pa.schema(
         pa.field("half_offset", pa.int64(), nullable=False),
     ]
 )
-"""`start_ms` is the half's record timestamp. `age_ms` is the horizon minus `start_ms`: null while the horizon is undefined, negative for a
-half that the horizon has not passed yet. `next_due_ms` is the first horizon at which the next check, or the discard, is due."""
+"""`start_ms` is the half's record timestamp. `age_ms` is the horizon minus `start_ms`: null while the horizon is
+undefined, negative for a half that the horizon has not passed yet. `next_due_ms` is the first horizon at which the next
+check, or the discard, is due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class PendingView:
     transactions: pa.Table
     """PENDING_SCHEMA, oldest first."""
     horizon_ms: int | None
-    """The smallest horizon of all buckets. None, so that nothing is due, while one bucket has none or there is no state."""
+    """The smallest horizon of all buckets. None if one bucket has none or there is no state; then nothing is due."""
     absent_groups: frozenset[str]
     """The producer groups that are away according to the latest tick. Their checks are put off (R15)."""
     totals: Counter[str]
@@ -84,7 +85,7 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         tables.append(_to_view(pending, horizon_ms))
         horizons.append(horizon_ms)
         totals.update(bucket.totals)
-        latest = max(latest, (bucket.clock.latest[0], bucket.clock.absent_groups()), key=lambda tick: tick[0])
+        latest = max(latest, (bucket.clock.latest.at_ms, bucket.clock.absent_groups()), key=lambda tick: tick[0])
         settled_or_waiting += bucket.entries.num_rows - pending.num_rows
         remembered += pc.sum(pc.is_in(bucket.entries["entry"], value_set=_SETTLED)).as_py() or 0
     return PendingView(

@@ -6,7 +6,8 @@ import pytest
 
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count
-from halfway.transforms.protocol import BucketState, Clock, Tick, resolve
+from halfway.transforms.horizon import Clock, Tick
+from halfway.transforms.protocol import BucketState, resolve
 from tests.support.scenario import RULES, commit, half, lost, rollback, run, tick, to_batch, unknown
 
 DUE = 6_001

@@ -10,7 +10,8 @@ from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Phase, Reason
 from halfway.schemas.reports import latency_counts
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, Tick, resolve
+from halfway.transforms.horizon import Tick
+from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, resolve
 from tests.support.naive_model import all_outcomes
 from tests.support.scenario import told
 

@@ -121,15 +121,15 @@ def test_it_tells_what_the_plain_core_holds(batches: list[list[Record]]) -> None
     expected = [
         (
             transaction_id,
-            known.incarnation,
-            known.producer_group,
-            known.topic,
-            known.start_ms,
-            None if horizon_ms is None else horizon_ms - known.start_ms,
+            known.half.incarnation,
+            known.half.producer_group,
+            known.half.topic,
+            known.half.at_ms,
+            None if horizon_ms is None else horizon_ms - known.half.at_ms,
             known.check_times,
             known.due_ms,
-            known.partition,
-            known.offset,
+            known.half.partition,
+            known.half.offset,
         )
         for state in plain
         for horizon_ms in [state.clock.horizon_ms()]
