@@ -7,12 +7,9 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import pyarrow
 from confluent_kafka import Consumer, Message, TopicPartition
-from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import TableNotFoundError
 
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
@@ -21,7 +18,8 @@ from tests.chaos.client import DATABASE_FILE, GARBAGE, STRAY
 from tests.chaos.launcher import JOURNAL_FILE
 from tests.chaos.plans import digest
 from tests.chaos.service_database import ServiceDatabase
-from tests.support.partition_records import LIMIT_S, records_of
+from tests.support.delta_rows import delta_rows
+from tests.support.partition_records import LIMIT_S, headers_of, records_of
 
 _MS = "CAST(CAST({} AS BIGINT) / 1000 AS BIGINT)"
 _ROW = "transaction_id, half_partition, half_offset, {half_at} AS half_at, {decided} AS decided, check_times, producer_group, body"
@@ -41,8 +39,7 @@ class TopicReader:
     def read_on(self) -> None:
         """Read all new records of the three topics."""
         for message in self._new_records():
-            pairs = cast("list[tuple[str, bytes | None]]", message.headers() or [])
-            headers = {name: value for name, value in pairs if value is not None}
+            headers = headers_of(message)
             if "TICK" in headers or "HALF_LOST" in headers:
                 continue
             key, place = (message.key() or b"").decode(), (message.partition() or 0, message.offset() or 0)
@@ -94,11 +91,7 @@ def _watermarks(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
 
 def query(warehouse: Path, table: Table, columns: str, where: str = "true") -> list[dict[str, Any]]:
     """Return rows of a table, read by delta-rs; none if the table does not exist yet."""
-    with suppress(TableNotFoundError):
-        rows = QueryBuilder().register("rows", DeltaTable(str(warehouse / table))).execute(f"SELECT {columns} FROM rows WHERE {where}")
-        found: list[dict[str, Any]] = pyarrow.table(rows).to_pylist()
-        return found
-    return []
+    return delta_rows(warehouse / table, f"SELECT {columns} FROM rows WHERE {where}")
 
 
 def ids_in(warehouse: Path, table: Table) -> set[str]:

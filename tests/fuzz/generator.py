@@ -1,4 +1,7 @@
-"""Records of every shape for the half and op topics, from a seed: good, odd, broken, and among them transactions of known outcome."""
+"""Generates records of every shape for the half and op topics from a seed: good ones, odd ones and broken ones.
+
+Among them are control transactions, whose outcome is known.
+"""
 
 import random
 from collections import Counter, deque
@@ -26,10 +29,10 @@ from tests.fuzz.shapes import (
 )
 
 BASE_MS = 1_700_000_000_000
-"""No control record is older."""
+"""The time of the oldest control record."""
 HOUR_MS = 3_600_000
 FAR_MS = 250_000_000_000_000
-"""In the year 9892: nothing is later but the last ticks."""
+"""A time in the year 9892. Only the last ticks are later."""
 
 _OTHERS_RECENT = 500
 
@@ -42,14 +45,15 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """A transaction that must end so, whatever lies around it; `decided_ms`: the time of its verdict."""
+    """The outcome that a control transaction must have."""
 
     fate: Fate
     decided_ms: int
+    """The time of the verdict."""
 
 
-class Made(NamedTuple):
-    """A record to be written; `partition` is -1 where its key decides."""
+class NewRecord(NamedTuple):
+    """A record to write. If `partition` is -1, the key decides."""
 
     of_half: bool
     key: bytes | None
@@ -60,22 +64,22 @@ class Made(NamedTuple):
 
 
 class Generator:
-    """Makes records, always the same ones from one seed. `control` has what was promised of the transactions made so far."""
+    """Makes the same records from the same seed. `control` has the control transactions made so far, by id."""
 
     def __init__(self, seed: int, partitions: int, max_body_bytes: int) -> None:
         self._random = random.Random(seed)
         self._partitions, self._max_body = partitions, max_body_bytes
-        self._later: deque[Made] = deque()
+        self._later: deque[NewRecord] = deque()
         self._others: deque[bytes] = deque(maxlen=_OTHERS_RECENT)
         self._number = 0
         self.control: dict[str, Control] = {}
         self.made: Counter[str] = Counter()
 
-    def records(self, count: int) -> Iterator[Made]:
-        """Make so many, and then what is left to say of the control transactions."""
-        kinds: dict[str, tuple[float, Callable[[], Made]]] = {
+    def records(self, count: int) -> Iterator[NewRecord]:
+        """Yield `count` records, and then the remaining records of the control transactions."""
+        kinds: dict[str, tuple[float, Callable[[], NewRecord]]] = {
             "control": (0.25, self._control),
-            "of an id known before": (0.22, self._known),
+            "of an id known before": (0.22, self._of_known_id),
             "half, changed": (0.22, self._changed_half),
             "op, changed": (0.2, self._changed_op),
             "at random": (0.06, self._random_record),
@@ -90,31 +94,31 @@ class Generator:
             yield kinds[kind][1]()
         yield from self._later
 
-    def ticks(self, at_ms: int) -> Iterator[Made]:
-        """One round of true ticks: it moves the horizon to `at_ms`."""
+    def ticks(self, at_ms: int) -> Iterator[NewRecord]:
+        """Yield one round of good ticks, which moves the horizon to `at_ms`."""
         for of_half in (True, False):
             for partition in range(self._partitions):
                 yield self._tick_of(of_half, partition, at_ms, b"")
 
-    def _tick_of(self, of_half: bool, partition: int, at_ms: int, value: bytes | None) -> Made:
+    def _tick_of(self, of_half: bool, partition: int, at_ms: int, value: bytes | None) -> NewRecord:
         headers: HeaderList = [("TICK", b"%d" % at_ms), ("PARTITIONS", b"%d" % self._partitions)]
-        return Made(of_half, None, value, headers, at_ms, partition)
+        return NewRecord(of_half, None, value, headers, at_ms, partition)
 
-    # Transactions of known outcome.
+    # Control transactions.
 
-    def _control(self) -> Made:
+    def _control(self) -> NewRecord:
         if self._later and self._random.random() < 0.55:
             return self._later.popleft()
         key = f"control-{self._number}"
         fate = self._random.choices((Fate.COMMIT, Fate.ROLLBACK, Fate.SILENT), (8, 2, 1))[0]
         at_ms = BASE_MS + self._number
-        half = Made(True, key.encode(), self._body(), self._half_headers(), at_ms)
+        half = NewRecord(True, key.encode(), self._body(), self._half_headers(), at_ms)
         ops = [self._op(key, b"UNKNOWN", at_ms + 1)] if self._random.random() < 0.2 else []
         if fate is not Fate.SILENT:
             verdicts = 2 if self._random.random() < 0.1 else 1
             ops += [self._op(key, fate.upper().encode(), at_ms + 2 + n) for n in range(verdicts)]
         self.control[key] = Control(fate, at_ms + 2)
-        # In time, the verdict comes after all that says UNKNOWN; in the topics, half and ops come in any order.
+        # The timestamp of the verdict is later than that of an UNKNOWN. In the topics half and ops have any order.
         records = [*ops, half] if self._random.random() < 0.2 else [half, *ops]
         if self._random.random() < 0.1:
             records.append(self._op(key, b"COMMIT", at_ms + 9, group=b"stranger"))
@@ -123,7 +127,7 @@ class Generator:
         return first
 
     def _half_headers(self) -> HeaderList:
-        """Good headers: the required ones, some others, in any order; a name of one's own may be there twice."""
+        """Return good headers in any order: the required ones and some others. A user property may repeat."""
         chance = self._random.random
         headers: HeaderList = [("REAL_TOPIC", self._random.choice((b"orders", "größe".encode()))), ("PGROUP", b"g")]
         choices = {
@@ -141,8 +145,8 @@ class Generator:
         return headers
 
     @staticmethod
-    def _op(key: str, action: bytes, at_ms: int, group: bytes = b"g") -> Made:
-        return Made(False, key.encode(), None, [("ACTION", action), ("PGROUP", group)], at_ms)
+    def _op(key: str, action: bytes, at_ms: int, group: bytes = b"g") -> NewRecord:
+        return NewRecord(False, key.encode(), None, [("ACTION", action), ("PGROUP", group)], at_ms)
 
     def _body(self) -> bytes | None:
         sort = self._random.random()
@@ -152,24 +156,27 @@ class Generator:
             return self._random.randbytes(self._max_body - self._random.choice((0, 1)))
         return self._random.randbytes(self._random.randrange(200))
 
-    # Anything else.
+    # Other records.
 
-    def _known(self) -> Made:
-        """A good half or op of an id that others of these are about too: duplicates, conflicts, strangers, higher incarnations."""
+    def _of_known_id(self) -> NewRecord:
+        """Make a good half or op of an id that other records have.
+
+        This makes duplicates, conflicts, ops of other groups and higher incarnations.
+        """
         key = self._random.choice(self._others) if self._others and self._random.random() < 0.8 else self._new_id()
         group, incarnation = self._random.choices(GROUPS, (8, 1, 1, 2))[0], self._random.choices((b"0", b"1", b"2"), (8, 1, 1))[0]
         if self._random.random() < 0.4:
             headers: HeaderList = [("REAL_TOPIC", b"others"), ("PGROUP", group), ("INCARNATION", incarnation)]
-            return Made(True, key, self._body(), headers, self._time())
+            return NewRecord(True, key, self._body(), headers, self._time())
         action = self._random.choice((b"COMMIT", b"COMMIT", b"ROLLBACK", b"UNKNOWN"))
-        return Made(False, key, self._body(), [("ACTION", action), ("PGROUP", group), ("INCARNATION", incarnation)], self._time())
+        return NewRecord(False, key, self._body(), [("ACTION", action), ("PGROUP", group), ("INCARNATION", incarnation)], self._time())
 
     def _new_id(self) -> bytes:
         key = f"other-{self._number}".encode()
         self._others.append(key)
         return key
 
-    def _changed_half(self) -> Made:
+    def _changed_half(self) -> NewRecord:
         headers = self._changed(self._half_headers(), HALF_NAMES)
         if self._random.random() < 0.08:
             headers.insert(self._random.randrange(len(headers) + 1), (self._random.choice(DELAYS), self._random.choice(VALUES)))
@@ -177,14 +184,14 @@ class Generator:
         value = self._random.randbytes(self._max_body + self._random.choice((1, 100))) if large < 0.02 else self._body()
         return self._placed(True, self._key(), value, headers)
 
-    def _changed_op(self) -> Made:
+    def _changed_op(self) -> NewRecord:
         headers: HeaderList = [("ACTION", self._random.choice((b"COMMIT", b"ROLLBACK", b"UNKNOWN", b"UNKNOW"))), ("PGROUP", b"g")]
         choices = {"INCARNATION": (b"0", b"1"), "FROM_CHECK": (b"true", b""), "CHECK_TIMES": (b"1", b"0"), "REMARK": (b"", b"why")}
         headers += [(name, self._random.choice(values)) for name, values in choices.items() if self._random.random() < 0.3]
         return self._placed(False, self._key(), self._body(), self._changed(headers, OP_NAMES))
 
     def _changed(self, headers: HeaderList, names: tuple[str, ...]) -> HeaderList:
-        """Change one or two headers: leave out, give another value, give twice, add one of any name."""
+        """Change up to two headers: remove one, change a value, repeat one, or add one of any name."""
         for _ in range(self._random.choice((0, 1, 1, 1, 1, 2))):
             place, chance = self._random.randrange(len(headers)), self._random.random()
             if chance < 0.15 and len(headers) > 1:
@@ -202,33 +209,33 @@ class Generator:
                 headers.append((self._random.choice((*OWN_NAMES, *ODD_NAMES)), self._random.choice(VALUES)))
         return headers
 
-    def _random_record(self) -> Made:
+    def _random_record(self) -> NewRecord:
         names = (*OWN_NAMES, *ODD_NAMES, "TICK")
         headers: HeaderList = [(self._random.choice(names), self._random.choice(VALUES)) for _ in range(self._random.randrange(12))]
         if self._random.random() < 0.001:
             headers += [(self._random.choice(ODD_NAMES), b"%d" % n) for n in range(1_000)]
         return self._placed(self._random.random() < 0.5, self._key(), self._body(), headers)
 
-    def _tick(self) -> Made:
-        """A tick that is broken, or good and not the job's: that one may move no time that a control transaction lives by."""
+    def _tick(self) -> NewRecord:
+        """Make a broken tick, or a good one that does not move the horizon past a control transaction."""
         of_half, partition = self._random.random() < 0.5, self._random.randrange(self._partitions)
         chance = self._random.random()
         if chance < 0.15:
-            # The horizon is the smallest time: it stays where the half topic's first partition is.
+            # The horizon is the smallest time over all partitions, so it stays at that of the half topic's partition 0.
             is_first = of_half and partition == 0
             at_ms = BASE_MS - 2 * HOUR_MS if is_first else self._time()
             return self._tick_of(of_half, partition, at_ms, self._random.choice(TICK_VALUES))
         if chance < 0.2:
-            # As good as it looks, how many partitions there are is another matter: the latest tick says so, and this one never is.
+            # The tick is good but has a wrong number of partitions. The latest tick counts, which this one never is.
             headers: HeaderList = [
                 ("TICK", b"1"),
                 ("PARTITIONS", self._random.choice((b"2147483647", b"1000000", b"%d" % (partition + 1)))),
             ]
-            return Made(of_half, None, b"", headers, 1 + self._random.randrange(1_000), partition)
+            return NewRecord(of_half, None, b"", headers, 1 + self._random.randrange(1_000), partition)
         return self._broken(self._tick_of(of_half, partition, self._time(), self._random.choice(TICK_VALUES)))
 
-    def _broken(self, made: Made) -> Made:
-        """A tick with one thing wrong."""
+    def _broken(self, made: NewRecord) -> NewRecord:
+        """Return the tick with one fault in it."""
         way = self._random.randrange(5)
         if way == 0:
             return made._replace(key=self._random.choice([key for key in KEYS if key is not None]))
@@ -242,8 +249,11 @@ class Generator:
         changed, value = self._random.randrange(2), self._random.choice(BAD_NUMBERS)
         return made._replace(headers=[(name, value if n == changed else old) for n, (name, old) in enumerate(made.headers)])
 
-    def _notice(self) -> Made:
-        """A notice of a lost half, as only the job writes them: of no half that there is, or broken."""
+    def _notice(self) -> NewRecord:
+        """Make a notice of a lost half: a broken one, or one of a half that does not exist.
+
+        Of correct programs only the job writes notices.
+        """
         value = self._random.choice(BAD_NOTICES) if self._random.random() < 0.6 else b"%d:%d" % (self._random.randrange(9), 10**12)
         headers: HeaderList = [("HALF_LOST", value)] * (2 if self._random.random() < 0.1 else 1)
         key = self._key() if self._random.random() < 0.3 else self._new_id()
@@ -255,9 +265,9 @@ class Generator:
             return self._random.choice(KEYS)
         return self._random.choice(self._others) if self._others and chance < 0.3 else self._new_id()
 
-    def _placed(self, of_half: bool, key: bytes | None, value: bytes | None, headers: HeaderList) -> Made:
-        """A record without a key lies where the seed says; librdkafka would choose at random."""
-        return Made(of_half, key, value, headers, self._time(), -1 if key else self._random.randrange(self._partitions))
+    def _placed(self, of_half: bool, key: bytes | None, value: bytes | None, headers: HeaderList) -> NewRecord:
+        """Return a record. The seed chooses the partition if there is no key, because librdkafka's choice is random."""
+        return NewRecord(of_half, key, value, headers, self._time(), -1 if key else self._random.randrange(self._partitions))
 
     def _time(self) -> int:
         chance = self._random.random()

@@ -1,4 +1,4 @@
-"""Records into Kafka by a plain producer, and the real job over them, its time moved round by round."""
+"""Writes records to Kafka with a plain producer, and runs the real job over them while ticks move its horizon."""
 
 import logging
 import threading
@@ -13,24 +13,26 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.settings import Settings
-from tests.fuzz.generator import Made
+from tests.fuzz.generator import NewRecord
 
 log = logging.getLogger(__name__)
 
 
-class StuckError(Exception):
-    """The job stands still though there is something to do."""
+class JobStuckError(Exception):
+    """The job did not finish within the time limit."""
 
 
 @dataclass
-class Run:
-    """What the job did: its counts over all batches, and how many there were."""
+class JobRun:
+    """What the job did in all its batches."""
 
     counts: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     seconds: float = 0.0
     pending: dict[int, int] = field(default_factory=dict)
+    """Pending transactions by bucket, after the last batch."""
     remembered: dict[int, int] = field(default_factory=dict)
+    """Remembered ids by bucket, after the last batch."""
 
     def add(self, report: BatchReport) -> None:
         self.batches += 1
@@ -48,8 +50,8 @@ class Run:
             self.pending[number], self.remembered[number] = bucket.pending, bucket.remembered
 
 
-def write(settings: Settings, records: Iterable[Made]) -> int:
-    """Write records by a plain producer, in their order; return how many."""
+def write(settings: Settings, records: Iterable[NewRecord]) -> int:
+    """Write records in their order, and return their number."""
     failures: list[object] = []
     common = {"bootstrap.servers": settings.kafka.servers(), "partitioner": "murmur2_random", "acks": "all", "enable.idempotence": True}
     producer = Producer({**common, "linger.ms": 50, "message.max.bytes": 16_000_000, "queue.buffering.max.messages": 200_000})
@@ -60,16 +62,16 @@ def write(settings: Settings, records: Iterable[Made]) -> int:
             failures.append(error)
 
     count = 0
-    for made in records:
+    for record in records:
         while True:
             try:
                 producer.produce(
-                    topics[made.of_half],
-                    made.value,
-                    made.key,
-                    partition=made.partition,
-                    timestamp=made.at_ms,
-                    headers=[*made.headers],
+                    topics[record.of_half],
+                    record.value,
+                    record.key,
+                    partition=record.partition,
+                    timestamp=record.at_ms,
+                    headers=[*record.headers],
                     on_delivery=delivered,
                 )
                 break
@@ -87,18 +89,27 @@ def resolve(
     settings: Settings,
     session: Callable[[], SparkSession],
     rounds_ms: Iterable[int],
-    ticks: Callable[[int], Iterable[Made]],
+    ticks: Callable[[int], Iterable[NewRecord]],
     limit_s: float,
-) -> Run:
-    """Run the job through rounds of ticks, each written as soon as the one before is the horizon: then all before it has been read.
+) -> JobRun:
+    """Run the job through rounds of ticks.
+
+    A round is written when the horizon has reached the round before. Then the job has read every record before that.
+
+    Args:
+        settings: the settings of the job.
+        session: returns the Spark session.
+        rounds_ms: the time of each round.
+        ticks: returns the ticks of a round.
+        limit_s: the time limit of the job.
 
     Raises:
-        StuckError: it is not done within the limit; what a batch raises comes out as it is.
+        JobStuckError: the job is not done within the limit.
     """
-    run, left = Run(), list(rounds_ms)
+    run, left = JobRun(), list(rounds_ms)
     waited_ms, is_done = left.pop(0), False
 
-    def told(report: BatchReport) -> None:
+    def next_round(report: BatchReport) -> None:
         nonlocal waited_ms, is_done
         run.add(report)
         if report.horizon_ms is None or report.horizon_ms < waited_ms:
@@ -111,7 +122,7 @@ def resolve(
             job.stop()
 
     write(settings, ticks(waited_ms))
-    job = ResolveJob(settings, on_batch=told)
+    job = ResolveJob(settings, on_batch=next_round)
     timer = threading.Timer(limit_s, job.stop)
     timer.daemon = True
     timer.start()
@@ -122,5 +133,5 @@ def resolve(
         timer.cancel()
     run.seconds = time.monotonic() - began_s
     if not is_done:
-        raise StuckError(f"after {run.batches} batches and {limit_s:.0f} s; waiting for the horizon {waited_ms}")
+        raise JobStuckError(f"after {run.batches} batches and {limit_s:.0f} s the horizon has not reached {waited_ms}")
     return run

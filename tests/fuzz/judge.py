@@ -1,6 +1,6 @@
-"""What the contract (design §2, R14) says of one record, once more and independently of the job: the fuzzer's measure.
+"""The fuzzer's test oracle: judges one record by docs/contract.md and R14, independently of the product.
 
-The design does not say which reason is named where several hold. So a judgement has all that hold, and the job must name one of them.
+The contract does not say which reason the job names if several hold. So a judgement has all of them.
 """
 
 import json
@@ -12,25 +12,26 @@ from enum import StrEnum
 HeaderList = list[tuple[str, bytes | None]]
 _INT_32 = 2**31 - 1
 _YEAR_9999_MS = 253_402_300_799_999
-# As many digits as any number of the contract can need; more, if only zeros, are no number.
+# 19 digits are enough for every number of the contract. More digits make no number, even if they are leading zeros.
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _DELAYS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 _ACTIONS = ("COMMIT", "ROLLBACK", "UNKNOWN", "UNKNOW")
 
 
-class Sort(StrEnum):
+class RecordKind(StrEnum):
     HALF = "half"
     OP = "op"
     TICK = "tick"
     NOTICE = "notice"
-    """The job's own word of a lost half (R17)."""
+    """The job's notice of a lost half (R17)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record as it lies in Kafka; `of_half`: in the half topic."""
+    """A record in Kafka."""
 
     of_half: bool
+    """The record lies in the half topic, and not in the op topic."""
     partition: int
     key: bytes | None
     value: bytes | None
@@ -40,10 +41,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a record is, and every reason (R14) for which it may be refused; none: it must be accepted."""
+    """What a record is, and why the job may refuse it."""
 
-    sort: Sort
+    kind: RecordKind
     reasons: frozenset[str]
+    """Every reason (R14) that holds. If there is none, the job must accept the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +66,22 @@ class Meaning:
 
 
 def judge(record: Record, max_body_bytes: int) -> Judgement:
-    """Say what a record is and what is wrong with it."""
+    """Return what a record is and what is wrong with it."""
     names = {name for name, _ in record.headers}
     if "TICK" in names:
-        return Judgement(Sort.TICK, frozenset() if _is_tick(record) else frozenset({"bad_tick"}))
+        return Judgement(RecordKind.TICK, frozenset() if _is_tick(record) else frozenset({"bad_tick"}))
     reasons = _wrong_with_key(record.key)
     if not record.of_half:
-        return Judgement(Sort.OP, frozenset(reasons | _wrong_with_op(record)))
+        return Judgement(RecordKind.OP, frozenset(reasons | _wrong_with_op(record)))
     if "HALF_LOST" in names and "REAL_TOPIC" not in names:
-        return Judgement(Sort.NOTICE, frozenset(reasons | _wrong_with(record, "HALF_LOST", _is_pointer)))
+        return Judgement(RecordKind.NOTICE, frozenset(reasons | _wrong_with(record, "HALF_LOST", _is_pointer)))
     if len(record.value or b"") > max_body_bytes:
         reasons.add("body_too_large")
-    return Judgement(Sort.HALF, frozenset(reasons | _wrong_with_half(record)))
+    return Judgement(RecordKind.HALF, frozenset(reasons | _wrong_with_half(record)))
 
 
 def meaning_of(record: Record) -> Meaning:
-    """Read a half that must be accepted."""
+    """Return what the row of a half must say. The half must be good."""
     said = {name: None if value is None else value.decode() for name, value in record.headers}
     own = {name: said.pop(name, None) for name in _HALF}
     return Meaning(
@@ -186,7 +188,10 @@ def _is_text(value: bytes) -> bool:
 
 
 def _is_shown(name: str) -> bool:
-    """Whether a name is what was sent: Java's client, by which Spark reads, shows this character where a name is not UTF-8."""
+    """Return True if the name is the one that was sent.
+
+    Spark reads with Java's client, which puts this character into names that are not UTF-8.
+    """
     return "\N{REPLACEMENT CHARACTER}" not in name
 
 
@@ -194,13 +199,13 @@ def _is_tick(record: Record) -> bool:
     if record.key is not None or any(len(_values(record, name)) != 1 for name in ("TICK", "PARTITIONS")):
         return False
     time = _wrong_with(record, "TICK", _within(0, _YEAR_9999_MS))
-    # How many the topic has: more than the number of the partition that it lies in.
+    # The number of partitions is greater than the number of the partition that holds the tick.
     count = _wrong_with(record, "PARTITIONS", _within(record.partition + 1, _INT_32))
     return not time and not count and _says_groups(record.value or b"")
 
 
 def _says_groups(value: bytes) -> bool:
-    """Whether a tick's value is empty or `{"absent_groups": [...]}`; a tick that names no group may leave them out."""
+    """Return True if a tick's value is empty or `{"absent_groups": [...]}`. The list may be left out."""
     if not value:
         return True
     try:

@@ -1,7 +1,8 @@
-"""Every record of the topics, and what became of it: read by a plain consumer and by delta-rs, judged by `judge`; no Spark.
+"""Reconciles every record of the topics with the tables, without Spark.
 
-A record is in the books exactly once: refused, in one row of `quarantine`, whole and for a reason that holds; or accepted, and then
-the job's own counts must add up to all that was accepted, and every row that it wrote must be of an accepted record and say what that says.
+A plain consumer reads the topics, delta-rs reads the tables, and `judge` says what is right. A record is either refused
+or accepted. A refused record has one row in `quarantine`, whole and for a reason that holds. The job's counts add up to
+the accepted records. Each row of `messages` and `discarded` belongs to an accepted half and says what that half says.
 """
 
 from collections import Counter
@@ -18,9 +19,9 @@ from deltalake import DeltaTable, QueryBuilder
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.chaos.evidence import records_of
 from tests.fuzz.generator import Control, Fate
-from tests.fuzz.judge import Record, Sort, judge, meaning_of
+from tests.fuzz.judge import Record, RecordKind, judge, meaning_of
+from tests.support.partition_records import records_of
 
 _LIMIT_S = 30.0
 _MS = "CAST(CAST({0} AS BIGINT) / 1000 AS BIGINT) AS {0}"
@@ -34,26 +35,28 @@ _OF_OPS = (Reason.CONFLICTING_VERDICT, Reason.LATE_VERDICT, Reason.ORPHAN_OP, Re
 _EXAMPLES = 20
 
 Rows = dict[int, list[dict[str, Any]]]
-"""A partition's rows of one table, by offset."""
+"""The rows of one table that belong to a partition, by offset."""
 
 
 @dataclass
-class Books:
-    """What the accountant found."""
+class Reconciliation:
+    """The numbers of records and rows, and the differences between them."""
 
     records: int = 0
-    sorts: Counter[str] = field(default_factory=Counter)
-    """Accepted records by what they are."""
-    only: Counter[str] = field(default_factory=Counter)
-    """Refused records that break the contract in one way, by it."""
-    among: Counter[str] = field(default_factory=Counter)
-    """Those that break it in several, once for each."""
+    accepted: Counter[str] = field(default_factory=Counter)
+    """The accepted records by kind."""
     refused: int = 0
-    found: Counter[str] = field(default_factory=Counter)
-    """Rows of `quarantine` by reason."""
+    refused_for_one: Counter[str] = field(default_factory=Counter)
+    """The refused records that break the contract in one way, by reason."""
+    refused_for_several: Counter[str] = field(default_factory=Counter)
+    """The refused records that break it in several ways, counted for each reason."""
+    quarantined: Counter[str] = field(default_factory=Counter)
+    """The rows of `quarantine` by reason."""
     rows: Counter[str] = field(default_factory=Counter)
+    """The rows of `messages` and `discarded` by table."""
     differences: int = 0
     examples: list[str] = field(default_factory=list)
+    """The first 20 differences."""
 
     def differ(self, what: str) -> None:
         self.differences += 1
@@ -65,77 +68,89 @@ class Books:
             self.differ(f"{what}: {found!r}, not {expected!r}")
 
 
-def keep_books(settings: Settings, counts: Mapping[str, int], control: Mapping[str, Control], check_max: int) -> Books:
-    """Go through both topics and the three tables. `counts`: what the job counted in all its batches; nothing may be pending any more."""
-    books, warehouse = Books(), Path(settings.storage.warehouse)
+def reconcile(settings: Settings, counts: Mapping[str, int], control: Mapping[str, Control], check_max: int) -> Reconciliation:
+    """Compare both topics with the three tables, after everything is settled.
+
+    Args:
+        settings: the settings of the job.
+        counts: what the job counted in all its batches.
+        control: the control transactions by id.
+        check_max: the number of checks before a discard.
+    """
+    account, warehouse = Reconciliation(), Path(settings.storage.warehouse)
     left = dict(control)
     topics = {True: settings.kafka.half_topic, False: settings.kafka.op_topic}
     for of_half, topic in topics.items():
         for partition, records in _partitions(settings, topic, of_half=of_half):
             refused = _rows(warehouse, Table.QUARANTINE, _REFUSED, f"source_topic = '{topic}' AND source_partition = {partition}")
             ends: dict[Table, Rows] = {
-                table: _ends(warehouse, table, partition) if of_half else {} for table in (Table.MESSAGES, Table.DISCARDED)
+                table: _outcome_rows(warehouse, table, partition) if of_half else {} for table in (Table.MESSAGES, Table.DISCARDED)
             }
             for offset, record in records:
                 place = f"{topic}-{partition}@{offset}"
-                _keep(books, place, record, refused.pop(offset, []), settings.resolution.max_body_bytes)
+                _check_record(account, place, record, refused.pop(offset, []), settings.resolution.max_body_bytes)
                 messages, discarded = (ends[table].pop(offset, []) for table in (Table.MESSAGES, Table.DISCARDED))
                 if of_half:
-                    _keep_end(books, place, record, messages, discarded)
-                    _keep_control(books, place, record, messages, discarded, left, check_max)
+                    _check_outcome_rows(account, place, record, messages, discarded)
+                    _check_control(account, place, record, messages, discarded, left, check_max)
             for what, rest in ((Table.QUARANTINE, refused), *ends.items()):
-                books.expect(f"rows of {what} of no record of {topic}-{partition}", sorted(rest)[:5], [])
-    books.expect("control transactions without their end", sorted(left)[:5], [])
-    _add_up(books, counts)
-    return books
+                account.expect(f"rows of {what} of no record of {topic}-{partition}", sorted(rest)[:5], [])
+    account.expect("control transactions without a half", sorted(left)[:5], [])
+    _check_counts(account, counts)
+    return account
 
 
-def _keep(books: Books, place: str, record: Record, rows: list[dict[str, Any]], max_body_bytes: int) -> None:
-    """Enter one record: judged, and against its rows of `quarantine`."""
-    books.records += 1
+def _check_record(account: Reconciliation, place: str, record: Record, rows: list[dict[str, Any]], max_body_bytes: int) -> None:
+    """Compare the judgement of a record with its rows of `quarantine`."""
+    account.records += 1
     judgement = judge(record, max_body_bytes)
-    books.found.update(row["reason"] for row in rows)
+    account.quarantined.update(row["reason"] for row in rows)
     if judgement.reasons:
-        books.refused += 1
-        (books.only if len(judgement.reasons) == 1 else books.among).update(judgement.reasons)
+        account.refused += 1
+        (account.refused_for_one if len(judgement.reasons) == 1 else account.refused_for_several).update(judgement.reasons)
         reasons = [row["reason"] for row in rows]
         if len(rows) != 1 or reasons[0] not in judgement.reasons:
-            books.differ(f"{place} is refused for {reasons}, not for {sorted(judgement.reasons)}: {_shown(record)}")
+            account.differ(f"{place} is refused for {reasons}, not for {sorted(judgement.reasons)}: {_shown(record)}")
     else:
-        books.sorts[judgement.sort] += 1
-        allowed = {Sort.HALF: _OF_HALVES, Sort.OP: _OF_OPS}.get(judgement.sort, ())
+        account.accepted[judgement.kind] += 1
+        allowed = {RecordKind.HALF: _OF_HALVES, RecordKind.OP: _OF_OPS}.get(judgement.kind, ())
         if len(rows) > 1 or any(row["reason"] not in allowed for row in rows):
-            books.differ(f"{place} is refused for {[row['reason'] for row in rows]}, a good {judgement.sort}: {_shown(record)}")
+            account.differ(f"{place} is refused for {[row['reason'] for row in rows]}, a good {judgement.kind}: {_shown(record)}")
     for row in rows:
-        _keep_whole(books, place, record, row, is_broken=bool(judgement.reasons))
+        _check_quarantine_row(account, place, record, row, is_broken=bool(judgement.reasons))
 
 
-def _keep_whole(books: Books, place: str, record: Record, row: Mapping[str, Any], *, is_broken: bool) -> None:
-    """A broken record is in `quarantine` byte for byte; of a good one that a rule refuses, what is there must be so."""
+def _check_quarantine_row(account: Reconciliation, place: str, record: Record, row: Mapping[str, Any], *, is_broken: bool) -> None:
+    """Check a row of `quarantine`.
+
+    It holds a broken record byte for byte. If a rule refuses a good record, key, value and headers may be null.
+    """
     headers = None if row["headers"] is None else [(header["key"], header["value"]) for header in row["headers"]]
     pairs = {"key": (row["key"], record.key), "value": (row["value"], record.value), "headers": (headers, record.headers)}
     for name, (found, sent) in pairs.items():
         if found != sent and (is_broken or found is not None):
-            books.differ(f"{place} in quarantine has another {name}: {str(found)[:200]}, sent: {str(sent)[:200]}")
-    books.expect(f"{place} source_timestamp", row["source_timestamp"], record.at_ms)
-    books.expect(f"{place} transaction_id", row["transaction_id"], _text(record.key))
+            account.differ(f"{place} in quarantine has another {name}: {str(found)[:200]}, sent: {str(sent)[:200]}")
+    account.expect(f"{place} source_timestamp", row["source_timestamp"], record.at_ms)
+    account.expect(f"{place} transaction_id", row["transaction_id"], _text(record.key))
 
 
-def _keep_end(books: Books, place: str, record: Record, messages: list[dict[str, Any]], discarded: list[dict[str, Any]]) -> None:
-    """A half ends in one row of one table at most, and the row says what the half says."""
-    books.rows.update({Table.MESSAGES: len(messages), Table.DISCARDED: len(discarded)})
+def _check_outcome_rows(
+    account: Reconciliation, place: str, record: Record, messages: list[dict[str, Any]], discarded: list[dict[str, Any]]
+) -> None:
+    """Check that a half has at most one row in one table, and that the row says what the half says."""
+    account.rows.update({Table.MESSAGES: len(messages), Table.DISCARDED: len(discarded)})
     if len(messages) + len(discarded) > 1:
-        books.differ(f"{place} has {len(messages)} rows in messages and {len(discarded)} in discarded")
+        account.differ(f"{place} has {len(messages)} rows in messages and {len(discarded)} in discarded")
     for row in (*messages, *discarded):
         meaning = meaning_of(record)
         for name in ("transaction_id", "topic", "queue_id", "tags", "keys", "body", "producer_group", "incarnation"):
-            books.expect(f"{place} {name}", row[name], getattr(meaning, name))
-        books.expect(f"{place} properties", dict(row["properties"]), meaning.properties)
-        books.expect(f"{place} born_at and half_at", (row["born_at"], row["half_at"]), (meaning.born_ms, meaning.half_ms))
+            account.expect(f"{place} {name}", row[name], getattr(meaning, name))
+        account.expect(f"{place} properties", dict(row["properties"]), meaning.properties)
+        account.expect(f"{place} born_at and half_at", (row["born_at"], row["half_at"]), (meaning.born_ms, meaning.half_ms))
 
 
-def _keep_control(
-    books: Books,
+def _check_control(
+    account: Reconciliation,
     place: str,
     record: Record,
     messages: list[dict[str, Any]],
@@ -143,7 +158,7 @@ def _keep_control(
     left: dict[str, Control],
     check_max: int,
 ) -> None:
-    """A control transaction has the end that it was made for."""
+    """Check that a control transaction has the outcome it was made for."""
     promised = left.get(_text(record.key) or "")
     if promised is None or judge(record, 2**31).reasons:
         return
@@ -154,21 +169,21 @@ def _keep_control(
         Fate.SILENT: ([], [(Reason.CHECK_MAX, check_max)]),
     }[promised.fate]
     found = [row["committed_at"] for row in messages], [(row["reason"], row["check_times"]) for row in discarded]
-    books.expect(f"{place} control {promised.fate}", found, expected)
+    account.expect(f"{place} control {promised.fate}", found, expected)
 
 
-def _add_up(books: Books, counts: Mapping[str, int]) -> None:
-    """The job's own counts: every half and op that was accepted is one of them, and every row too."""
+def _check_counts(account: Reconciliation, counts: Mapping[str, int]) -> None:
+    """Check the job's counts against the accepted halves and ops, and against the rows."""
     of_halves = (Count.DUPLICATE_HALF, Count.COMMITTED, Count.ROLLED_BACK, Count.DISCARDED, *_OF_HALVES)
     of_ops = (Count.UNKNOWN, Count.DUPLICATE_OP, Count.COMMITTED, Count.ROLLED_BACK, *_OF_OPS)
-    books.expect("halves counted", counts.get(Count.HALVES, 0), books.sorts[Sort.HALF])
-    books.expect("halves by what became of them", sum(counts.get(name, 0) for name in of_halves), books.sorts[Sort.HALF])
-    books.expect("ops counted", counts.get(Count.OPS, 0), books.sorts[Sort.OP])
-    books.expect("ops by what became of them", sum(counts.get(name, 0) for name in of_ops), books.sorts[Sort.OP])
-    books.expect("rows of messages", books.rows[Table.MESSAGES], counts.get(Count.COMMITTED, 0))
-    books.expect("rows of discarded", books.rows[Table.DISCARDED], counts.get(Count.DISCARDED, 0))
-    for reason in sorted({*books.found, *(name for name in counts if name in set(Reason))}):
-        books.expect(f"rows of {reason}", books.found[reason], counts.get(reason, 0))
+    account.expect("halves counted", counts.get(Count.HALVES, 0), account.accepted[RecordKind.HALF])
+    account.expect("halves by outcome", sum(counts.get(name, 0) for name in of_halves), account.accepted[RecordKind.HALF])
+    account.expect("ops counted", counts.get(Count.OPS, 0), account.accepted[RecordKind.OP])
+    account.expect("ops by outcome", sum(counts.get(name, 0) for name in of_ops), account.accepted[RecordKind.OP])
+    account.expect("rows of messages", account.rows[Table.MESSAGES], counts.get(Count.COMMITTED, 0))
+    account.expect("rows of discarded", account.rows[Table.DISCARDED], counts.get(Count.DISCARDED, 0))
+    for reason in sorted({*account.quarantined, *(name for name in counts if name in set(Reason))}):
+        account.expect(f"rows of {reason}", account.quarantined[reason], counts.get(reason, 0))
 
 
 def _partitions(settings: Settings, topic: str, *, of_half: bool) -> Iterator[tuple[int, Iterator[tuple[int, Record]]]]:
@@ -184,7 +199,7 @@ def _records(consumer: Consumer, topic: str, partition: int, *, of_half: bool) -
         yield message.offset() or 0, Record(of_half, partition, message.key(), message.value(), headers, message.timestamp()[1])
 
 
-def _ends(warehouse: Path, table: Table, partition: int) -> Rows:
+def _outcome_rows(warehouse: Path, table: Table, partition: int) -> Rows:
     decided = _MS.format("committed_at") if table is Table.MESSAGES else "reason"
     return _rows(warehouse, table, f"{_MESSAGE}, {decided}", f"half_partition = {partition}")
 

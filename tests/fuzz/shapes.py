@@ -1,4 +1,4 @@
-"""Keys, header names, header values and tick values of every shape, good and bad."""
+"""The values that the generator draws from: keys, header names, header values and tick values, good and bad."""
 
 NOT_TEXT = (b"\xc3(", b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80", b"\xf0\x9f\x98", b"ab\x80cd", b"\xe2\x82")
 NUMBERS = (

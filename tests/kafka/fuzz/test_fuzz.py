@@ -1,4 +1,4 @@
-"""Records of every shape through the real job: each accounted for exactly once (a small run of `make fuzz`)."""
+"""A small run of `make fuzz`: the job accounts for each record of every shape exactly once."""
 
 import shutil
 from collections import Counter
@@ -13,7 +13,7 @@ from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.fuzz.generator import Control, Fate
-from tests.fuzz.reconciliation import keep_books
+from tests.fuzz.reconciliation import reconcile
 from tests.fuzz.run import CHECK_MAX, PARTITIONS, SETTINGS, fuzz
 from tests.support.job_world import MakeWorld
 
@@ -31,17 +31,17 @@ RULED = {
 def test_every_record_of_every_shape_is_accounted_for(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=PARTITIONS, **{**SETTINGS, "kafka.max_offsets_per_trigger": 12_000, "trigger.available_now": False})
     result = fuzz(w.settings, lambda: w.spark, records=20_000, seed=7, limit_s=280)
-    books = result.books
-    assert books.examples == []
-    assert books.records > 20_000
-    assert set(books.only) >= BROKEN
-    assert set(books.found) >= BROKEN | RULED
+    account = result.account
+    assert account.examples == []
+    assert account.records > 20_000
+    assert set(account.refused_for_one) >= BROKEN
+    assert set(account.quarantined) >= BROKEN | RULED
 
-    # The same books with mistakes in them: each one shows.
+    # Each mistake in the tables, the counts or the control transactions shows as a difference.
     counts = result.run.counts + Counter({Count.HALVES: 1})
     committed = next(name for name, promised in result.control.items() if promised.fate is Fate.COMMIT)
     control = {**result.control, committed: Control(Fate.ROLLBACK, 0)}
-    found = keep_books(with_mistakes(w.settings, tmp_path / "mistakes"), counts, control, CHECK_MAX).examples
+    found = reconcile(with_mistakes(w.settings, tmp_path / "mistakes"), counts, control, CHECK_MAX).examples
     shown = (
         "is refused for [], not for",
         "in quarantine has another value",
@@ -53,7 +53,7 @@ def test_every_record_of_every_shape_is_accounted_for(world: MakeWorld, tmp_path
 
 
 def with_mistakes(settings: Settings, warehouse: Path) -> Settings:
-    """Copy the tables, with one broken record missing from quarantine, one changed, one twice."""
+    """Copy the tables. In `quarantine` one broken record is missing, one is changed, and one is there twice."""
     for table in (Table.MESSAGES, Table.DISCARDED):
         shutil.copytree(Path(settings.storage.warehouse) / table, warehouse / table)
     rows = DeltaTable(str(Path(settings.storage.warehouse) / Table.QUARANTINE)).to_pyarrow_table().to_pandas()

@@ -13,7 +13,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.fuzz.extreme_load import expected_of_hot, hot_id, settle_unanswered, unanswered
+from tests.fuzz.extreme_load import expected_of_hot_id, hot_id, settle_unanswered, unanswered
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers, op_headers
 from tests.support.memory import PeakMemory
 
@@ -88,10 +88,10 @@ def going_on(w: World) -> Settings:
 @pytest.mark.slow
 def test_r2_r10_thousands_of_ops_of_one_id(world: MakeWorld) -> None:
     w, ops = world(), 20_000
-    crowd = hot_id(going_on(w), lambda: w.spark, ops, 2)
-    counts, rows = expected_of_hot(ops)
-    assert dict(crowd.counts) == counts
-    assert dict(crowd.rows) == rows
+    result = hot_id(going_on(w), lambda: w.spark, ops, 2)
+    counts, rows = expected_of_hot_id(ops)
+    assert dict(result.counts) == counts
+    assert dict(result.rows) == rows
 
 
 @pytest.mark.slow
