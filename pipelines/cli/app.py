@@ -1,4 +1,4 @@
-"""The command line: `halfway`, or `python -m pipelines`. One module a command; here they come together."""
+"""The command line, `halfway` or `python -m halfway`: assembles the commands, one module each."""
 
 from collections.abc import Sequence
 
@@ -13,24 +13,24 @@ app = typer.Typer(
     cls=HalfwayGroup,
     no_args_is_help=True,
     add_completion=False,
-    # Typer's own tracebacks show local variables, secrets among them.
+    # Typer's own tracebacks would show local variables, including secrets.
     pretty_exceptions_enable=False,
     help="Transactional messages on Kafka, resolved by Spark.",
 )
 
 
 def task(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line as a task of Databricks, which takes any SystemExit for a failure, also that of code 0.
+    """Run a command as a Databricks task. Databricks treats every SystemExit as a failure, even with exit code 0.
 
     Args:
-        arguments: of the command line; those of the process if None.
+        arguments: the arguments of the command line; None for those of the process.
 
     Raises:
-        HalfwayError: the command failed, for the reason that it has logged.
+        HalfwayError: the command failed and has printed the reason.
     """
     code = app(list(arguments) if arguments is not None else None, prog_name="halfway", standalone_mode=False)
     if code:
-        raise HalfwayError(f"halfway ended with exit code {code}: its error is above")
+        raise HalfwayError(f"halfway ended with exit code {code}: its output above has the error")
 
 
 # Groups of commands.

@@ -1,4 +1,4 @@
-"""`halfway demo`: real traffic, and whether its outcome is right."""
+"""`halfway demo`: send real traffic, and verify its outcome."""
 
 import signal
 import sys
@@ -28,16 +28,17 @@ _SHOWN_PROBLEMS = 10
 
 
 def demo(
-    messages: Annotated[int, typer.Option(min=1, help="Transactions to send, beside the few that show what goes wrong.")] = 30,
+    messages: Annotated[int, typer.Option(min=1, help="Transactions to send, besides the few that show errors.")] = 30,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send real traffic by the real client and see it settled: exit code 0 only if all of it comes out right.
+    """Send real traffic with the real client, and verify that it is settled correctly.
 
-    The job that is running is used; if there is none, one is started for as long as the demo takes.
+    The exit code is 0 only if everything is correct. The demo uses the running job. If there is none, the demo runs
+    its own job until it ends.
     """
-    # Here: delta-rs takes half a second to load, which other commands need not pay.
+    # Imported here because delta-rs takes half a second to load, which other commands do not need.
     from halfway.pipelines.demo.own_job import OWN_SETTINGS  # noqa: PLC0415
     from halfway.pipelines.demo.run import run_demo  # noqa: PLC0415
 
@@ -62,14 +63,14 @@ def demo(
 
 
 def _options(config: Path | None, overrides: Sequence[str]) -> list[str]:
-    """Return the command-line options of the job that is to run with the same settings."""
+    """Return the command-line options for a job with the same settings."""
     of_config = [] if config is None else ["--config", str(config)]
     return [*of_config, *(part for text in overrides for part in ("--set", text))]
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as an error does, so that a job started for the demo is stopped."""
+    """Make SIGTERM raise SystemExit in the context, so that the demo's job is stopped."""
 
     def end(_signal: int, _frame: FrameType | None) -> None:
         sys.exit(128 + signal.SIGTERM)
@@ -83,7 +84,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 @contextmanager
 def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[["DemoProgress"], None]]]:
-    """Yield what shows sentences, and what shows progress: a live table in a terminal, else a line now and then, nothing if quiet."""
+    """Yield a function that shows a sentence, and one that shows the progress.
+
+    The progress is a live table in a terminal, or else a line every 5 s. If quiet, there is no progress, and sentences
+    go to stderr.
+    """
     console = Console()
     if is_quiet:
         yield lambda text: typer.echo(text, err=True), lambda _: None
@@ -94,11 +99,11 @@ def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[
                 lambda progress: live.update(_progress_table(progress), refresh=True),
             )
     else:
-        yield typer.echo, _Lines()
+        yield typer.echo, _ProgressLines()
 
 
-class _Lines:
-    """Prints progress as a line, at most one each 5 s."""
+class _ProgressLines:
+    """Prints the progress as a line, at most every 5 s."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -134,7 +139,7 @@ def _show_result(result: "DemoResult") -> None:
     typer.echo("The tables:")
     for name, path in result.tables.items():
         typer.echo(f"  {name:<10}  {path}")
-    typer.echo("To look at them, in Python:")
+    typer.echo("To query them in Python:")
     typer.echo("  import deltalake, pyarrow")
     typer.echo(f'  messages = deltalake.QueryBuilder().register("messages", deltalake.DeltaTable("{result.tables["messages"]}"))')
     typer.echo(

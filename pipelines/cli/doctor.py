@@ -21,7 +21,10 @@ _MARKS = {Health.OK: ("✓", "green"), Health.WARNING: ("!", "yellow"), Health.P
 
 
 def doctor(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Check everything that the job needs, and say how to fix what is wrong. Changes nothing. Exit code 1 if there is a problem."""
+    """Check everything that the job needs, and say how to fix what is wrong. Changes nothing.
+
+    The exit code is 1 if there is a problem.
+    """
     findings = []
     with own_session():
         for finding in _findings(config, overrides):

@@ -1,4 +1,4 @@
-"""`halfway optimize`: make few large files of the tables' many small ones."""
+"""`halfway optimize`: compact the tables."""
 
 from dataclasses import asdict
 
@@ -10,7 +10,7 @@ from halfway.pipelines.storage.compaction import compact_tables
 
 
 def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Make few large files of the tables' many small ones. The job may go on running; do it each hour or so."""
+    """Compact the small files of the tables. Run it about once an hour; the job may keep running."""
     settings = command_settings(config, overrides)
     with own_session():
         done = compact_tables(spark_session(settings), settings.storage)
@@ -18,4 +18,4 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
         show_json([asdict(compaction) for compaction in done])
         return
     rows = [(one.table, one.files_removed, one.files_added, one.files, f"{one.bytes / 1024**2:.1f}", one.log_files_removed) for one in done]
-    show_table(["table", "files replaced", "by", "files now", "MiB now", "of its log deleted"], rows)
+    show_table(["table", "files replaced", "by", "files now", "MiB now", "log files deleted"], rows)

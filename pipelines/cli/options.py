@@ -1,4 +1,4 @@
-"""The options that several commands share, and the group that turns errors into one line."""
+"""Defines the options that commands share, and the command group that prints errors as one line."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from halfway.schemas.errors import HalfwayError, SettingsError
 
 
 def _checked(overrides: list[str] | None) -> list[str] | None:
-    """Refuse a `--set` without `=` as wrong usage."""
+    """Refuse a `--set` without `=` as wrong usage, which exits with code 2."""
     try:
         for text in overrides or ():
             override_pair(text)
@@ -22,20 +22,20 @@ def _checked(overrides: list[str] | None) -> list[str] | None:
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="PATH", help=f"Settings file. Without it {DEFAULT_CONFIG} if there is one, or else the defaults."),
+    typer.Option("--config", metavar="PATH", help=f"Settings file. Default: {DEFAULT_CONFIG} if it exists, or else the built-in defaults."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Override one setting; may be repeated.", callback=_checked),
+    typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Override one setting. May be repeated.", callback=_checked),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 class HalfwayGroup(TyperGroup):
-    """The top command: errors raised on purpose end any command below it in one line and exit code 1, others keep their traceback."""
+    """The top command. A HalfwayError prints one line and exits with code 1; other errors keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command line that `ctx` holds."""
+        """Run the command of `ctx`."""
         try:
             return super().invoke(ctx)
         except HalfwayError as error:

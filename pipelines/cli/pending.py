@@ -11,7 +11,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_table
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.reader_session import reader_session
-from halfway.pipelines.storage.checkpoint import is_in_use
+from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.settings import Settings, parse_duration_ms
 from halfway.transforms.views.durations import duration_text
@@ -40,7 +40,7 @@ def pending(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the pending transactions, oldest first, as of the job's last batch. Does not disturb a running job."""
+    """List the pending transactions, oldest first, as of the job's last batch. A running job is not disturbed."""
     settings = command_settings(config, overrides)
     view = load_view(settings)
     wanted = matching(view.transactions, group, older_than)

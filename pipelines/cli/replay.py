@@ -1,4 +1,4 @@
-"""`halfway replay`: send discarded messages anew."""
+"""`halfway replay`: resend discarded messages."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -8,8 +8,7 @@ import typer
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_json
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.operate.replay import Wanted
-from halfway.pipelines.operate.replay import replay as replay_discarded
+from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
 from halfway.pipelines.runtime.reader_session import reader_session
 from halfway.schemas.outcomes import Reason
 
@@ -23,26 +22,26 @@ def _reason(text: str) -> str:
 
 
 def replay(
-    transaction_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Discarded transactions.")] = None,
+    transaction_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of discarded transactions.")] = None,
     *,
-    all_of_them: Annotated[bool, typer.Option("--all", help="All that were discarded.")] = False,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Resend all discarded messages.")] = False,
     reason: Annotated[
-        str | None, typer.Option(parser=_reason, metavar="|".join(_REASONS), help="With --all: only for this reason.")
+        str | None, typer.Option(parser=_reason, metavar="|".join(_REASONS), help="With --all: only those discarded for this reason.")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="With --all: only this producer group's.")] = None,
+    group: Annotated[str | None, typer.Option(help="With --all: only those of this producer group.")] = None,
     unproven: Annotated[
         bool,
         typer.Option(
-            "--unproven", help="Also those discarded before the half topic's oldest record: were they replayed before, it cannot be told."
+            "--unproven", help="Also resend messages discarded before the half topic's oldest record, which may have been resent before."
         ),
     ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send discarded messages anew, as their next incarnation: their service is asked again what became of them.
+    """Resend discarded messages as their next incarnation, so that the job asks their service again.
 
-    It may be interrupted and repeated: what was sent before is not sent again.
+    The command is idempotent: it can be interrupted and repeated, and resends no message twice.
     """
     if bool(transaction_ids) == all_of_them:
         raise typer.BadParameter("give ids, or --all", param_hint="ID")
@@ -50,15 +49,15 @@ def replay(
         raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
     settings = command_settings(config, overrides)
     settings.kafka.servers()
-    wanted = Wanted(transaction_ids or (), group, reason, unproven)
+    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
     with reader_session(settings, say) as spark:
         result = replay_discarded(spark, settings, wanted, say)
     if as_json:
         show_json(asdict(result))
         return
-    typer.echo(f"{result.replayed} sent anew, {result.already_replayed} had been before")
+    typer.echo(f"{result.replayed} resent, {result.already_replayed} already resent")
     if result.unproven:
         typer.echo(
-            f"{result.unproven} left alone: the half topic does not reach back to their discard, so that it cannot be told whether they "
-            "were replayed before; --unproven sends them too"
+            f"{result.unproven} skipped: the half topic does not reach back to their discard, so they may have been resent before; "
+            "--unproven resends them too"
         )

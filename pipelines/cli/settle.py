@@ -1,4 +1,4 @@
-"""`halfway commit` and `halfway rollback`: settle one transaction by hand."""
+"""`halfway commit` and `halfway rollback`: settle a transaction by hand."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -14,9 +14,9 @@ from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import encode_key
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
-RemarkOption = Annotated[str | None, typer.Option(help="Why; it is kept in the op record, with your name.")]
-GroupOption = Annotated[str | None, typer.Option(help="Its producer group: send without looking whether it is pending.")]
-IncarnationOption = Annotated[int | None, typer.Option(min=0, help="Its incarnation, with --group; 0 without it.")]
+RemarkOption = Annotated[str | None, typer.Option(help="The reason. The op record keeps it with your name.")]
+GroupOption = Annotated[str | None, typer.Option(help="Its producer group. Sends the op without looking up the transaction.")]
+IncarnationOption = Annotated[int | None, typer.Option(min=0, help="Its incarnation, with --group. Default: 0.")]
 
 
 def commit(
@@ -29,7 +29,7 @@ def commit(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Commit a pending transaction by hand: its message goes to the table `messages`."""
+    """Commit a pending transaction by hand. Its message goes to the table `messages`."""
     _settle(
         action=LocalTransactionState.COMMIT,
         transaction_id=transaction_id,
@@ -52,7 +52,7 @@ def rollback(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Roll a pending transaction back by hand: nobody will ever read its message."""
+    """Roll back a pending transaction by hand. Its message is never delivered."""
     _settle(
         action=LocalTransactionState.ROLLBACK,
         transaction_id=transaction_id,
@@ -77,7 +77,7 @@ def _settle(
     as_json: bool,
 ) -> None:
     if incarnation is not None and group is None:
-        raise typer.BadParameter("needs --group: without it both are looked up", param_hint="--incarnation")
+        raise typer.BadParameter("needs --group: without --group the job's state has both", param_hint="--incarnation")
     settings = command_settings(config, overrides)
     settings.kafka.servers()
     encode_key(transaction_id)
@@ -92,5 +92,5 @@ def _settle(
         return
     typer.echo(
         f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
-        f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch, unless another verdict came before"
+        f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless an earlier verdict exists"
     )

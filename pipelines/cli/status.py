@@ -17,7 +17,10 @@ _SHOWN_GROUPS = 20
 
 
 def status(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Show the job's horizon, lag, pending transactions, counts, rates and last batch. Does not disturb a running job."""
+    """Show the job's horizon, lag, pending transactions, counts, rates and last batch.
+
+    A running job is not disturbed.
+    """
     settings = command_settings(config, overrides)
     with reader_session(settings, say) as spark:
         now = job_status(spark, settings, time.time_ns() // 1_000_000)

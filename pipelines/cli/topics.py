@@ -22,15 +22,15 @@ def topics() -> None:
 def create(
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of each new topic.")] = DEFAULT_PARTITIONS,
     replication: Annotated[
-        int, typer.Option(min=-1, help="Copies of each new topic; -1 for the broker's default.")
+        int, typer.Option(min=-1, help="Replicas of each new topic; -1 for the broker's default.")
     ] = BROKER_DEFAULT_REPLICATION,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create the topics that are missing, and verify those that exist."""
+    """Create the missing topics, and verify the existing ones."""
     if replication == 0:
-        raise typer.BadParameter("0 copies hold nothing", param_hint="--replication")
+        raise typer.BadParameter("must be -1 or at least 1", param_hint="--replication")
     reports = create_topics(command_settings(config, overrides), partitions, replication)
     if as_json:
         show_json([asdict(report) for report in reports])
@@ -40,7 +40,7 @@ def create(
 
 
 def _row(report: TopicReport) -> tuple[object, ...]:
-    kept = "for ever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
+    kept = "forever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
     largest = f"{report.max_message_bytes / 1024**2:.3g} MiB"
-    remarks = "; ".join(["created" if report.created else "was there", *report.notes])
+    remarks = "; ".join(["created" if report.created else "existed", *report.notes])
     return report.topic, report.partitions, report.timestamp_type, kept, largest, remarks

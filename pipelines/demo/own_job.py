@@ -20,7 +20,7 @@ OWN_SETTINGS = (
     "resolution.transactionCheckInterval=2s",
     "resolution.transactionCheckMax=3",
 )
-"""Settings of the demo's job, with which checks and discards end within two minutes. The user's `--set` override them."""
+"""Settings of the demo's job, so that checks and discards end within two minutes. The user's `--set` override them."""
 
 # The first start downloads JARs.
 _START_LIMIT_S = 600.0
@@ -45,7 +45,7 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
         A function that raises HalfwayError if the job has ended.
 
     Raises:
-        HalfwayError: the job ended, or did not write its first batch within 10 minutes. The message holds its last error.
+        HalfwayError: the job ended, or did not write its first batch within 10 minutes. The message has its last error.
     """
     log_file = job_log()
     log_file.parent.mkdir(parents=True, exist_ok=True)

@@ -76,7 +76,7 @@ class RecordPosition(NamedTuple):
 
 
 class OrderListener:
-    """Derives its answers from the transaction's id, so that any instance of the group answers correctly, also that of a later demo."""
+    """Derives answers from the transaction's id, so that any instance of the group, also a later demo's, is right."""
 
     def execute_local_transaction(self, message: HalfMessage, arg: PlannedTransaction) -> LocalTransactionState:  # noqa: ARG002
         """Return the planned outcome. The job asks about UNKNOWN later."""
@@ -173,7 +173,7 @@ class Traffic:
         stranger = PlannedTransaction(
             self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger", ORDERS_GROUP, unknown, TransactionEnd.COMMITTED
         )
-        # The silent transactions go last: before they are discarded, the job would ask about a rollback that it has missed.
+        # The silent ones go last: before they are discarded, the job would ask about a rollback that it has missed.
         silent = [
             PlannedTransaction(
                 f"{self.prefix}silent{n}",

@@ -49,9 +49,9 @@ class DemoJudge:
     def judge(self) -> DemoVerdict:
         """Judge the demo as it is now.
 
-        A rolled-back transaction leaves no row. It counts as rolled back if its ROLLBACK is in the op topic, the job's horizon has
-        passed that record, and no table holds the id. If the job had missed the ROLLBACK, it would have sent a check, and `checked`
-        would be too high.
+        A rolled-back transaction leaves no row. It counts as rolled back if its ROLLBACK is in the op topic, the job's
+        horizon has passed that record, and no table holds the id. If the job had missed the ROLLBACK, it would have
+        sent a check, and `checked` would be too high.
         """
         traffic = self._traffic
         # Read the status before the tables, so that the tables hold everything up to its horizon.
@@ -107,7 +107,7 @@ def _wrong_ends(planned: Mapping[str, PlannedTransaction], ends: Mapping[str, li
 
 
 def _wrong_contents(planned: Mapping[str, PlannedTransaction], rows: Iterable[Row], checks: Mapping[str, set[int]]) -> list[str]:
-    """Compare rows with what was sent, and their check_times with the checks in the topic, which are numbered without gaps (R6)."""
+    """Compare rows with what was sent, and their check_times with the checks in the topic, which have no gaps (R6)."""
     problems = []
     for row in rows:
         wanted = planned.get(row["transaction_id"])

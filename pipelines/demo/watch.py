@@ -63,7 +63,7 @@ def read_status(storage: StorageSettings) -> dict[str, Any]:
 
 
 class TableWatch:
-    """Reads the demo's rows of the three tables, when a table has a new version, and only from files that may hold them."""
+    """Reads the demo's rows of a table when it has a new version, and only from the files that may hold them."""
 
     def __init__(self, storage: StorageSettings, prefix: str) -> None:
         """Prepare to read the rows whose transaction id begins with `prefix`.
@@ -103,8 +103,8 @@ class TableWatch:
             opened.update_incremental()
         version, of_keyless, rows = self._rows.get(table, (-1, None, []))
         if version != opened.version() or of_keyless != keyless:
-            # Use delta-rs' own engine: Arrow's dataset threads would call back into Python here, and abort a process that ends
-            # meanwhile (delta-rs issue 2184).
+            # Use delta-rs' own engine: Arrow's dataset threads would call back into Python here, and abort a process
+            # that ends meanwhile (delta-rs issue 2184).
             query = f"SELECT {', '.join(_COLUMNS[table])} FROM rows WHERE {self._wanted(keyless)}"
             found = QueryBuilder().register("rows", opened).execute(query)
             rows = pyarrow.table(found.read_all()).to_pylist()
@@ -112,7 +112,7 @@ class TableWatch:
         return rows
 
     def _wanted(self, keyless: RecordPosition | None) -> str:
-        """Return the SQL condition for the demo's rows. It is a range, not LIKE, so that file statistics can skip files."""
+        """Return the SQL condition for the demo's rows: a range, because file statistics cannot serve LIKE."""
         after = self._prefix[:-1] + chr(ord(self._prefix[-1]) + 1)
         wanted = f"transaction_id >= {_quoted(self._prefix)} AND transaction_id < {_quoted(after)}"
         if keyless is None:

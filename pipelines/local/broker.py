@@ -65,11 +65,11 @@ class LocalBroker:
 
         Args:
             port: the port to listen on from now on; None for the previous one, or a free one at the first start.
-            limit_s: how long it may take to answer, in seconds. A broker that takes longer is stopped again.
+            limit_s: how long it may take to answer, in seconds. A broker that takes longer is stopped.
 
         Raises:
             SetupError: Java or a JAR is missing, the port is taken, or the disk is nearly full.
-            BrokerError: the broker ended or did not answer in time, or it is already running on a port other than `port`.
+            BrokerError: the broker ended or did not answer in time, or it is already running on another port.
         """
         with locked(self.directory / ".lock"):
             if self.pid() is not None:
@@ -101,7 +101,7 @@ class LocalBroker:
         return {"running": self.pid() is not None, "bootstrap_servers": f"{HOST}:{port}" if port else None}
 
     def pid(self) -> int | None:
-        """Return the id of the broker's process, or None. Another process that reuses the id of a dead broker does not count."""
+        """Return the id of the broker's process, or None. A process that reuses a dead broker's id does not count."""
         try:
             pid = int(self._pid_file.read_text())
         except (FileNotFoundError, ValueError):
@@ -180,7 +180,7 @@ class LocalBroker:
         return {}
 
     def _format(self, command: list[str]) -> None:
-        """Format the data folder if it is new. Kafka writes `meta.properties` last and atomically, so a folder that has it is complete."""
+        """Format the data folder if it is new. Kafka writes `meta.properties` last and atomically."""
         if (self.directory / "data" / "meta.properties").exists():
             return
         java, *options = command

@@ -1,7 +1,7 @@
-"""The JVM's class archive: what Spark, Delta and Kafka load at a start, from one mapped file instead of from 300 JARs.
+"""Creates the JVM's class archive: Spark, Delta and Kafka load their classes from one mapped file, not from 300 JARs.
 
-`make jars` makes it, once for a version of all of these; without it everything works, and a start takes 7 s longer
-(docs/performance.md). The JVM compares it with the JARs itself, and passes over one that does not fit.
+`make jars` creates it once for each set of versions. Without it everything works, but a start takes 7 s longer
+(docs/performance.md). The JVM compares the archive with the JARs, and ignores one that does not match.
 """
 
 import os
@@ -32,17 +32,17 @@ _LIMIT_S = 600
 
 
 def ensure_class_archive() -> None:
-    """Make the class archive of this Spark and this Java where it is not there yet, in about a minute.
+    """Create the class archive for this Spark and this Java if it does not exist. Takes about a minute.
 
     Raises:
-        SetupError: if Java or the JARs are missing, or the job that it is made from fails (the message names its log).
+        SetupError: Java or the JARs are missing, or the job that it is created from fails. The message names its log.
     """
     ensure_jars("spark")
     archive = class_archive(find_java())
     folder = archive.parent.parent
     with locked(folder / ".archive.lock"):
         if not archive.is_file():
-            sys.stderr.write("archiving the classes that Spark loads, once, so that it starts quicker: about a minute ...\n")
+            sys.stderr.write("archiving the classes that Spark loads, once, so that it starts faster; this takes about a minute ...\n")
             for old in archive.parent.glob("*.jsa"):
                 old.unlink()
             partial = archive.with_suffix(".partial")
@@ -57,13 +57,13 @@ def _make_in_own_process(archive: Path, log: Path) -> None:
         try:
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, timeout=_LIMIT_S, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise SetupError(f"a job to make it from failed ({type(error).__name__}); see {log}") from None
+            raise SetupError(f"the job that loads the classes failed ({type(error).__name__}); see {log}") from None
     if not archive.is_file():
-        raise SetupError(f"this Java makes none; see {log}")
+        raise SetupError(f"this Java wrote no archive; see {log}")
 
 
 def _run_a_job(archive: Path) -> None:
-    """Run the job on a few records, in this process, and end its JVM, which then writes the archive."""
+    """Run the job on a few records in this process, and end its JVM, which then writes the archive."""
     with tempfile.TemporaryDirectory(prefix="halfway-classes-") as folder:
         broker = LocalBroker(Path(folder) / "broker")
         broker.start()
@@ -89,7 +89,7 @@ def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
 
 
 def _send_some(settings: Settings) -> None:
-    """Send a half that is committed, one that is asked for, and one that goes to quarantine."""
+    """Send a half that is committed, one that is asked about, and one that is quarantined."""
     group: HeaderList = [(h.PGROUP, b"archive")]
     kafka, writer = settings.kafka, RecordWriter(settings.kafka)
     for key in (b"committed", b"asked"):
@@ -103,15 +103,16 @@ def _end_jvm(spark: SparkSession) -> None:
     gateway: Any = spark.sparkContext._gateway
     spark.stop()
     gateway.shutdown()
-    # It lives until its standard input ends.
+    # The JVM ends when its standard input is closed.
     gateway.proc.stdin.close()
     gateway.proc.wait(_EXIT_LIMIT_S)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Make the archive if it is not there; tell on stderr what is in the way. Without one all works, so that is no failure.
+    """Create the archive if it does not exist. A failure only prints a warning, because the archive is optional.
 
-    With an argument: run a job, in this process, that leaves its archive there.
+    Args:
+        arguments: none, or the path to which a job in this process writes its archive.
     """
     if arguments:
         _run_a_job(Path(arguments[0]))
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         ensure_class_archive()
     except HalfwayError as error:
-        sys.stderr.write(f"warning: no class archive, so that Spark takes longer to start: {error}\n")
+        sys.stderr.write(f"warning: no class archive, so Spark starts more slowly: {error}\n")
     return 0
 
 

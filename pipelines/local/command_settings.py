@@ -1,4 +1,4 @@
-"""Loads the settings that a command line asks for: the configuration file, the overrides, the local broker's address."""
+"""Loads the settings of a command line: the configuration file, the overrides, the local broker's address."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -15,7 +15,10 @@ from halfway.schemas.errors import SetupError
 
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_768)
-"""These are below the ports of outgoing connections. Otherwise a client could get a stopped broker's port, and even connect to itself."""
+"""These are below the ports of outgoing connections.
+
+Otherwise a client could get a stopped broker's port, and even connect to itself.
+"""
 _POLL_S = 0.1
 _PORT_PROBES = 200
 _KILL_LIMIT_S = 10.0
@@ -45,7 +48,7 @@ def is_free(port: int) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the arguments of process `pid`; an empty list if it has ended, even if its exit code is not collected yet."""
+    """Return the arguments of process `pid`; an empty list if it has ended, also before its exit code is collected."""
     if sys.platform == "linux":
         try:
             text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")

@@ -1,18 +1,20 @@
-"""Sending discarded messages anew: each as a half of the next incarnation, once, however often it is asked for.
+"""Resends discarded messages, each as a half of the next incarnation. The operation is idempotent.
 
-What makes it safe to repeat and to interrupt is that nothing is remembered but what the half topic says. Of each id the latest
-discarded incarnation, i, is sent as i + 1 unless a half of that id and group with a higher incarnation than i was written after the
-discard. Looked at are, in this order, `messages`, the state, and then, whole, the half topic since the discard: there lies also what
-has not been read yet, what an interrupted replay has sent, and what was rolled back. The record times of halves written after a
-discard are not below `discarded_at`, because that is a horizon: the job had read a tick of this time in every partition.
+It can be repeated and interrupted because the half topic is its only memory. For each id, the latest discarded
+incarnation i is sent as i + 1, unless a half of the same id and group with an incarnation above i was written after the
+discard. The search covers, in this order, `messages`, the state, and all of the half topic since the discard. The topic
+also holds the halves that the job has not read yet, that an interrupted replay has sent, and that were rolled back.
+Halves written after a discard have a record time that is not below `discarded_at`, because that is a horizon: the job
+had read a tick of this time in every partition.
 
 The guarantee has these limits:
 
-- A message that was discarded before the oldest record that the half topic retains is *unproven*: that it was replayed before, and
-  rolled back, cannot be ruled out. It is left alone unless asked for.
-- Two replays at once are refused where the checkpoint is a local folder. Elsewhere the second half of one incarnation is a counted
-  duplicate (R12) as long as the first is pending or remembered.
-- Where producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set it back.
+- A message that was discarded before the oldest record that the half topic retains is *unproven*: it may have been
+  replayed before and rolled back. It is skipped unless requested.
+- Two concurrent replays are refused if the checkpoint is a local folder. Elsewhere, the second half of one incarnation
+  is a counted duplicate (R12) while the first is pending or remembered.
+- If producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set an
+  earlier time.
 """
 
 import time
@@ -45,8 +47,8 @@ _PARTITION_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Discarded:
-    """The latest discard of an id."""
+class LatestDiscard:
+    """The latest discard of a transaction id."""
 
     producer_group: str
     incarnation: int
@@ -55,12 +57,12 @@ class Discarded:
     half_offset: int
 
 
-Candidates = dict[str, Discarded]
+Candidates = dict[str, LatestDiscard]
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How many messages were sent anew, had been before, and were left alone because that cannot be told any more."""
+    """Numbers of messages: resent now, resent before, and skipped because they are unproven."""
 
     replayed: int
     already_replayed: int
@@ -68,48 +70,48 @@ class ReplayResult:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which discarded messages to send: by id, or, without ids, all that fit the others."""
+class ReplaySelection:
+    """Selects discarded messages: by id, or, without ids, all that match the other fields."""
 
     transaction_ids: Sequence[str] = ()
     producer_group: str | None = None
     reason: str | None = None
     unproven: bool = False
-    """Also those of which it cannot be told any more whether they were replayed before."""
+    """True to also select unproven messages."""
 
 
-def replay(spark: SparkSession, settings: Settings, wanted: Wanted, say: Callable[[str], None]) -> ReplayResult:
-    """Send discarded messages anew; what was sent before is not sent again.
+def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySelection, say: Callable[[str], None]) -> ReplayResult:
+    """Resend discarded messages, except those that were resent before.
 
     Args:
-        spark: to read the tables and the state with.
+        spark: the session that reads the tables and the state.
         settings: the job's.
-        wanted: which ones.
-        say: is told now and then, in a sentence, how far it is.
+        wanted: the messages to resend.
+        say: gets a sentence about the progress every 5 s.
 
     Raises:
-        NotPendingError: an id was not discarded; nothing was sent.
-        CheckpointInUseError: another replay is under way.
-        TopicError: there is no half topic.
-        KafkaUnavailableError: Kafka cannot be read or does not take a record; to repeat the command goes on from there.
+        NotPendingError: an id was not discarded. Nothing was sent.
+        CheckpointInUseError: another replay is running.
+        TopicError: the half topic does not exist.
+        KafkaUnavailableError: Kafka cannot be read or does not accept a record. A repeated call continues from there.
     """
     with replay_lock(settings.storage):
         candidates = _latest_discards(spark, settings.storage, wanted)
-        asked = len(candidates)
-        _leave_out_known(spark, settings.storage, candidates)
+        selected = len(candidates)
+        _drop_known(spark, settings.storage, candidates)
         unproven = 0
         if candidates:
             with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
                 if not wanted.unproven:
-                    unproven = _leave_out_unproven(scan, candidates)
-                _leave_out_sent(scan, candidates, say)
+                    unproven = _drop_unproven(scan, candidates)
+                _drop_sent(scan, candidates, say)
         left = len(candidates)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
-        return ReplayResult(replayed, asked - unproven - left, unproven)
+        return ReplayResult(replayed, selected - unproven - left, unproven)
 
 
-def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Wanted) -> Candidates:
-    """Return of each id that is wanted its latest discard."""
+def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: ReplaySelection) -> Candidates:
+    """Return the latest discard of each selected id."""
     found: Candidates = {}
     if table_exists(spark, storage, Table.DISCARDED):
         rows = read_table(spark, storage, Table.DISCARDED)
@@ -124,7 +126,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Want
             by_id = by_id.where(F.col("reason") == wanted.reason)
         for row in _columns(by_id.drop("reason").toArrow()):
             transaction_id, incarnation, at_ms, partition, offset, group = row
-            found[transaction_id] = Discarded(group, incarnation, at_ms, partition, offset)
+            found[transaction_id] = LatestDiscard(group, incarnation, at_ms, partition, offset)
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in found]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
@@ -132,11 +134,11 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Want
     return found
 
 
-def _leave_out_known(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> None:
-    """Drop what is committed or pending in a higher incarnation."""
+def _drop_known(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> None:
+    """Drop ids that are committed or pending in a higher incarnation."""
     if not candidates:
         return
-    # Incarnation 0 is the rule: the files' statistics pass nearly all of the table over.
+    # Most messages have incarnation 0, so that file statistics skip nearly all of the table.
     committed = read_table(spark, storage, Table.MESSAGES).where(F.col("incarnation") > 0)
     for row in _columns(committed.select("transaction_id", "incarnation", "producer_group").toArrow()):
         _drop_if_higher(candidates, *row)
@@ -146,14 +148,14 @@ def _leave_out_known(spark: SparkSession, storage: StorageSettings, candidates: 
         _drop_if_higher(candidates, *row)
 
 
-def _leave_out_unproven(scan: TopicScan, candidates: Candidates) -> int:
-    """Drop what was discarded before the topic's memory begins; return how many."""
+def _drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
+    """Drop ids that were discarded before the topic's oldest record. Return how many."""
     known_since_ms = scan.known_since_ms()
     ends = {number: high for number, (_, high) in scan.retained.items()}
     unproven = [
         transaction_id
         for transaction_id, row in candidates.items()
-        # A half beyond the end was in another topic of this name, which is gone.
+        # A half beyond the end was in an earlier topic of the same name, which was deleted.
         if row.discarded_ms < known_since_ms or row.half_offset >= ends.get(row.half_partition, 0)
     ]
     for transaction_id in unproven:
@@ -161,12 +163,12 @@ def _leave_out_unproven(scan: TopicScan, candidates: Candidates) -> int:
     return len(unproven)
 
 
-def _leave_out_sent(scan: TopicScan, candidates: Candidates, say: Callable[[str], None]) -> None:
-    """Drop what the half topic holds in a higher incarnation since its discard, whatever became of that."""
+def _drop_sent(scan: TopicScan, candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Drop ids of which the half topic holds a higher incarnation since the discard, whatever its outcome."""
     if not candidates:
         return
-    line = _Line(say, "reading the half topic for what was replayed before")
-    for record in scan.since(min(row.discarded_ms for row in candidates.values()), line):
+    progress = _ProgressLine(say, "searching the half topic for earlier replays")
+    for record in scan.since(min(row.discarded_ms for row in candidates.values()), progress):
         key = record.key()
         transaction_id = key.decode(errors="replace") if key is not None else ""
         discarded = candidates.get(transaction_id)
@@ -180,7 +182,7 @@ def _leave_out_sent(scan: TopicScan, candidates: Candidates, say: Callable[[str]
 
 
 def _half_of(record: Message) -> HalfHeaders | None:
-    """Return a half's headers; None for what is no half, or breaks the contract: the job has quarantined that."""
+    """Return a half's headers; None if the record is not a half, or if it breaks the contract and is quarantined."""
     try:
         headers = cast(Headers, record.headers() or [])
         if any(name == TICK for name, _ in headers):
@@ -197,24 +199,24 @@ def _drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: in
 
 
 def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
-    """Send the halves; return how many Kafka has."""
-    line = _Line(say, "sending")
+    """Send the halves. Return how many Kafka has acknowledged."""
+    progress = _ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
     check_writable(admin_client(settings.kafka), half_topic)
     writer = RecordWriter(settings.kafka, largest_bytes=settings.resolution.max_record_bytes)
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
         discarded = candidates.pop(row["transaction_id"], None)
         if discarded is not None:
-            # Where the topic keeps producers' times, a later replay must find this half after the discard.
+            # With CreateTime, a later replay must find this half after the discard.
             at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
             writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), next_half(row), at_ms=at_ms)
-        line(done, total)
+        progress(done, total)
     writer.flush()
     return writer.delivered
 
 
 def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:
-    """Stream the rows of `discarded` to send, with their bodies, some at a time."""
+    """Stream the rows of `discarded` to send, with their bodies, one partition at a time."""
     spark.conf.set("spark.sql.files.maxPartitionBytes", str(_PARTITION_BYTES))
     pointers = pa.table(
         {
@@ -230,7 +232,7 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
 
 
 def next_half(row: Row) -> HeaderList:
-    """Return the headers of a discarded message's next incarnation: all that the table holds, `BORN_TIMESTAMP` kept."""
+    """Return the headers of a discarded message's next incarnation. They keep everything, also `BORN_TIMESTAMP`."""
     properties: dict[str, str | None] = row["properties"] or {}
     headers = HalfHeaders(
         real_topic=row["topic"],
@@ -249,8 +251,8 @@ def _columns(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 
 
-class _Line:
-    """Says how far a long piece of work is, at most every 5 s."""
+class _ProgressLine:
+    """Reports the progress of long work, at most every 5 s."""
 
     def __init__(self, say: Callable[[str], None], what: str) -> None:
         self._say = say

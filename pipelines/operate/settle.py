@@ -1,4 +1,4 @@
-"""Settling a transaction by hand: an op record as its producer would send it."""
+"""Settles a transaction by hand, with an op record as its producer would send it."""
 
 import getpass
 import socket
@@ -25,7 +25,7 @@ from halfway.transforms.views.pending import phase_of, view_pending
 
 @dataclass(frozen=True)
 class Target:
-    """Whose verdict it is: an op must name its half's group and incarnation (R11, R13)."""
+    """The transaction to settle. An op must name the group and the incarnation of its half (R11, R13)."""
 
     transaction_id: str
     producer_group: str
@@ -34,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True)
 class SentOp:
-    """Where the op record lies."""
+    """An op record and its position in Kafka."""
 
     transaction_id: str
     producer_group: str
@@ -46,10 +46,10 @@ class SentOp:
 
 
 def find_pending(spark: SparkSession, settings: Settings, transaction_id: str) -> Target:
-    """Look a pending transaction up in the state.
+    """Look up a pending transaction in the state.
 
     Raises:
-        NotPendingError: it is not pending; the message says what is known of it.
+        NotPendingError: the transaction is not pending. The message says what is known about it.
     """
     stored = read_state(spark, settings.storage)
     pending = view_pending(stored.rows).transactions
@@ -60,18 +60,18 @@ def find_pending(spark: SparkSession, settings: Settings, transaction_id: str) -
 
 
 def settle(settings: Settings, target: Target, action: LocalTransactionState, remark: str | None = None) -> SentOp:
-    """Send COMMIT or ROLLBACK, and wait until Kafka has it. The job acts on it if no verdict came before (R2).
+    """Send COMMIT or ROLLBACK, and wait until Kafka acknowledges. The job applies it if it is the first verdict (R2).
 
     Args:
         settings: the job's.
-        target: whose it is.
+        target: the transaction.
         action: the verdict.
-        remark: why; who did it is put before it.
+        remark: the reason. The name of the user is put before it.
 
     Raises:
-        RecordError: the id or the group is not what design §2 allows.
-        SettingsError: it must be signed, and there is no key for the group.
-        KafkaUnavailableError: Kafka does not take it.
+        RecordError: the id or the group breaks the contract (docs/contract.md).
+        SettingsError: signing is on, and there is no key for the group.
+        KafkaUnavailableError: Kafka does not accept the record.
     """
     by_whom = f"by hand, by {_user()}@{socket.gethostname()}"
     text = f"{by_whom}: {remark}" if remark else by_whom
@@ -98,12 +98,12 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):
-        # A container's user need not have a name.
+        # The user of a container may have no name.
         return "unknown"
 
 
 def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
-    """Say what became of a transaction that is not pending: by the tables, or else by what is remembered."""
+    """Return what the tables, or else the state, say about a transaction that is not pending."""
 
     def latest(table: Table, *columns: str | Column) -> list[object] | None:
         if not table_exists(spark, storage, table):
@@ -119,14 +119,14 @@ def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: Stored
     phase = phase_of(stored.rows, transaction_id)
     if discarded is not None and phase in (None, Phase.DISCARDED):
         _, reason, check_times = discarded
-        return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` sends it anew"
+        return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` resends it"
     if phase is Phase.ROLLED_BACK:
         return "it was rolled back"
     if phase is not None:
         return f"it was settled as {phase.name}"
     if stored.batch_id is None:
-        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without looking"
+        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without a lookup"
     return (
-        f"no half of it has been read up to batch {stored.batch_id}, or it was rolled back and is forgotten; with --group and "
-        "--incarnation the op is sent without looking"
+        f"up to batch {stored.batch_id} its half was not read, or it was rolled back and is forgotten; with --group and --incarnation "
+        "the op is sent without a lookup"
     )

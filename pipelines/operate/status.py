@@ -98,7 +98,7 @@ def _unread(settings: Settings, stored: StoredState) -> tuple[dict[str, int] | N
 
 
 def _rates(spark: SparkSession, settings: Settings, stored: StoredState, view: PendingView) -> tuple[dict[str, float] | None, float | None]:
-    """Compute rates from the totals in an older version of the state. This needs neither a clock nor a second measurement."""
+    """Compute rates from the totals in an older version of the state, which needs no clock and no waiting."""
     if not stored.batch_id or view.horizon_ms is None:
         return None, None
     try:

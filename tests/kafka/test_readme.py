@@ -13,7 +13,7 @@ from textwrap import indent
 import pytest
 from confluent_kafka import Producer
 
-from halfway.pipelines.local.broker import free_port
+from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.runtime.paths import home
 from tests.support.delta_rows import delta_rows
 from tests.support.paths import ROOT
@@ -131,7 +131,7 @@ def test_the_operators_commands(environ: dict[str, str]) -> None:
         shell("halfway broker stop", environ)
     assert "order-17" in told["pending"]
     assert "order-18" in told["pending"]
-    assert told["replay"].startswith("2 sent anew, 0 had been before")
+    assert told["replay"].startswith("2 resent, 0 already resent")
     assert {(row["producer_group"], row["incarnation"]) for row in left} == {("demo-silent", 1)}
 
 

@@ -1,4 +1,4 @@
-"""What people look at, computed from state and tables: pending transactions, the audit of outcomes, the story of one id.
+"""Views for people, computed from state, tables and topics: pending transactions, audit, the story of one transaction.
 
 May import `schemas` and the rest of `transforms`.
 """

@@ -1,4 +1,4 @@
-"""What became of the messages over time: rates, latencies, reasons. Columns of bodies are never touched."""
+"""Aggregates the outcomes of messages over time: rates, latencies, reasons. Never reads the columns of bodies."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -9,7 +9,7 @@ _ACCURACY = 10_000
 
 
 def step_ms(span_ms: int, steps: int = 60) -> int:
-    """Return a round step, from 1 s to 1 d, that cuts a span into at most about `steps` pieces."""
+    """Return a round step, from 1 s to 1 d, that divides a span into about `steps` pieces at most."""
     return next((step * 1_000 for step in _STEPS_MS if step * 1_000 * steps >= span_ms), _STEPS_MS[-1] * 1_000)
 
 
@@ -17,9 +17,9 @@ def outcomes(messages: DataFrame, discarded: DataFrame, quarantine: DataFrame) -
     """Return all outcomes as one frame.
 
     Args:
-        messages: the table of that name, as the two others.
-        discarded: its time is the horizon that the message was discarded at.
-        quarantine: its time is the quarantined record's.
+        messages: the table `messages`.
+        discarded: the table `discarded`. Its time is the horizon at which the message was discarded.
+        quarantine: the table `quarantine`. Its time is that of the quarantined record.
 
     Returns:
         at TIMESTAMP, outcome (`committed`, `discarded` or `quarantined`), reason (null for a commit).
@@ -33,18 +33,18 @@ def outcomes(messages: DataFrame, discarded: DataFrame, quarantine: DataFrame) -
 
 
 def span(found: DataFrame) -> DataFrame:
-    """Return one row with the first and the last time of `at`, in ms: first_ms, last_ms; null where there is none."""
+    """Return one row with the first and the last time of `at`: first_ms, last_ms; null if there is no outcome."""
     at_ms = F.unix_millis("at")
     return found.agg(F.min(at_ms).alias("first_ms"), F.max(at_ms).alias("last_ms"))
 
 
 def since(table: DataFrame, column: str, from_ms: int) -> DataFrame:
-    """Return the rows whose `column` is not before `from_ms`; Delta passes over the files that have none."""
+    """Return the rows whose `column` is not before `from_ms`. Delta skips the files without such rows."""
     return table.where(F.col(column) >= F.timestamp_millis(F.lit(from_ms)))
 
 
 def rates(found: DataFrame, step: int) -> DataFrame:
-    """Count outcomes by time: at (the step's begin), outcome, reason, count.
+    """Count outcomes by time: at (the start of the step), outcome, reason, count.
 
     Args:
         found: what `outcomes` returns.
@@ -54,27 +54,28 @@ def rates(found: DataFrame, step: int) -> DataFrame:
 
 
 def latencies(messages: DataFrame, step: int) -> DataFrame:
-    """Return how long messages took from half to commit, by the commit's time.
+    """Return the latencies from half to commit, by the time of the commit.
 
     Args:
-        messages: the table of that name.
+        messages: the table `messages`.
         step: in ms.
 
     Returns:
-        at (the step's begin), messages, and in ms p50, p95, p99, worst.
+        at (the start of the step), messages, and in ms p50, p95, p99, worst.
     """
     return messages.groupBy(_begin("committed_at", step)).agg(*_latency_columns()).orderBy("at")
 
 
 def by_group(messages: DataFrame, discarded: DataFrame) -> DataFrame:
-    """Sum up by producer group.
+    """Aggregate messages and discards by producer group.
 
     Args:
-        messages: the table of that name.
-        discarded: the table of that name.
+        messages: the table `messages`.
+        discarded: the table `discarded`.
 
     Returns:
-        producer_group, messages, asked (delivered only after a check), p50, p95, p99, worst (ms), discarded; the largest first.
+        producer_group, messages, asked (delivered only after a check), p50, p95, p99, worst (ms), discarded; the
+        largest group first.
     """
     asked = F.count_if(F.col("check_times") > 0).alias("asked")
     delivered = messages.groupBy("producer_group").agg(*_latency_columns(), asked)
@@ -86,7 +87,7 @@ def by_group(messages: DataFrame, discarded: DataFrame) -> DataFrame:
 
 def _latency_columns() -> list[Column]:
     latency_ms = F.unix_millis("committed_at") - F.unix_millis("half_at")
-    # An op may come before its half (R1): nobody waited for that message.
+    # An op may come before its half (R1), which makes the latency negative.
     latency_ms = F.greatest(latency_ms, F.lit(0))
     percentiles = [F.percentile_approx(latency_ms, share, _ACCURACY).alias(name) for share, name in zip(PERCENTILES, _names(), strict=True)]
     return [F.count(F.lit(1)).alias("messages"), *percentiles, F.max(latency_ms).alias("worst")]

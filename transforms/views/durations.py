@@ -11,8 +11,8 @@ def duration_text(ms: float | None) -> str:
         ms: the span in ms. A negative one counts as 0.
 
     Returns:
-        `unknown` for None; `250 ms` below a second; `1.5 s` below a minute; from there on at most two units, the second one only if it
-        is not zero: `2 min 3 s`, `12 min`, `3 h`, `2 d 4 h`.
+        `unknown` for None; `250 ms` below a second; `1.5 s` below a minute; above, at most two units, of which the
+        second is left out if it is zero: `2 min 3 s`, `12 min`, `3 h`, `2 d 4 h`.
     """
     if ms is None:
         return "unknown"

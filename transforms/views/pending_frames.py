@@ -1,6 +1,7 @@
 """Aggregates the pending transactions in Spark: by age, by number of checks, by group, and by why they are stuck.
 
-`transforms/views/pending.py` decodes the state rows. Here it runs on the executors, so that only aggregates reach the driver.
+`transforms/views/pending.py` decodes the state rows. Here it runs on the executors, so that only aggregates reach the
+driver.
 """
 
 import json
@@ -75,7 +76,7 @@ WAY_OUT = {
 
 @dataclass(frozen=True)
 class StateFacts:
-    """What the state holds besides its transactions; the fields are those of `halfway.transforms.views.pending.PendingView`."""
+    """What the state holds besides its transactions. The fields are those of `PendingView`."""
 
     horizon_ms: int | None
     absent_groups: frozenset[str]
@@ -136,7 +137,11 @@ def state_facts(rows: Collection[Mapping[str, Any] | Row]) -> StateFacts:
 
 
 def age_histogram(pending: DataFrame) -> DataFrame:
-    """Count transactions by age class: from_ms (one of AGE_EDGES_MS; null while the horizon is undefined), transactions."""
+    """Count transactions by age class.
+
+    Returns:
+        from_ms (one of AGE_EDGES_MS; null while the horizon is undefined), transactions.
+    """
     return pending.groupBy(_age_class().alias("from_ms")).agg(_transactions()).orderBy("from_ms")
 
 
@@ -186,7 +191,8 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
         absent_groups: the groups that are away (R15).
 
     Returns:
-        producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (of one of the answers), example (the id of the oldest).
+        producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (of one of the answers), example
+        (the id of the oldest).
     """
     is_unknown = F.col("action").isin("UNKNOWN", "UNKNOW")
     why = (
@@ -212,7 +218,7 @@ def _rows(batch: pa.RecordBatch) -> list[tuple[int, bytes]]:
 
 
 def _age_class() -> Column:
-    """Return the largest of AGE_EDGES_MS that is not above the age. A half that the horizon has not passed yet has age 0."""
+    """Return the largest of AGE_EDGES_MS that is not above the age. A negative age counts as 0."""
     edges = F.array(*(F.lit(edge).cast("long") for edge in AGE_EDGES_MS))
     age = F.greatest(F.col("age_ms"), F.lit(0))
     return F.when(F.col("age_ms").isNotNull(), F.array_max(F.filter(edges, lambda edge: edge <= age)))

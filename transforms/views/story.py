@@ -1,4 +1,4 @@
-"""One transaction's story: what Kafka holds of it, what the tables say, in order of time, for people to read."""
+"""Tells the story of one transaction: its Kafka records and its table rows, in order of time."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _TOLD = {
 
 
 class Event(NamedTuple):
-    """Something that happened to a transaction: when (ms since 1970), what, the details, and where it is written."""
+    """An event of a transaction: its time (ms since 1970), what happened, the details, and where it is recorded."""
 
     at_ms: int
     what: str
@@ -26,11 +26,14 @@ class Event(NamedTuple):
 
 
 def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
-    """Return the Kafka records of one transaction, in order of time: at_ms, topic, partition, offset, body_bytes, header.
+    """Return the Kafka records of one transaction, in order of time.
 
     Args:
         records: Spark's Kafka columns with headers, of the three topics.
         transaction_id: the record key.
+
+    Returns:
+        at_ms, topic, partition, offset, body_bytes, header.
     """
     header = F.expr("CAST(map_from_entries(headers) AS map<string,string>)").alias("header")
     size = F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes")
@@ -40,7 +43,7 @@ def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
 
 
 def rows_of(table: DataFrame, name: Table, transaction_id: str) -> DataFrame:
-    """Return a table's rows of one transaction, without bodies, with at_ms beside them, and half_ms where there is a half."""
+    """Return a table's rows of one transaction, without bodies, with at_ms added, and half_ms if there is a half."""
     mine = table.where(F.col("transaction_id") == transaction_id).withColumn("at_ms", F.unix_millis(_TOLD[name][0]))
     if name is not Table.QUARANTINE:
         mine = mine.withColumn("half_ms", F.unix_millis("half_at"))
@@ -48,7 +51,7 @@ def rows_of(table: DataFrame, name: Table, transaction_id: str) -> DataFrame:
 
 
 def of_record(record: Mapping[str, Any], half_topic: str, op_topic: str) -> Event:
-    """Tell what a Kafka record of a transaction (`records_of`) says."""
+    """Describe a Kafka record of a transaction (a row of `records_of`)."""
     header: Mapping[str, str | None] = record["header"] or {}
     place = f"{record['topic']} {record['partition']}.{record['offset']}"
     if record["topic"] == op_topic:
@@ -63,7 +66,7 @@ def of_record(record: Mapping[str, Any], half_topic: str, op_topic: str) -> Even
 
 
 def of_row(row: Mapping[str, Any], table: Table) -> Event:
-    """Tell what a table's row of a transaction (`rows_of`) says."""
+    """Describe a table row of a transaction (a row of `rows_of`)."""
     what = _TOLD[table][1]
     if table is Table.QUARANTINE:
         source = f"{row['source_topic']} {row['source_partition']}.{row['source_offset']}"
@@ -74,7 +77,7 @@ def of_row(row: Mapping[str, Any], table: Table) -> Event:
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:
-    """Return events in order of time; what has one time stays as it was given."""
+    """Return events in order of time. Events of the same time keep their order."""
     return sorted(events, key=lambda event: event.at_ms)
 
 

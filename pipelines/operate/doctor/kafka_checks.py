@@ -115,7 +115,7 @@ def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple
 
 
 def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
-    """Show how far the broker's clock is from the clock that published the last tick. Nothing depends on the difference."""
+    """Show how far the broker's clock is from the clock of the tick publisher. Nothing depends on the difference."""
     tick = requested(client, lambda: _last_tick(settings))
     if tick is None:
         yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")

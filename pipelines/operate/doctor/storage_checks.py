@@ -93,7 +93,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _table_properties(log: Path) -> dict[str, str]:
-    """Return the properties of a Delta table from its log: the newest checkpoint and the JSON file of each later commit."""
+    """Return a Delta table's properties from its log: the newest checkpoint and the JSON file of each later commit."""
     version = _json(log / "_last_checkpoint").get("version", -1)
     properties: dict[str, str] = {}
     for part in log.glob(f"{version:020d}.checkpoint*.parquet"):

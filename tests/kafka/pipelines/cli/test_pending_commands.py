@@ -179,7 +179,7 @@ def test_what_is_not_pending_is_refused_with_what_is_known(world: MakeWorld) -> 
     w.resolve()
     before = len(records(w.settings, w.settings.kafka.op_topic))
     told = {
-        "silent": "it was discarded (check_max, after 1 checks): `halfway replay silent` sends it anew",
+        "silent": "it was discarded (check_max, after 1 checks): `halfway replay silent` resends it",
         "rolled": "it was rolled back",
         "never": "no half of it has been read up to batch 1",
     }

@@ -156,8 +156,8 @@ def test_what_the_half_topic_no_longer_tells_is_left_alone_unless_asked_for(worl
     assert replayed(w, "--all") == (1, 0, 1)
     assert incarnations(halves(w)) == {(b"new", b"1"): 1}
     told = invoke(w.settings, "replay", "--all").stdout
-    assert "0 sent anew, 1 had been before" in told
-    assert "1 left alone" in told
+    assert "0 resent, 1 already resent" in told
+    assert "1 skipped" in told
     assert replayed(w, "--all", "--unproven") == (1, 1, 0)
     assert replayed(w, "--all", "--unproven") == (0, 2, 0), "what is there, it sees"
 
