@@ -22,7 +22,7 @@ from halfway import (
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import check_group, check_id
 from halfway.schemas.settings import KafkaSettings
-from tests.support.kafka_topics import unique_topics
+from tests.support.kafka_topics import unique_kafka_settings
 from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
@@ -67,8 +67,7 @@ class Gate:
 
 def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
     """Create topics on `broker` except those in `leave_out`, and return the settings that name all of them."""
-    names = unique_topics(broker)
-    settings = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
+    settings = unique_kafka_settings(broker)
     make_topics(settings, {settings.half_topic, settings.op_topic, settings.check_topic} - set(leave_out))
     return settings
 

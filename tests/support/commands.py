@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.resolve.groups import producer_groups
 from halfway.schemas.settings import Settings
+from tests.support.kafka_topics import topic_settings
 from tests.support.partition_records import headers_of, topic_records
 from tests.support.paths import ROOT
 
@@ -29,13 +30,10 @@ def as_options(values: Mapping[str, object]) -> list[str]:
 
 def options_of(settings: Settings) -> list[str]:
     """Return command-line options that give a command the settings of a test."""
-    kafka, storage, rules = settings.kafka, settings.storage, settings.resolution
+    storage, rules = settings.storage, settings.resolution
     return as_options(
         {
-            "kafka.bootstrap_servers": kafka.bootstrap_servers,
-            "kafka.half_topic": kafka.half_topic,
-            "kafka.op_topic": kafka.op_topic,
-            "kafka.check_topic": kafka.check_topic,
+            **topic_settings(settings.kafka),
             "storage.warehouse": storage.warehouse,
             "storage.checkpoint": storage.checkpoint,
             "resolution.transactionCheckMax": rules.transactionCheckMax,

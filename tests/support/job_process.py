@@ -9,6 +9,7 @@ from pathlib import Path
 from halfway.schemas.settings import Settings
 from tests.support.commands import as_options, halfway_command
 from tests.support.delta_rows import ids_in
+from tests.support.kafka_topics import topic_settings
 from tests.support.paths import ROOT
 
 
@@ -20,12 +21,8 @@ class JobProcess:
         self._runs = 0
         self.process: subprocess.Popen[bytes] | None = None
         self.warehouse = folder / "warehouse"
-        kafka = settings.kafka
-        self.options = {
-            "kafka.bootstrap_servers": kafka.bootstrap_servers,
-            "kafka.half_topic": kafka.half_topic,
-            "kafka.op_topic": kafka.op_topic,
-            "kafka.check_topic": kafka.check_topic,
+        self.options: dict[str, object] = {
+            **topic_settings(settings.kafka),
             "storage.warehouse": self.warehouse,
             "storage.checkpoint": folder / "checkpoint",
             "state.buckets": 4,

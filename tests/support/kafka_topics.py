@@ -5,17 +5,18 @@ from collections.abc import Callable
 
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
+from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import new_topic_config
 from halfway.pipelines.local.broker import LocalBroker
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import KafkaSettings, Settings
 
 MakeTopics = Callable[..., Settings]
 """What the fixture `topics` of tests/conftest.py returns."""
 
 
 def unique_topics(broker: LocalBroker) -> dict[str, object]:
-    """Return settings for `broker` with three topic names that no other test uses."""
+    """Return overrides that name `broker` and three topics that no other test uses."""
     unique = uuid.uuid4().hex[:8]
     return {
         "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
@@ -23,6 +24,17 @@ def unique_topics(broker: LocalBroker) -> dict[str, object]:
         "kafka.op_topic": f"op-{unique}",
         "kafka.check_topic": f"check-{unique}",
     }
+
+
+def unique_kafka_settings(broker: LocalBroker) -> KafkaSettings:
+    """Return settings for `broker` with three topic names that no other test uses."""
+    return load_settings(environ={}, overrides=unique_topics(broker)).kafka
+
+
+def topic_settings(kafka: KafkaSettings) -> dict[str, object]:
+    """Return the overrides that name Kafka and the three topics."""
+    names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
+    return {f"kafka.{name}": getattr(kafka, name) for name in names}
 
 
 def make_create_time_topics(settings: Settings, partitions: int) -> None:

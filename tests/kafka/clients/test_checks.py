@@ -32,7 +32,7 @@ from tests.support.client_world import (
     ops,
     send_checks,
 )
-from tests.support.kafka_topics import MakeTopics, unique_topics
+from tests.support.kafka_topics import MakeTopics, unique_kafka_settings
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -189,8 +189,7 @@ def test_reading_pauses_while_too_many_checks_are_open(kafka: KafkaSettings, cap
 
 
 def test_answer_that_fails_is_resent(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
-    names = unique_topics(broker)
-    kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
+    kafka = unique_kafka_settings(broker)
     make_topics(kafka, {kafka.half_topic, kafka.check_topic})
     send_checks(kafka, check_of("t1"))
     listener = Listener()

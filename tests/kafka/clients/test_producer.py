@@ -37,7 +37,7 @@ from tests.support.client_world import (
     read,
     send_checks,
 )
-from tests.support.kafka_topics import MakeTopics, unique_topics
+from tests.support.kafka_topics import MakeTopics, unique_kafka_settings
 from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
@@ -173,8 +173,7 @@ def test_many_threads(topics: MakeTopics) -> None:
 
 
 def test_half_that_the_broker_refuses(broker: LocalBroker) -> None:
-    names = unique_topics(broker)
-    kafka = KafkaSettings.model_validate({name.removeprefix("kafka."): value for name, value in names.items()})
+    kafka = unique_kafka_settings(broker)
     make_topics(kafka, {kafka.half_topic}, **{"max.message.bytes": "1000"})
     make_topics(kafka, {kafka.op_topic, kafka.check_topic})
     listener = Listener()

@@ -17,7 +17,8 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
-from tests.support.kafka_topics import set_topic_config
+from tests.support.commands import as_options
+from tests.support.kafka_topics import set_topic_config, topic_settings
 
 DAY_MS = 86_400_000
 MakeSettings = Callable[..., Settings]
@@ -140,8 +141,7 @@ def test_wrong_security_is_told(names: MakeSettings, monkeypatch: pytest.MonkeyP
 
 def test_the_command_prints_its_facts(names: MakeSettings) -> None:
     kafka = names().kafka
-    chosen = [f"kafka.{name}={getattr(kafka, name)}" for name in ("bootstrap_servers", "half_topic", "op_topic", "check_topic")]
-    command = ["topics", "create", "--partitions", "2", *(part for pair in chosen for part in ("--set", pair))]
+    command = ["topics", "create", "--partitions", "2", *as_options(topic_settings(kafka))]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0
     assert [(fact["topic"], fact["partitions"], fact["created"]) for fact in json.loads(result.stdout)] == [

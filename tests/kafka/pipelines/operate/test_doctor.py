@@ -29,8 +29,9 @@ from halfway.pipelines.storage.ownership import read_ownership
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
+from tests.support.commands import as_options
 from tests.support.job_world import MakeWorld
-from tests.support.kafka_topics import MakeTopics, set_topic_config, unique_topics
+from tests.support.kafka_topics import MakeTopics, set_topic_config, topic_settings, unique_topics
 from tests.support.waiting import until
 
 DAY_MS = 86_400_000
@@ -54,9 +55,8 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
     TickPublisher(settings, admin_client(settings.kafka)).publish()
-    names = {"kafka": ("bootstrap_servers", "half_topic", "op_topic", "check_topic"), "storage": ("warehouse", "checkpoint")}
-    chosen = [f"{group}.{name}={getattr(getattr(settings, group), name)}" for group, each in names.items() for name in each]
-    command = ["doctor", *(part for pair in chosen for part in ("--set", pair))]
+    places = {f"storage.{name}": getattr(settings.storage, name) for name in ("warehouse", "checkpoint")}
+    command = ["doctor", *as_options({**topic_settings(settings.kafka), **places})]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)

@@ -11,6 +11,8 @@ from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import SetupError
 from tests.support.commands import run_halfway
 
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
 UNREACHABLE = "127.0.0.1:1"
 COMMANDS = [
     [],
@@ -22,13 +24,6 @@ COMMANDS = [
     ["topics", "create"],
     *([name] for name in ("resolve", "demo", "status", "pending", "commit", "rollback", "replay", "doctor", "optimize")),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test in a folder without a configuration and a broker."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HALFWAY_HOME", raising=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

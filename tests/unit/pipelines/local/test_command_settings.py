@@ -7,12 +7,7 @@ import pytest
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.errors import SettingsError
 
-
-@pytest.fixture(autouse=True)
-def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test in a folder without a configuration and a broker."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HALFWAY_HOME", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def test_conf_local_yaml_is_the_default_if_it_exists(tmp_path: Path) -> None:

@@ -20,12 +20,7 @@ from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings
 from tests.support.commands import run_halfway
 
-
-@pytest.fixture(autouse=True)
-def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each test in a folder without a configuration, a broker and JARs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HALFWAY_HOME", raising=False)
+pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
 def states(findings: list[Finding]) -> list[tuple[str, Health]]:

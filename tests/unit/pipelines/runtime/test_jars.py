@@ -26,12 +26,10 @@ NOWHERE = "0.0.0-none"
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(empty_directory: Path) -> Path:
     """A current directory with its own home and ivy.xml."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HALFWAY_HOME", raising=False)
-    write_ivy(tmp_path, IN_REACH)
-    return tmp_path
+    write_ivy(empty_directory, IN_REACH)
+    return empty_directory
 
 
 def write_ivy(project: Path, rev: str) -> None:
