@@ -1,7 +1,8 @@
-"""Kafka records to events: every record of the two topics is a half, an op, a tick, a lost notice, or broken (R14).
+"""Decodes Kafka records to events: each record is a half, an op, a tick, a lost notice, or broken (R14).
 
-All of it is column expressions. Each header of the contract is looked up once a row by its place in the header array, which Spark
-compiles; a map a row costs three times as much, and higher-order functions, which Spark interprets, several times.
+Everything is a column expression. Each header of the contract is looked up once per row, by its position in the header
+array, because Spark compiles that. A map per row takes three times as long. Higher-order functions take several times
+as long, because Spark interprets them.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.outcomes import Reason
 
 _ACTIONS = {"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "UNKNOWN": "UNKNOWN", "UNKNOW": "UNKNOWN"}
-# Not `$`: that one lets a line end follow.
+# Not `$`, which also matches before a line end.
 _NUMBER = r"^-?[0-9]{1,19}\z"
 _POINTER = r"^[0-9]{1,9}:[0-9]{1,18}\z"
 _NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)))
@@ -24,14 +25,14 @@ _NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What decoding must know: the two topics, the largest body, and the buckets, by the keys that Spark groups by."""
+    """What `decode` depends on: the two topics, the largest body, and the keys that Spark groups the buckets by."""
 
     half_topic: str
     op_topic: str
     max_body_bytes: int
     bucket_keys: tuple[int, ...]
     is_signed: bool = False
-    """Whether ops are handed on with their signatures, which the operator verifies: a key must not be part of a plan."""
+    """True if ops keep their signatures. The operator verifies them, because no key may be part of a query plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +61,18 @@ _TICK = _Number(h.TICK, 0, h.MAX_TIMESTAMP_MS)
 _PARTITIONS = _Number(h.PARTITIONS, 1, h.MAX_INT)
 
 
-def decode(records: DataFrame, contract: DecoderConfig) -> DataFrame:
+def decode(records: DataFrame, config: DecoderConfig) -> DataFrame:
     """Turn Kafka records into events.
 
     Args:
-        records: Spark's Kafka columns with headers, from the half and the op topic; values may be large.
-        contract: topics, limits and buckets.
+        records: Spark's Kafka columns with headers, from the half and the op topic. Values may be large.
+        config: topics, limits and buckets.
 
     Returns:
-        EVENT_SCHEMA: one row a record, for a tick one row a bucket.
+        EVENT_SCHEMA: one row for each record; for a tick, one row for each bucket.
     """
     flat = records.select(
-        (F.col("topic") == contract.op_topic).cast("int").alias("source"),
+        (F.col("topic") == config.op_topic).cast("int").alias("source"),
         "partition",
         "offset",
         F.unix_millis("timestamp").alias("at_ms"),
@@ -81,7 +82,7 @@ def decode(records: DataFrame, contract: DecoderConfig) -> DataFrame:
         F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes"),
         F.coalesce("headers", F.expr("CAST(array() AS array<struct<key:string,value:binary>>)")).alias("headers"),
     )
-    names = (*_NAMES, h.SIGNATURE) if contract.is_signed else _NAMES
+    names = (*_NAMES, h.SIGNATURE) if config.is_signed else _NAMES
     places = {_place_name(name): F.array_position(F.col("headers.key"), name).cast("int") for name in names}
     placed = flat.withColumns(places).withColumn("reversed_names", F.reverse("headers.key"))
     texts = {_text_name(name): F.get("headers", _place(name) - 1)["value"].cast("string") for name in names}
@@ -93,11 +94,11 @@ def decode(records: DataFrame, contract: DecoderConfig) -> DataFrame:
         .otherwise(EventKind.HALF)
     )
     kinds = looked_up.select("*", kind.alias("record_kind"))
-    judged = kinds.select("*", _problem(contract).alias("problem"))
-    buckets = F.when((F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), _array(contract.bucket_keys)).otherwise(
-        F.array(_bucket(contract.bucket_keys))
+    judged = kinds.select("*", _problem(config).alias("problem"))
+    buckets = F.when((F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), _array(config.bucket_keys)).otherwise(
+        F.array(_bucket(config.bucket_keys))
     )
-    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns(contract)).to(EVENT_SCHEMA)
+    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns(config)).to(EVENT_SCHEMA)
 
 
 def _array(numbers: tuple[int, ...]) -> Column:
@@ -105,14 +106,14 @@ def _array(numbers: tuple[int, ...]) -> Column:
 
 
 def _bucket(keys: tuple[int, ...]) -> Column:
-    """A transaction id's bucket; for a broken record any that is the same on a replay."""
+    """Return the bucket of a transaction id. A broken record gets one that is the same when the batch is repeated."""
     of_id = F.xxhash64("id")
     of_place = F.xxhash64("source", "partition", "offset")
     number = F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(len(keys)))
     return F.get(_array(keys), number.cast("int"))
 
 
-def _event_columns(contract: DecoderConfig) -> list[Column]:
+def _event_columns(config: DecoderConfig) -> list[Column]:
     kind = F.col("record_kind")
     is_half, is_tick = kind == EventKind.HALF, kind == EventKind.TICK
     good = F.col("problem").isNull()
@@ -130,7 +131,7 @@ def _event_columns(contract: DecoderConfig) -> list[Column]:
         F.when(good, F.coalesce(_INCARNATION.value(), zero)).otherwise(zero).cast("int").alias("incarnation"),
         F.when(good & is_half, F.coalesce(_IMMUNITY.value(), zero) * 1000).otherwise(zero).cast("long").alias("immunity_ms"),
         F.when(good & (kind == EventKind.OP), _action()).alias("action"),
-        _signature(contract).alias("signature"),
+        _signature(config).alias("signature"),
         F.when(good & (kind == EventKind.LOST), _text(h.HALF_LOST)).alias("half_pointer"),
         F.when(good & is_tick, _PARTITIONS.value()).otherwise(zero).cast("int").alias("tick_partitions"),
         F.col("problem.reason").alias("reason"),
@@ -138,8 +139,8 @@ def _event_columns(contract: DecoderConfig) -> list[Column]:
     ]
 
 
-def _problem(contract: DecoderConfig) -> Column:
-    """The first thing that breaks the contract in a record, as struct<reason,detail>, or null."""
+def _problem(config: DecoderConfig) -> Column:
+    """Return the first problem that breaks the contract, as struct<reason,detail>; null if there is none."""
     kind = F.col("record_kind")
     half = _first(
         _key_problems()
@@ -150,7 +151,7 @@ def _problem(contract: DecoderConfig) -> Column:
         + [(_not_utf8(), Reason.BAD_HEADER, F.lit("a header is not UTF-8"))]
         + [_duplicate_problem(h.HALF_HEADERS)]
         + [(_has(name), Reason.DELAY_NOT_SUPPORTED, F.lit(name)) for name in h.DELAY_HEADERS]
-        + [(F.col("body_bytes") > contract.max_body_bytes, Reason.BODY_TOO_LARGE, _too_large(contract.max_body_bytes))]
+        + [(F.col("body_bytes") > config.max_body_bytes, Reason.BODY_TOO_LARGE, _too_large(config.max_body_bytes))]
     )
     op = _first(
         _key_problems()
@@ -159,7 +160,7 @@ def _problem(contract: DecoderConfig) -> Column:
         + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.ACTION, h.FROM_CHECK, h.REMARK)]
         + [(~F.is_valid_utf8(_text(name)), Reason.BAD_HEADER, F.lit(f"{name} is not UTF-8")) for name in h.OP_HEADERS]
         + [_number_problem(number) for number in (_INCARNATION, _CHECK_TIMES)]
-        + [_duplicate_problem((*h.OP_HEADERS, h.SIGNATURE) if contract.is_signed else h.OP_HEADERS)]
+        + [_duplicate_problem((*h.OP_HEADERS, h.SIGNATURE) if config.is_signed else h.OP_HEADERS)]
         + [(_action().isNull(), Reason.UNKNOWN_ACTION, F.concat(F.lit("ACTION is "), F.substring(_text(h.ACTION), 1, 100)))]
     )
     tick = _first([(condition, Reason.BAD_TICK, F.lit(detail)) for condition, detail in _tick_problems()])
@@ -201,7 +202,7 @@ def _tick_problems() -> list[tuple[Column, str]]:
         (F.col("key").isNotNull(), "a tick has no key"),
         (_TICK.is_bad(), f"{_TICK.name} is not a number"),
         (~_has(h.PARTITIONS) | _PARTITIONS.is_bad(), f"{_PARTITIONS.name} is not a positive number"),
-        (_duplicate_problem((h.TICK, h.PARTITIONS))[0], "a header is there twice"),
+        (_duplicate_problem((h.TICK, h.PARTITIONS))[0], "a header occurs twice"),
         (F.col("partition") >= _PARTITIONS.value(), f"{_PARTITIONS.name} is not above the tick's own partition"),
         (F.col("body_bytes") > 65_536, "the value is over 64 KiB"),
         ((F.col("body_bytes") > 0) & bad_json, 'the value is not {"absent_groups": [...]}'),
@@ -214,7 +215,11 @@ def _tick_json() -> Column:
 
 
 def _not_utf8() -> Column:
-    """Whether any header's value is not UTF-8 (a comma between two completes no broken sequence), or its name was not."""
+    """Return True if a header's value or name is not UTF-8.
+
+    Values are joined to test them all at once: a comma between two of them completes no broken sequence. Spark has
+    replaced the bytes of a name that were not UTF-8.
+    """
     bad_value = ~F.is_valid_utf8(F.expr("array_join(CAST(headers.value AS array<string>), ',')"))
     return bad_value | F.array_join("headers.key", ",").contains("\N{REPLACEMENT CHARACTER}")
 
@@ -230,16 +235,16 @@ def _action() -> Column:
     return action
 
 
-def _signature(contract: DecoderConfig) -> Column:
-    """An op's signature as text; null where there is none, or what is there is no text."""
-    if not contract.is_signed:
+def _signature(config: DecoderConfig) -> Column:
+    """Return an op's signature as text; null if there is none, or it is not UTF-8."""
+    if not config.is_signed:
         return F.lit(None).cast("string")
     is_op = (F.col("record_kind") == EventKind.OP) & F.col("problem").isNull()
     return F.when(is_op & F.is_valid_utf8(_text(h.SIGNATURE)), _text(h.SIGNATURE))
 
 
 def _place(name: str) -> Column:
-    """Where a header first stands, from 1; 0 if it is not there."""
+    """Return the position of a header's first occurrence, from 1; 0 if the record does not have it."""
     return F.col(_place_name(name))
 
 

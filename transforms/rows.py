@@ -1,7 +1,8 @@
-"""Outcomes, and the records they point to, as the rows of each sink (design §4) and as check requests (design §2).
+"""Turns outcomes and the records that they point to into table rows (docs/tables.md) and check requests (docs/contract.md).
 
-Plain functions over Arrow, called where the records are read: a half's headers are taken apart once, in Python. As Spark
-expressions over maps this took more time than reading the records (Spark 4.2 looks a setting up for every entry of a map).
+These are plain functions over Arrow. They run where the records are read, and take the headers of a half apart once, in
+Python. As Spark expressions over maps this took longer than reading the records, because Spark 4.2 looks up a setting
+for each entry of a map.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +21,7 @@ from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE
 
 Records = Sequence[StoredRecord | None]
 RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
-"""Takes outcomes (OUTCOME_SCHEMA) and for each the record that it points to, None where that is gone."""
+"""Takes outcomes (OUTCOME_SCHEMA), and for each the record that it points to, or None if that record is gone."""
 
 _MESSAGES = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
 _DISCARDED = to_arrow_schema(DISCARDED_SCHEMA, timezone="UTC")
@@ -30,7 +31,7 @@ _OUTCOMES = to_arrow_schema(OUTCOME_SCHEMA, timezone="UTC")
 
 
 def messages_of(batch_id: int) -> RowMaker:
-    """Return what makes MESSAGES_SCHEMA of commits; halves that were not found are left out."""
+    """Return the function that turns commits into MESSAGES_SCHEMA. It leaves out halves that are gone."""
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         outcomes, found = _found(outcomes, records)
@@ -41,7 +42,7 @@ def messages_of(batch_id: int) -> RowMaker:
 
 
 def discarded_of(batch_id: int) -> RowMaker:
-    """Return what makes DISCARDED_SCHEMA of discards; halves that were not found are left out."""
+    """Return the function that turns discards into DISCARDED_SCHEMA. It leaves out halves that are gone."""
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         outcomes, found = _found(outcomes, records)
@@ -52,7 +53,10 @@ def discarded_of(batch_id: int) -> RowMaker:
 
 
 def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
-    """Return what makes QUARANTINE_SCHEMA of refused records; one that is gone from its topic keeps its pointer and reason."""
+    """Return the function that turns refused records into QUARANTINE_SCHEMA.
+
+    A record that is gone from its topic keeps its pointer and its reason.
+    """
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         is_op = pc.equal(outcomes["source"], int(h.Source.OP))
@@ -75,7 +79,10 @@ def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
 
 
 def check_requests(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
-    """Make CHECK_REQUEST_SCHEMA of checks: the half as it was, the check's number and `CHECK_ID`; what was not found is left out."""
+    """Turn checks into CHECK_REQUEST_SCHEMA: the half as it was, with the check's number and `CHECK_ID`.
+
+    Halves that are gone are left out.
+    """
     outcomes, found = _found(outcomes, records)
     headers = []
     pointers = (outcomes[name].to_pylist() for name in ("transaction_id", "partition", "offset", "check_times"))
@@ -111,7 +118,7 @@ def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFra
         nothing.cast("binary").alias("value"),
         nothing.cast(QUARANTINE_SCHEMA["headers"].dataType).alias("headers"),
         F.lit(str(Reason.HALF_LOST)).alias("reason"),
-        F.lit("the half topic does not hold this half at its offset any more").alias("detail"),
+        F.lit("the half is no longer in the half topic at this offset").alias("detail"),
         F.lit(batch_id).cast("bigint").alias("batch_id"),
     ).to(QUARANTINE_SCHEMA)
 
@@ -129,7 +136,7 @@ def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], 
     names: list[str] = []
     values: list[bytes | None] = []
     for record, at_ms in zip(records, outcomes["at_ms"].to_pylist(), strict=True):
-        # Of two user properties with one name the last is kept (design §2).
+        # A dict keeps the last of two user properties with one name, as docs/contract.md says.
         headers = dict(record.headers or ())
         queue_ids.append(int(headers.pop(h.REAL_QID, None) or 0))
         tags.append(headers.pop(h.TAGS, None))

@@ -13,7 +13,7 @@ from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.tables import HEADERS_TYPE
 from halfway.transforms.decoding import DecoderConfig, decode
 
-CONTRACT = DecoderConfig("half", "op", max_body_bytes=100, bucket_keys=(0, 1, 2, 3))
+CONFIG = DecoderConfig("half", "op", max_body_bytes=100, bucket_keys=(0, 1, 2, 3))
 KAFKA_SCHEMA = StructType(
     [
         StructField("key", BinaryType()),
@@ -31,7 +31,7 @@ AT_MS = 1_767_323_045_678
 
 def decoded(spark: SparkSession, *records: tuple[bytes | None, bytes | None, str, Sequence[tuple[str, bytes | None]] | None]) -> DataFrame:
     rows = [(key, value, topic, 3, 10 + n, AT, headers) for n, (key, value, topic, headers) in enumerate(records)]
-    return decode(spark.createDataFrame(rows, KAFKA_SCHEMA), CONTRACT)
+    return decode(spark.createDataFrame(rows, KAFKA_SCHEMA), CONFIG)
 
 
 def expected(spark: SparkSession, **columns: Any) -> DataFrame:
