@@ -1,4 +1,4 @@
-"""The command line: one file a command. Nobody imports it.
+"""The command line, one file per command. No other room imports it.
 
 May import everything.
 """

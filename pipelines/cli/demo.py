@@ -35,8 +35,8 @@ def demo(
 ) -> None:
     """Send real traffic with the real client, and verify that it is settled correctly.
 
-    The exit code is 0 only if everything is correct. The demo uses the running job. If there is none, the demo runs
-    its own job until it ends.
+    The exit code is 0 only if everything is correct. The demo uses the running job.
+    If no job is running, the demo starts its own and stops it at the end.
     """
     # Imported here because delta-rs takes half a second to load, which other commands do not need.
     from halfway.pipelines.demo.own_job import OWN_SETTINGS  # noqa: PLC0415

@@ -99,7 +99,7 @@ def _row(row: dict[str, Any], view: PendingView, settings: Settings) -> tuple[ob
 
 def _waits_for(row: dict[str, Any], view: PendingView, check_max: int) -> str:
     if view.horizon_ms is None:
-        return "time: not every partition has a tick yet"
+        return "a tick in every partition"
     if row["producer_group"] in view.absent_groups:
         return "its group, which is away"
     if row["check_times"] >= check_max:

@@ -64,7 +64,7 @@ def _rows(now: Status) -> list[tuple[str, str]]:
         unread = f"unknown: {now.kafka_error}"
     else:
         unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items())
-    rows = [("running", running), ("horizon", horizon), ("not read yet", unread), ("last batch", _last_batch(now))]
+    rows = [("running", running), ("horizon", horizon), ("consumer lag", unread), ("last batch", _last_batch(now))]
     away = ", ".join(now.absent_groups) or "none"
     return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups that are away", away)]
 

@@ -1,4 +1,4 @@
-"""`halfway topics`: the three topics of Halfway."""
+"""`halfway topics`: create and verify the three topics."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -40,7 +40,7 @@ def create(
 
 
 def _row(report: TopicReport) -> tuple[object, ...]:
-    kept = "forever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
+    kept = "for ever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
     largest = f"{report.max_message_bytes / 1024**2:.3g} MiB"
     remarks = "; ".join(["created" if report.created else "existed", *report.notes])
     return report.topic, report.partitions, report.timestamp_type, kept, largest, remarks

@@ -1,4 +1,4 @@
-"""`halfway demo`: real traffic through the real client, and the verdict on what came of it.
+"""`halfway demo`: real traffic through the real client, and a verdict on its outcome.
 
 May import `clients`, `kafka`, `storage` and `runtime`.
 """

@@ -1,4 +1,4 @@
-"""What an operator does: settle, replay, status, doctor.
+"""The operator's tools: settle, replay, status, doctor.
 
 May import `kafka`, `storage`, `runtime` and `transforms`.
 """

@@ -150,5 +150,5 @@ def test_the_command_prints_its_facts(names: MakeSettings) -> None:
         (kafka.check_topic, 2, True),
     ]
     table = CliRunner().invoke(app, command).stdout
-    assert table.count("was there") == 3
+    assert table.count("existed") == 3
     assert "5 MiB" in table
