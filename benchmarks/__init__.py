@@ -1,1 +1,4 @@
-"""Figures from real runs against a real broker. Not tests: they judge nothing."""
+"""Benchmarks: they measure the real job against a real broker, and judge nothing.
+
+May import `halfway` except `halfway.pipelines.cli`, and of the tests `tests.support` alone.
+"""

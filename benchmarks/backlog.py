@@ -1,4 +1,4 @@
-"""Benchmarks of a backlog: transactions that wait in Kafka, until all are in Delta."""
+"""Benchmarks of a backlog: the job drains transactions that wait in Kafka into Delta."""
 
 import random
 import statistics
@@ -12,13 +12,13 @@ from benchmarks.rig import Figures, Rig, count_rows
 from halfway.schemas.settings import Settings
 
 _WARM_UP = 5
-"""Batches until the JVM has compiled most of what is hot."""
+"""The number of batches until the JVM has compiled most of the hot code."""
 _FULL = 300_000
-"""Events of a batch that counts as a full one."""
+"""The number of events above which a batch counts as full."""
 
 
 def drain(rig: Rig) -> Figures:
-    """Transactions of 1 KiB until all of them are in Delta, 400,000 events a batch; the first five batches warm the JVM up."""
+    """Drain transactions of 1 KiB in batches of 400,000 events. The first five batches only warm the JVM up."""
     settings = rig.settings("drain")
     load = Load(settings.kafka)
     load.send(rig.amount(2_100_000))
@@ -38,7 +38,7 @@ def drain(rig: Rig) -> Figures:
 
 
 def bodies(rig: Rig) -> Figures:
-    """The same with bodies of other sizes; 100,000 transactions or 800 MiB of each."""
+    """Drain bodies of other sizes, 100,000 transactions or 800 MiB of each size."""
     _warm_up(rig)
     figures: Figures = {}
     for body_bytes in (100, 1024, 64 * 1024, 1024 * 1024):
@@ -50,7 +50,7 @@ def bodies(rig: Rig) -> Figures:
 
 
 def groups(rig: Rig) -> Figures:
-    """The same with 10,000 producer groups and 1,000 topics, beside one of each."""
+    """Drain 10,000 producer groups and 1,000 topics, and one of each to compare."""
     _warm_up(rig)
     figures: Figures = {}
     for name, many_groups, many_topics in (("one", 1, 1), ("many", 10_000, 1_000)):
@@ -61,7 +61,7 @@ def groups(rig: Rig) -> Figures:
 
 
 def skew(rig: Rig) -> Figures:
-    """The same with half of the transactions in one of the buckets, beside an even spread."""
+    """Drain transactions of which half are in one bucket, and evenly spread ones to compare."""
     _warm_up(rig)
     figures: Figures = {}
     for name in ("even", "skewed"):
@@ -72,7 +72,7 @@ def skew(rig: Rig) -> Figures:
 
 
 def _skewed_ids(rig: Rig, buckets: int) -> Iterator[str]:
-    """Ids of which every second one falls into the first bucket."""
+    """Yield ids of which every second one falls into the first bucket."""
     chance = random.Random(1)
     wanted = rig.amount(200_000)
     drawn = [uuid.UUID(int=chance.getrandbits(128)).hex for _ in range(wanted // 2 * buckets * 5 // 4)]
@@ -89,10 +89,10 @@ def _warm_up(rig: Rig) -> None:
 
 
 def _drain_all(rig: Rig, settings: Settings, load: Load, transactions: int) -> float:
-    """Send so many (at a scale of 1), and drain them; return how many a second.
+    """Send transactions, drain them, and return the rate in transactions a second.
 
     Raises:
-        RuntimeError: what is in the table is not what was committed.
+        RuntimeError: the table does not hold exactly the committed messages.
     """
     load.send(rig.amount(transactions))
     _, seconds = rig.drain(settings)

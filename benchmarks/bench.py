@@ -1,4 +1,4 @@
-"""`make bench`: runs the benchmarks named by ONLY (all if none), prints a table and writes `build/bench.json` (docs/performance.md)."""
+"""Runs the benchmarks of `make bench`, prints a table and writes `build/bench.json` (docs/performance.md)."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from rich.console import Console
-from rich.table import Table as Shown
+from rich.table import Table as TextTable
 
 from benchmarks.backlog import bodies, drain, groups, skew
 from benchmarks.limits import limits
@@ -36,27 +36,27 @@ BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "scale": scale,
 }
 PARTS: dict[str, Callable[[Rig], Figures]] = {"stages": stages}
-"""What a benchmark runs in further processes."""
+"""The parts that a benchmark runs in further processes."""
 _PACKAGES = ("pyspark", "delta-spark", "confluent-kafka", "pyarrow")
 _PEER_RATE = re.compile(r"tx +A?SYNC_FLUSH +\d+ threads: .* end to end (\d+)/s")
 _PEER_CHECKBACK = re.compile(r"distinct resolved of .* = (\d+)/s")
 
 
 def peer(script: Path) -> Figures:
-    """Run RocketMQ's own benchmark (its `run.sh`) on this machine, and return its best rates.
+    """Run RocketMQ's benchmark `run.sh` on this machine, and return its best rates.
 
     Raises:
-        RuntimeError: it tells none.
+        RuntimeError: it printed no rates.
     """
     with tempfile.TemporaryDirectory() as work:
         environ = {**os.environ, "WORK": work}
         done = subprocess.run(
             [script, "bench", "pending"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env=environ
         )
-    told = done.stdout + done.stderr
-    rates, checkbacks = (pattern.findall(told) for pattern in (_PEER_RATE, _PEER_CHECKBACK))
+    printed = done.stdout + done.stderr
+    rates, checkbacks = (pattern.findall(printed) for pattern in (_PEER_RATE, _PEER_CHECKBACK))
     if not rates or not checkbacks:
-        raise RuntimeError(f"{script} told no rates: {told[-2000:]}")
+        raise RuntimeError(f"{script} printed no rates: {printed[-2000:]}")
     return {"tx_per_s": max(map(int, rates)), "checkback_per_s": max(map(int, checkbacks))}
 
 
@@ -65,7 +65,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def merged(runs: list[Figures]) -> Figures:
-    """Return the median of each figure over some runs."""
+    """Return the median of each figure over several runs."""
     figures: Figures = {}
     for name, value in runs[0].items():
         values = [run[name] for run in runs]
@@ -79,7 +79,7 @@ def merged(runs: list[Figures]) -> Figures:
 
 
 def flat(figures: Figures, before: str = "") -> Iterator[tuple[str, object]]:
-    """Return each figure under the names that lead to it."""
+    """Yield each figure with its path, such as `drain.tx_per_s`."""
     for name, value in figures.items():
         if isinstance(value, dict):
             yield from flat(value, f"{before}{name}.")
@@ -88,7 +88,7 @@ def flat(figures: Figures, before: str = "") -> Iterator[tuple[str, object]]:
 
 
 def spread(runs: list[Figures]) -> dict[str, list[float]]:
-    """Return the smallest and the largest of each figure over some runs."""
+    """Return the smallest and the largest value of each figure over several runs."""
     found: dict[str, list[float]] = {}
     for run in runs:
         for name, value in flat(run):
@@ -98,7 +98,7 @@ def spread(runs: list[Figures]) -> dict[str, list[float]]:
 
 
 def ratios(results: Figures) -> Figures:
-    """Return the figures that count, each as a ratio within this run."""
+    """Return the most important figures as ratios to each other."""
     known = dict(flat(results))
     pairs = {
         "drain_to_peer": ("drain.tx_per_s", "peer.tx_per_s"),
@@ -111,37 +111,38 @@ def ratios(results: Figures) -> Figures:
 
 
 def main() -> None:
-    """Run what was asked for, each on topics and tables of its own."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=__doc__)
-    parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(BENCHMARKS)}")
-    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the usual amounts")
-    parser.add_argument("--runs", type=int, default=3, help="how often each; the table has medians")
-    parser.add_argument("--peer", type=Path, help="run.sh of RocketMQ's benchmark, run in turn with ours")
-    parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
+    """Run the chosen benchmarks, each on its own topics and tables."""
+    text = "Run benchmarks, print a table of their figures and write them to a file."
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=text)
+    parser.add_argument("--only", default="", help=f"comma-separated names of {', '.join(BENCHMARKS)} (default all)")
+    parser.add_argument("--scale", type=float, default=1.0, help="fraction of the usual amounts (default 1)")
+    parser.add_argument("--runs", type=int, default=3, help="how often each benchmark runs; the table shows medians (default 3)")
+    parser.add_argument("--peer", type=Path, metavar="SCRIPT", help="also run RocketMQ's benchmark with this run.sh, in turn with ours")
+    parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="file for the figures (default build/bench.json)")
     options = parser.parse_args()
     names = [name for name in options.only.split(",") if name] or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
-        parser.error(f"no benchmark is called {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"no benchmark is called {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}")
     if options.peer is not None and not options.peer.is_file():
-        parser.error(f"{options.peer} is no file")
+        parser.error(f"{options.peer} is not a file")
     if options.runs < 1:
-        parser.error("--runs is at least 1")
+        parser.error("--runs must be at least 1")
     runs: dict[str, list[Figures]] = {}
     for number in range(options.runs):
         for name in ["peer", *names] if options.peer is not None else names:
             say(f"run {number + 1} of {options.runs}: {name}")
             found = peer(options.peer) if name == "peer" else in_own_process(name, options.scale)
             runs.setdefault(name, []).append(found)
-            # After each: hours of figures are not to be lost because a later one fails.
-            facts = facts_of(runs, options.scale)
+            # The file is written after each benchmark, because a later one may fail after hours.
+            facts = report_of(runs, options.scale)
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(facts, indent=2) + "\n")
     Console().print(_table_of(facts))
 
 
-def facts_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
-    """Return what `build/bench.json` says: medians, ratios, spread, and what they were measured with."""
+def report_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
+    """Return the content of `build/bench.json`: medians, ratios, spread, machine and versions."""
     results: Figures = {name: merged(found) for name, found in runs.items()}
     half_load = results.get("steady", {}).get("latency_ms", {}).get("50%")
     if half_load:
@@ -159,12 +160,12 @@ def facts_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
 
 
 def say(line: str) -> None:
-    """Tell what goes on."""
+    """Print a line to stderr at once."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201  # a command's output
 
 
-def _table_of(facts: Figures) -> Shown:
-    shown = Shown("benchmark", "figure", "median", "smallest", "largest")
+def _table_of(facts: Figures) -> TextTable:
+    shown = TextTable("benchmark", "figure", "median", "smallest", "largest")
     for name in (*BENCHMARKS, "peer"):
         for figure, value in flat(facts.get(name, {})):
             low, high = facts["spread"].get(f"{name}.{figure}", ("", ""))

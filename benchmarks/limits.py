@@ -1,4 +1,4 @@
-"""What the parts can do alone on this machine: no job can be quicker than all of them one after the other."""
+"""Benchmark of the parts alone. No job on this machine is quicker than all of them one after the other."""
 
 import statistics
 import time
@@ -17,7 +17,11 @@ _RUNS = 5
 
 
 def limits(rig: Rig) -> Figures:
-    """Spark's Kafka source to nowhere, a plain consumer, Parquet of the same rows, an empty Delta append: seconds for one full batch."""
+    """Measure the seconds of each part for one full batch.
+
+    The parts are Spark's Kafka source without a sink, a plain consumer, a Parquet write of the same rows, and an empty
+    Delta append.
+    """
     settings = rig.settings("limits")
     load = Load(settings.kafka)
     load.send(rig.amount(205_000))

@@ -1,4 +1,4 @@
-"""Benchmarks of a job that runs: latency, pending transactions, producers on the same cores, check-back."""
+"""Benchmarks of a running job: latency, pending transactions, producers on the same cores, check-back."""
 
 import json
 import statistics
@@ -20,13 +20,16 @@ from halfway.schemas.settings import Settings
 from tests.support.waiting import until
 
 _WARM_UP_S = 240
-"""Until the JVM has compiled most of what is hot; a small batch compiles less of it than a large one."""
+"""The time until the JVM has compiled most of the hot code. Small batches take longer for that than large ones."""
 _PRODUCERS = 2
 _THREADS = 32
 
 
 def latency(rig: Rig) -> Figures:
-    """From a half's record timestamp to the Delta commit that makes its message readable, at 500 transactions/s; after a warm-up."""
+    """Measure the latency at 500 transactions/s, after a warm-up.
+
+    It is the time from a half's record timestamp to the Delta commit that makes its message readable.
+    """
     settings = rig.settings("latency")
     with rig.job(settings) as batches:
         Load(settings.kafka, seed=2).send_paced(500, _WARM_UP_S * rig.scale)
@@ -44,7 +47,10 @@ def quantiles(ms: list[float]) -> Figures:
 
 
 def pending(rig: Rig) -> Figures:
-    """With none, 10,000, 100,000 and 1,000,000 pending: batch time and memory, idle and at 500 transactions/s; and a backlog's rate."""
+    """Measure batch time and memory with 0, 10,000, 100,000 and 1,000,000 pending transactions.
+
+    The job is idle at first, then has 500 transactions/s. In the end it drains a backlog.
+    """
     figures: Figures = {}
     base_s = None
     for wanted in (0, 10_000, 100_000, 1_000_000):
@@ -74,7 +80,7 @@ def pending(rig: Rig) -> Figures:
 
 
 def _backlog_rate(rig: Rig, settings: Settings) -> int:
-    """Return the transactions/s at which 200,000 that wait are drained by a job that starts again."""
+    """Return the transactions/s at which a restarted job drains a backlog of 200,000."""
     backlog = Load(settings.kafka, seed=5)
     backlog.send(rig.amount(200_000))
     _, seconds = rig.drain(settings)
@@ -93,7 +99,10 @@ def _state_bytes(rig: Rig, settings: Settings) -> int:
 
 
 def steady(rig: Rig) -> Figures:
-    """Producers in a closed loop on the job's cores for three minutes; then latency at 25, 50, 75 and 100 % of that rate."""
+    """Measure the rate of producers in a closed loop on the job's cores, for three minutes.
+
+    Then measure the latency at 25, 50, 75 and 100 % of that rate.
+    """
     settings = rig.settings("steady")
     with command_of_job(settings, rig.folder / "steady.log"):
         _produce(settings, 60 * rig.scale)
@@ -117,11 +126,11 @@ def steady(rig: Rig) -> Figures:
 
 
 def _produce(settings: Settings, seconds: float, per_second: float = 0) -> dict[str, Any]:
-    """Run the producers; return how many transactions they sent, and the seconds that the slowest took."""
+    """Run the producers. Return the number of transactions sent, and the seconds of the slowest producer."""
     with ExitStack() as stack:
         running = [stack.enter_context(_producer(settings, seconds, per_second / _PRODUCERS)) for _ in range(_PRODUCERS)]
-        told = [json.loads(process.communicate()[0]) for process in running]
-    return {"transactions": sum(one["transactions"] for one in told), "seconds": max(one["seconds"] for one in told)}
+        results = [json.loads(process.communicate()[0]) for process in running]
+    return {"transactions": sum(one["transactions"] for one in results), "seconds": max(one["seconds"] for one in results)}
 
 
 def _producer(settings: Settings, seconds: float, per_second: float = 0, threads: int = _THREADS) -> subprocess.Popen[bytes]:
@@ -130,7 +139,7 @@ def _producer(settings: Settings, seconds: float, per_second: float = 0, threads
 
 
 def _wait_for_all(settings: Settings) -> None:
-    """Wait until the job has nothing left to read: then all that was committed is in the table."""
+    """Wait until the job has read every record. Then the table holds every committed message."""
     checkpoint, sent = Path(settings.storage.checkpoint), _ends(settings)
 
     def is_read() -> bool:
@@ -150,7 +159,10 @@ def _ends(settings: Settings) -> dict[tuple[str, int], int]:
 
 
 def checkback(rig: Rig) -> Figures:
-    """100,000 pending, all answered COMMIT at the check: from the first check to the last row; as many before that warm the JVM up."""
+    """Measure the time from the first check to the last row of 100,000 pending transactions, all answered COMMIT.
+
+    As many transactions before that warm the JVM up.
+    """
     settings = rig.settings("checkback", {"resolution.transactionTimeOut": "10s", "resolution.transactionCheckInterval": "10m"})
     committed = 0
     with rig.job(settings) as batches, _producer(settings, 3600, threads=0) as answering:

@@ -1,4 +1,4 @@
-"""Traffic for the benchmarks: 1 KiB incompressible bodies that all differ, 85 % COMMIT, 10 % ROLLBACK, 5 % unanswered."""
+"""Traffic for the benchmarks: different incompressible bodies, 85 % COMMIT, 10 % ROLLBACK, 5 % without an answer."""
 
 import os
 import random
@@ -13,13 +13,13 @@ from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import KafkaSettings
 
 GROUP = "bench"
-"""What the names of producer groups begin with."""
+"""The prefix of the names of producer groups."""
 _POOL_BYTES = 16 * 1024 * 1024
 
 
 @dataclass
 class Sent:
-    """What was sent, in transactions."""
+    """The numbers of transactions sent."""
 
     committed: int = 0
     rolled_back: int = 0
@@ -27,17 +27,17 @@ class Sent:
 
     @property
     def transactions(self) -> int:
-        """Halves."""
+        """Return the number of halves."""
         return self.committed + self.rolled_back + self.unanswered
 
     @property
     def events(self) -> int:
-        """Halves and ops."""
+        """Return the number of halves and ops."""
         return 2 * (self.committed + self.rolled_back) + self.unanswered
 
 
 class Load:
-    """Sends transactions as a client would, but without waiting for each."""
+    """Sends transactions as a client does, but without waiting for each."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Load:
         topics: int = 1,
         ids: Iterator[str] | None = None,
     ) -> None:
-        """Prepare to send; `seed` fixes verdicts, and ids if none are given."""
+        """Prepare to send bodies of `body_bytes`. The seed fixes the verdicts, and the ids unless `ids` are given."""
         self._kafka = kafka
         self._body_bytes, self._groups, self._topics = body_bytes, groups, topics
         self._random = random.Random(seed)
@@ -69,7 +69,7 @@ class Load:
         self.sent = Sent()
 
     def send(self, transactions: int, *, answered: bool = True) -> None:
-        """Send transactions as fast as Kafka takes them; unanswered ones only, if `answered` is false."""
+        """Send transactions as fast as Kafka takes them. Without `answered` no transaction gets a verdict."""
         for _ in range(transactions):
             self._send_one(answered)
         self._producer.flush()

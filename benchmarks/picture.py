@@ -1,4 +1,4 @@
-"""`python -m benchmarks.picture [build/bench.json [docs/pending.svg]]`: what pending transactions cost, as a picture."""
+"""Draws what pending transactions cost: `python -m benchmarks.picture [build/bench.json [docs/pending.svg]]`."""
 
 import json
 import sys
@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 
 def draw(pending: dict[str, dict[str, float]], out: Path) -> None:
-    """Draw batch time, and the rate of a backlog, against the number that is pending."""
+    """Draw batch time and backlog rate against the number of pending transactions."""
     counts = sorted(pending, key=int)
-    # A logarithm has no place for none: it stands a decade before the first.
+    # A logarithmic axis has no 0. Its point stands a decade before the first other one.
     places = [max(int(count), 1_000) for count in counts]
     figure = Figure(figsize=(9, 3.2), layout="constrained")
     times, rates = figure.subplots(1, 2)
@@ -31,7 +31,7 @@ def draw(pending: dict[str, dict[str, float]], out: Path) -> None:
 
 
 def main() -> None:
-    """Draw what the last run of `pending` found."""
+    """Draw the figures of the last run of `pending`."""
     arguments = sys.argv[1:] + ["build/bench.json", "docs/pending.svg"][len(sys.argv) - 1 :]
     source, out = map(Path, arguments)
     draw(json.loads(source.read_text())["pending"], out)

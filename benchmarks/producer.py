@@ -1,7 +1,8 @@
-"""A service in a process of its own: `python -m benchmarks.producer KAFKA_SETTINGS SECONDS RATE THREADS`.
+"""A service in its own process: `python -m benchmarks.producer KAFKA_SETTINGS SECONDS RATE THREADS`.
 
-Each thread sends transactions through the real client, the next one when the last is decided (RATE 0), or at its share of RATE a
-second; with no thread it only answers checks, by COMMIT. Prints how many it sent, and the seconds that took.
+Each thread sends transactions through the real client. With RATE 0 it sends the next one when the last is decided, else
+at its share of RATE a second. Without threads the service only answers checks, by COMMIT. It prints the number of
+transactions sent and the seconds that took.
 """
 
 import json
@@ -20,19 +21,19 @@ _STATES = (LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTr
 
 
 class Service:
-    """Commits 85 %, rolls 10 % back, and does not know of 5 %; commits whatever it is asked about."""
+    """Commits 85 %, rolls 10 % back and answers UNKNOWN to 5 %. Commits at each check."""
 
     def execute_local_transaction(self, message: HalfMessage, arg: random.Random) -> LocalTransactionState:  # noqa: ARG002  # the listener's
-        """Decide by chance."""
+        """Answer at random."""
         return arg.choices(_STATES, (85, 10, 5))[0]
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:  # noqa: ARG002  # the listener's
-        """Commit."""
+        """Answer COMMIT."""
         return LocalTransactionState.COMMIT
 
 
 def main() -> None:
-    """Send, or answer."""
+    """Run the service, and print its figures."""
     kafka = KafkaSettings.model_validate_json(sys.argv[1])
     seconds, rate, threads = float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     stopping = threading.Event()

@@ -1,4 +1,4 @@
-"""What all benchmarks stand on: a broker of their own, topics and tables for each, the job in this process or as a command."""
+"""What all benchmarks use: a broker, topics and tables for each, and the job in this process or as a command."""
 
 import json
 import os
@@ -15,64 +15,63 @@ from typing import Any, Self
 
 import pyarrow
 import pyarrow.parquet
-from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import TableNotFoundError
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.resolve.sinks import BatchReport
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.checkpoint import STATUS_FILE
+from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
+from tests.support.delta_rows import delta_rows
 from tests.support.waiting import until
 
 Figures = dict[str, Any]
 PARTITIONS = 4
 LONG_S = 600.0
-"""How long a benchmark waits for what the job is to do."""
+"""The time limit for what a benchmark waits for."""
 ROOT = Path(__file__).parents[1]
 _SETTINGS: dict[str, object] = {
     "state.buckets": 16,
     "state.shuffle_partitions": 2,
-    # Nothing falls due while a benchmark runs, unless it is about that.
+    # Checks do not disturb a benchmark, except those of `checkback`.
     "resolution.transactionTimeOut": "12h",
 }
 
 
 @dataclass
 class Batches:
-    """Listens to a job: when each batch ended, what it did, and how much memory was in use."""
+    """The batches of a job: what each did, when it ended, and how much memory was in use then."""
 
     reports: list[BatchReport] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
     memory_mib: list[dict[str, int]] = field(default_factory=list)
 
     def __call__(self, report: BatchReport) -> None:
-        """Take a batch down."""
+        """Record a batch."""
         self.reports.append(report)
         self.ended.append(time.monotonic())
         self.memory_mib.append(memory_mib())
 
     def events(self, number: int) -> int:
-        """Return how many halves and ops a batch had."""
+        """Return the number of halves and ops of a batch."""
         counts = self.reports[number].counts
         return counts[Count.HALVES] + counts[Count.OPS]
 
     def count(self, what: Count) -> int:
-        """Return how many of these all batches had."""
+        """Return the sum of a count over all batches."""
         return sum(report.counts[what] for report in list(self.reports))
 
     def reach(self, what: Count, wanted: int) -> None:
-        """Wait until all batches had so many of these."""
+        """Wait until the sum of a count over all batches reaches `wanted`."""
         until(lambda: self.count(what) >= wanted, f"{wanted} {what}", LONG_S)
 
 
 class Rig:
-    """A broker and, once it is asked for, a Spark; `with` ends both."""
+    """A broker, and a Spark session that starts at its first use; `with` ends both."""
 
     def __init__(self, folder: Path, scale: float) -> None:
         """Keep everything in `folder`; `scale` is the fraction of the usual amounts."""
@@ -81,7 +80,7 @@ class Rig:
         self._spark: SparkSession | None = None
         self._made = 0
         self.ui = False
-        """Whether the Spark of this process is to serve its UI, which tells of stages."""
+        """Set to True before the first use of Spark, to serve its UI with the stages."""
 
     def __enter__(self) -> Self:
         """Start the broker."""
@@ -96,13 +95,13 @@ class Rig:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark of this process, started at the first use."""
+        """Return the Spark session of this process, and start it at the first use."""
         if self._spark is None:
             self._spark = spark_session(load_settings(environ={}, overrides=_SETTINGS), ui=self.ui)
         return self._spark
 
     def settings(self, name: str, overrides: Mapping[str, object] | None = None) -> Settings:
-        """Make topics, and return settings with those and with new tables."""
+        """Create topics, and return settings with them and with new tables."""
         self._made += 1
         name = f"{name}{self._made}"
         settings = load_settings(environ={}, overrides={**self._own(name), **_SETTINGS, **(overrides or {})})
@@ -122,7 +121,7 @@ class Rig:
         return max(100, int(usual * self.scale))
 
     def drain(self, settings: Settings) -> tuple[Batches, list[float]]:
-        """Run the job until all that waits is done; return its batches, and the seconds of each."""
+        """Run the job until the backlog is done. Return its batches, and the seconds of each."""
         batches, started = Batches(), time.monotonic()
         trigger = settings.trigger.model_copy(update={"available_now": True})
         ResolveJob(settings.model_copy(update={"trigger": trigger}), on_batch=batches).run(lambda: self.spark)
@@ -131,7 +130,10 @@ class Rig:
 
     @contextmanager
     def job(self, settings: Settings) -> Iterator[Batches]:
-        """The job in a thread, from its first batches on; a failure of it is raised when the block ends."""
+        """Run the job in a thread, and yield its batches after the first three.
+
+        If the job fails, its error is raised at the end of the block.
+        """
         batches, failures = Batches(), []
         job = ResolveJob(settings, on_batch=batches)
 
@@ -154,7 +156,7 @@ class Rig:
 
 
 def options_of(settings: Settings) -> list[str]:
-    """Return the settings that a benchmark needs as options of a command."""
+    """Return the settings of a benchmark as options of a command."""
     values = {
         "kafka.bootstrap_servers": settings.kafka.bootstrap_servers,
         **{f"kafka.{kind}_topic": getattr(settings.kafka, f"{kind}_topic") for kind in ("half", "op", "check")},
@@ -168,10 +170,10 @@ def options_of(settings: Settings) -> list[str]:
 
 
 def in_own_process(name: str, scale: float, environ: Mapping[str, str] | None = None) -> Figures:
-    """Run one benchmark in a process of its own: what one has warmed up, or left behind, is none of the next one's."""
+    """Run one benchmark in its own process, so that no benchmark profits from or suffers from an earlier one."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "benchmarks.one", name, str(scale), str(out)]
+        command = [sys.executable, "-m", "benchmarks.run_one", name, str(scale), str(out)]
         subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env={**os.environ, **(environ or {})}, check=True)
         figures: Figures = json.loads(out.read_text())
     return figures
@@ -179,7 +181,7 @@ def in_own_process(name: str, scale: float, environ: Mapping[str, str] | None = 
 
 @contextmanager
 def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`halfway resolve` as a user starts it, from its first batch on."""
+    """Run `halfway resolve` as a user starts it, and yield it after its first batch."""
     status = Path(settings.storage.checkpoint) / STATUS_FILE
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
@@ -212,7 +214,7 @@ def memory_mib() -> dict[str, int]:
 
 
 def commits(settings: Settings) -> list[tuple[float, str]]:
-    """Return for each file of `messages` the ms when the commit that names it was there, and its name, in the order of commits."""
+    """Return for each file of `messages` the time of its commit in ms and its name, in the order of commits."""
     found = []
     for commit in sorted((Path(settings.storage.warehouse) / "messages" / "_delta_log").glob("*.json")):
         at_ms = commit.stat().st_mtime * 1000
@@ -222,7 +224,10 @@ def commits(settings: Settings) -> list[tuple[float, str]]:
 
 
 def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
-    """Return for each message of a half since `since_ms` the ms to the commit that it is in, by the commit file's time."""
+    """Return the latency of each message whose half has a timestamp of at least `since_ms`.
+
+    The latency is the time in ms from the half's timestamp to the time of the commit's file.
+    """
     found: list[float] = []
     for at_ms, name in commits(settings):
         halves = pyarrow.parquet.read_table(Path(settings.storage.warehouse) / "messages" / name, columns=["half_at"])["half_at"]
@@ -232,11 +237,8 @@ def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
 
 
 def count_rows(settings: Settings) -> int:
-    """Count the messages with a reader other than Spark; -1 if one is there twice."""
-    try:
-        table = DeltaTable(f"{settings.storage.warehouse}/messages")
-    except TableNotFoundError:
-        return 0
-    query = "SELECT count(*) AS n, count(DISTINCT transaction_id) AS d FROM messages"
-    row = pyarrow.table(QueryBuilder().register("messages", table).execute(query).read_all()).to_pylist()[0]
-    return int(row["n"]) if row["n"] == row["d"] else -1
+    """Count the messages without Spark. Return -1 if a transaction has two rows."""
+    query = "SELECT count(*) AS n, count(DISTINCT transaction_id) AS d FROM rows"
+    for row in delta_rows(f"{settings.storage.warehouse}/messages", query):
+        return int(row["n"]) if row["n"] == row["d"] else -1
+    return 0

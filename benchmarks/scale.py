@@ -1,4 +1,4 @@
-"""Benchmarks of a drain on more or less of a machine, and which of its steps take the time."""
+"""Benchmarks of a drain on one core, all cores and two executors, with the share of each step."""
 
 import json
 import os
@@ -11,23 +11,23 @@ from benchmarks.rig import Figures, Rig, in_own_process
 from tests.support.standalone_cluster import StandaloneCluster
 
 _AMOUNT = 0.7
-"""Of the amount of `drain`, which leaves two warm batches: one core takes twice as long."""
+"""The share of the amount of `drain`. It leaves two warm batches. One core takes twice as long as two."""
 _STEPS = {"start": "source", "run": "source", "call": "operator"}
-"""Per first word of a stage's name its step; what has another name fetches and writes."""
+"""The step by the first word of a stage's name. Stages with other names fetch bodies and write."""
 
 
 def stages(rig: Rig) -> Figures:
-    """A drain, and the shares of its tasks' time by step; the rest of the cores' time is the driver's, or nobody's."""
+    """Measure a drain and the share of each step in its tasks' time, which leaves out the driver and idle cores."""
     rig.ui = True
     figures = drain(rig)
-    told = {"tx_per_s": figures["tx_per_s"], "right": figures["right"]}
+    rates = {"tx_per_s": figures["tx_per_s"], "right": figures["right"]}
     spent_s = {"source": 0.0, "operator": 0.0, "fetch_and_write": 0.0}
     for stage in _stages(rig):
         spent_s[_step(stage)] += stage["executorRunTime"] / 1000
     if not all(spent_s.values()):
-        raise RuntimeError(f"a step has no stage: does Spark call them otherwise? {spent_s}")
+        raise RuntimeError(f"a step has no stage. Spark may have changed the names of stages: {spent_s}")
     all_s = sum(spent_s.values())
-    return {**told, "share": {step: round(seconds / all_s, 2) for step, seconds in spent_s.items()}}
+    return {**rates, "share": {step: round(seconds / all_s, 2) for step, seconds in spent_s.items()}}
 
 
 def _stages(rig: Rig) -> list[dict[str, Any]]:
@@ -39,15 +39,16 @@ def _stages(rig: Rig) -> list[dict[str, Any]]:
 
 
 def _step(stage: Mapping[str, Any]) -> str:
-    """Which step a stage is part of: Spark names it after who asked.
+    """Return the step of a stage.
 
-    For reading that is the start of the query, in a later batch the thread's `run`; for the operator the callback for the count.
+    Spark names a stage after its caller. The source's caller is the start of the query, and in later batches the thread's
+    `run`. The operator's caller is the callback for the count.
     """
     return _STEPS.get(stage["name"].partition(" ")[0], "fetch_and_write")
 
 
 def scale(rig: Rig) -> Figures:
-    """The same drain on one core, on all cores, and on two executors of a core each on a standalone cluster."""
+    """Measure a drain on one core, on all cores, and on two executors of one core each on a standalone cluster."""
     cores = sorted(os.sched_getaffinity(0))
     figures = {"one_core": _stages_on(rig, "local[1]", cores[:1]), "all_cores": _stages_on(rig, "local[*]", cores)}
     folder = rig.folder / "cluster"

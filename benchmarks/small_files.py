@@ -1,7 +1,7 @@
-"""What an hour of small batches does to a table: `python -m benchmarks.small_files [growth|auto|tombstones ...]`.
+"""Benchmark of a table that grows by small batches: `python -m benchmarks.small_files [growth|auto|tombstones ...]`.
 
-The table is the job's own, made by `create_tables` and measured with `append_once`, as the job appends. To be quick, the commits between
-two measurements are made by delta-rs: the same rows in files and commits of the same kind.
+The table is made by `create_tables` and measured with `append_once`, as in the job. To be quick, delta-rs makes the
+commits between two measurements, with the same rows in files and commits of the same kind.
 """
 
 import json
@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 
 ROWS = 20
-"""Messages in one batch, of 1 KiB each."""
+"""The number of messages in one batch, of 1 KiB each."""
 MARKS = (0, 100, 600, 1_800, 3_600)
 MEASURED = 20
 
@@ -55,7 +56,7 @@ class SmallBatches:
     """A `messages` table that grows by small batches."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        """Make the tables in `folder`."""
+        """Create the tables in `folder`."""
         self.spark = spark
         self.storage: StorageSettings = load_settings(environ={}, overrides={"storage.warehouse": str(folder)}).storage
         create_tables(spark, self.storage, "bench")
@@ -63,23 +64,23 @@ class SmallBatches:
         self.batches = 0
 
     def append(self, times: int) -> list[float]:
-        """Append as the job does; return the seconds of each."""
+        """Append batches as the job does. Return the seconds of each."""
         seconds = []
         for _ in range(times):
             frame = self.spark.createDataFrame(batch(self.batches)).coalesce(1)
-            seconds.append(timed(lambda frame=frame: append_once(frame, self.storage, Table.MESSAGES, "bench", self.batches)))
+            seconds.append(timed(partial(append_once, frame, self.storage, Table.MESSAGES, "bench", self.batches)))
             self.batches += 1
         return seconds
 
     def grow(self, batches: int) -> None:
-        """Append by delta-rs until there are so many batches."""
+        """Append with delta-rs until the table has `batches` batches."""
         table = DeltaTable(self.path)
         while self.batches < batches:
             write_deltalake(table, batch(self.batches), mode="append")
             self.batches += 1
 
     def read(self) -> Figures:
-        """Read the table whole, by Spark and by delta-rs, each twice, the second counting."""
+        """Measure a read of the whole table by Spark and by delta-rs, the quicker of two each."""
         query = "SELECT topic, count(*), max(body) FROM messages GROUP BY topic"
 
         def by_spark() -> None:
@@ -99,21 +100,21 @@ class SmallBatches:
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Return how many seconds it takes."""
+    """Return the seconds that an action takes."""
     started = time.monotonic()
     action()
     return time.monotonic() - started
 
 
 def append_figures(seconds: list[float]) -> Figures:
-    """Return median and longest of appends; one in ten writes a checkpoint of the log."""
+    """Return the median and the longest time of appends."""
     return {"append_s_median": round(statistics.median(seconds), 3), "append_s_max": round(max(seconds), 3)}
 
 
 def growth(spark: SparkSession, folder: Path) -> Iterator[Figures]:
-    """Appends and reads as the table grows to an hour of batches, and after `halfway optimize`."""
+    """Measure appends and reads while the table grows to an hour of batches, and after a compaction."""
     table = SmallBatches(spark, folder)
-    table.append(MEASURED)  # warm
+    table.append(MEASURED)  # a warm-up
     for mark in MARKS:
         table.grow(mark)
         yield {"batches": table.batches, **append_figures(table.append(MEASURED)), **table.read()}
@@ -123,7 +124,10 @@ def growth(spark: SparkSession, folder: Path) -> Iterator[Figures]:
 
 
 def auto(spark: SparkSession, folder: Path, batches: int = 110) -> Iterator[Figures]:
-    """The same appends without and with Delta's auto compaction and optimized writes, which take place in the batch."""
+    """Measure appends without and with Delta's auto compaction and optimized writes.
+
+    Both take place within the batch.
+    """
     for name in ("none", "autoCompact", "optimizeWrite"):
         if name != "none":
             spark.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
@@ -143,7 +147,10 @@ def auto(spark: SparkSession, folder: Path, batches: int = 110) -> Iterator[Figu
 
 
 def tombstones(spark: SparkSession, folder: Path) -> Iterator[Figures]:
-    """Appends where the log names files that compactions took away, of a day (as our tables keep them) or a week (Delta's default)."""
+    """Measure appends to a log with the removed files of a day's compactions, and of a week's.
+
+    The job's tables keep removed files in the log for a day, Delta by default for a week.
+    """
     for name, removed in (("none", 0), ("a day", 86_400), ("a week", 604_800)):
         table = SmallBatches(spark, folder / name.replace(" ", "-"))
         table.append(3)
@@ -153,7 +160,7 @@ def tombstones(spark: SparkSession, folder: Path) -> Iterator[Figures]:
 
 
 def _add_and_remove(table: Path, files: int) -> None:
-    """Write two commits: one that adds so many files, one that takes them away. The files themselves are not there, nobody reads them."""
+    """Write two commits: one adds `files` files, the other removes them. No reader opens them, so they do not exist."""
     now_ms = time.time_ns() // 1_000_000
     version = DeltaTable(str(table)).version()
     names = [f"part-00000-{uuid.uuid4()}-c000.snappy.parquet" for _ in range(files)]
@@ -171,7 +178,7 @@ BENCHMARKS = {"growth": growth, "auto": auto, "tombstones": tombstones}
 
 
 def main(names: list[str]) -> None:
-    """Run the parts named, or all, and print a line for each measurement."""
+    """Run the named parts, or all, and print a line for each measurement."""
     spark = spark_session(load_settings(environ={}, overrides={"state.shuffle_partitions": 2}))
     console = Console(width=200)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""One benchmark, once, in a process of its own: `python -m benchmarks.one NAME SCALE FILE`."""
+"""Runs one benchmark once: `python -m benchmarks.run_one NAME SCALE FILE`."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from benchmarks.rig import Rig
 
 
 def main() -> None:
-    """Run it, and write its figures."""
+    """Run the benchmark, and write its figures to the file."""
     name, scale, out = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, Rig(Path(folder), float(scale)) as rig:
         Path(out).write_text(json.dumps((BENCHMARKS | PARTS)[name](rig)))
