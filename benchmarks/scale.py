@@ -17,7 +17,7 @@ _STEPS = {"start": "source", "run": "source", "call": "operator"}
 
 
 def stages(rig: Rig) -> Figures:
-    """Measure a drain and the share of each step in its tasks' time, which leaves out the driver and idle cores."""
+    """Measure a drain, and the share of each step in the time of its tasks, without the driver and idle cores."""
     rig.ui = True
     figures = drain(rig)
     rates = {"tx_per_s": figures["tx_per_s"], "right": figures["right"]}
