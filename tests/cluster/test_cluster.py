@@ -6,8 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
-import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +21,7 @@ from halfway.pipelines.storage.delta_tables import table_path
 from halfway.schemas.settings import ENV_PREFIX
 from halfway.schemas.tables import Table
 from tests.support.delta_rows import ids_in
+from tests.support.fresh_python import make_fresh_python
 from tests.support.kafka_topics import unique_topics
 from tests.support.paths import ROOT
 from tests.support.standalone_cluster import HOST, StandaloneCluster, children
@@ -50,28 +49,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python as the cluster's machines have it: everything that Halfway depends on, without Halfway.
-
-    A line of a .pth file adds a folder to the path, but not the folders in that folder's own .pth files. So an editable
-    install of Halfway is not found.
-    """
-    folder = tmp_path_factory.mktemp("python")
-    venv.create(folder, with_pip=False)
-    scheme = {"base": str(folder), "platbase": str(folder)}
-    (Path(sysconfig.get_path("purelib", vars=scheme)) / "packages.pth").write_text(
-        "\n".join(path for path in sys.path if path.endswith("site-packages"))
-    )
-    python = folder / "bin" / "python"
-    found = subprocess.run(
-        [str(python), "-c", "import pandas, confluent_kafka, pydantic, pyspark; import halfway"],
-        check=False,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={},
-    )
-    assert "No module named 'halfway'" in found.stderr
-    return python
+    """A Python as the cluster's machines have it: everything that Halfway depends on, without Halfway."""
+    return make_fresh_python(tmp_path_factory.mktemp("python"))
 
 
 @pytest.fixture

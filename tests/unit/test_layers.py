@@ -12,9 +12,9 @@ from halfway.schemas.events import OUTCOME_SCHEMA
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.state_format import ENTRY_SCHEMA, WAITING_COMMIT
 from halfway.transforms.protocol import Half, Outcome
+from tests.support.layers import FOLDERS, imported, modules, room_of, rooms_imported
 from tests.support.paths import ROOT
 
-FOLDERS = ("schemas", "transforms", "clients", "conf", "pipelines")
 GRANTS = {
     "schemas": set(),
     "transforms": {"schemas"},
@@ -41,38 +41,6 @@ GRANTS = {
 """Room → the rooms that it may import, besides itself. `pipelines/cli` may import all of them, and nobody imports it but the entry points."""
 GRANTS["pipelines/cli"] = set(GRANTS) - {"pipelines"}
 LARGEST_ROOM = 15
-
-
-def imported(path: Path) -> set[str]:
-    """Return the dotted names of the modules that a file imports, wherever in it."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
-    return names
-
-
-def modules(*folders: str) -> list[Path]:
-    found = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    assert found
-    return found
-
-
-def room_of(path: Path) -> str:
-    return str(path.parent.relative_to(ROOT))
-
-
-def rooms_imported(path: Path) -> set[str]:
-    """Return the rooms of the product's modules that a file imports."""
-    rooms = set()
-    for name in imported(path):
-        if name.startswith("halfway."):
-            module = ROOT / Path(*name.split(".")[1:])
-            if module.with_suffix(".py").is_file():
-                rooms.add(room_of(module))
-    return rooms
 
 
 @pytest.mark.parametrize("path", modules(*FOLDERS), ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,0 +1,64 @@
+"""An environment with everything that Halfway depends on, and without Halfway; and the wheel to install there."""
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+
+def make_fresh_python(folder: Path) -> Path:
+    """Make a virtual environment and return its interpreter.
+
+    A line of a .pth file adds a folder to the path, but not the folders in that folder's own .pth files. So an editable
+    install of Halfway is not found.
+    """
+    venv.create(folder, with_pip=False)
+    (site_packages(folder) / "packages.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    python = folder / "bin" / "python"
+    modules = "import pandas, confluent_kafka, pydantic, pyspark; import halfway"
+    found = subprocess.run([str(python), "-c", modules], check=False, capture_output=True, text=True, cwd=folder, env={})
+    assert "No module named 'halfway'" in found.stderr
+    return python
+
+
+def site_packages(folder: Path) -> Path:
+    """Return where a virtual environment has its packages."""
+    return Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build the wheel of a source tree, as README says, into `folder`."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [wheel] = folder.glob("halfway-*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path) -> None:
+    """Install a wheel of pure Python in a virtual environment: its files are laid out as they are installed."""
+    zipfile.ZipFile(wheel).extractall(site_packages(folder))
+
+
+def copy_source(folder: Path, *, links: bool = True) -> Path:
+    """Clone the repository as it is committed, and lay the files that are changed or new over it.
+
+    Args:
+        folder: where to.
+        links: False for a checkout without symbolic links, in which a link is a text file.
+    """
+    command = ["git", "clone", "--quiet", "--config", f"core.symlinks={str(links).lower()}", str(ROOT), str(folder)]
+    subprocess.run(command, check=True, timeout=60)
+    listed = subprocess.run(
+        ["git", "ls-files", "--modified", "--others", "--exclude-standard", "-z"], cwd=ROOT, check=True, capture_output=True
+    )
+    for name in listed.stdout.decode().split("\0"):
+        path = ROOT / name
+        if name and path.is_file() and not path.is_symlink():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(path.read_bytes())
+    return folder
