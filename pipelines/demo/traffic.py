@@ -11,15 +11,14 @@ from enum import StrEnum
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import Message
 
 from halfway.clients.messages import CheckRequest, HalfMessage
 from halfway.clients.producer import TransactionProducer
-from halfway.pipelines.kafka.admin import librdkafka_log
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import DELAY_HEADERS, LocalTransactionState
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.records import HalfHeaders, OpHeaders
+from halfway.schemas.records import HalfHeaders, OpHeaders, encode_key
 from halfway.schemas.settings import Settings
 
 TOPIC = "TopicTest1234"
@@ -31,7 +30,6 @@ SILENT_MESSAGES = 2
 _EVERY_BYTE = bytes(range(256))
 _LOCAL_OUTCOMES = (LocalTransactionState.UNKNOWN, LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK)
 _CLOSE_LIMIT_S = 15.0
-_SEND_LIMIT_S = 30.0
 
 
 class TransactionEnd(StrEnum):
@@ -208,31 +206,16 @@ class Traffic:
 
     def _send_wrong_records(self) -> None:
         """Send what a correct client never sends: another group's verdict, a delayed half, a record without a key."""
-        kafka = self._settings.kafka
-        options = {"partitioner": "murmur2_random", "enable.idempotence": "true", "client.id": "halfway-demo"}
-        producer = Producer({**kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
-        delivered: dict[str, RecordPosition] = {}
-        failures: list[KafkaError] = []
-
-        def send(name: str, topic: str, key: str | None, value: bytes | None, headers: list[tuple[str, bytes]]) -> None:
-            def on_delivery(error: KafkaError | None, message: Message) -> None:
-                if error is not None:
-                    failures.append(error)
-                else:
-                    delivered[name] = RecordPosition(topic, message.partition() or 0, message.offset() or 0)
-
-            # A key of None stays "no key" in librdkafka, which differs from an empty key.
-            producer.produce(topic, value, None if key is None else key.encode(), headers=list(headers), on_delivery=on_delivery)
-
+        kafka, writer = self._settings.kafka, RecordWriter(self._settings.kafka)
         verdict = OpHeaders(action=LocalTransactionState.ROLLBACK, producer_group=STRANGER_GROUP)
-        half = HalfHeaders(real_topic=TOPIC, producer_group=ORDERS_GROUP).to_headers()
-        send("verdict", kafka.op_topic, self.stranger_id, None, verdict.to_headers())
-        send("delayed", kafka.half_topic, self.delayed_id, b"Hello later", [*half, (DELAY_HEADERS[0], b"3")])
-        send("keyless", kafka.half_topic, None, b"Hello whoever", [])
-        left = producer.flush(_SEND_LIMIT_S)
-        if left or failures:
-            raise KafkaUnavailableError(f"the demo's records were not stored: {failures[0].str() if failures else 'no answer'}")
-        self.keyless = delivered["keyless"]
+        half = HalfHeaders(real_topic=TOPIC, producer_group=ORDERS_GROUP)
+        writer.put(kafka.op_topic, encode_key(self.stranger_id), None, [*verdict.to_headers()])
+        writer.put(kafka.half_topic, encode_key(self.delayed_id), b"Hello later", [*half.to_headers(), (DELAY_HEADERS[0], b"3")])
+        writer.put(kafka.half_topic, None, b"Hello whoever", [], on_delivered=self._note_keyless)
+        writer.flush()
+
+    def _note_keyless(self, record: Message) -> None:
+        self.keyless = RecordPosition(self._settings.kafka.half_topic, record.partition() or 0, record.offset() or 0)
 
 
 def _local_outcome(index: int) -> LocalTransactionState:
