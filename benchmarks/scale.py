@@ -41,8 +41,8 @@ def _stages(rig: Rig) -> list[dict[str, Any]]:
 def _step(stage: Mapping[str, Any]) -> str:
     """Return the step of a stage.
 
-    Spark names a stage after its caller. The source's caller is the start of the query, and in later batches the thread's
-    `run`. The operator's caller is the callback for the count.
+    Spark names a stage after its caller. The source's caller is the start of the query, and in later batches the
+    thread's `run`. The operator's caller is the callback for the count.
     """
     return _STEPS.get(stage["name"].partition(" ")[0], "fetch_and_write")
 
