@@ -1,6 +1,7 @@
 """Markers by folder, and the fixtures that several folders use: a Kafka broker, Spark, and topics for one test."""
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.settings import ENV_PREFIX, Settings
 from tests.support.kafka_topics import MakeTopics, make_create_time_topics, unique_topics
+from tests.support.layers import FOLDERS
 
 _HERE = Path(__file__).parent
 _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}
@@ -38,6 +40,13 @@ def _spark_starts_quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_copy_of_each_module() -> Iterator[None]:
+    """Fail if a folder was imported under its old name, which would be a second copy of its classes."""
+    yield
+    assert not {name.split(".")[0] for name in sys.modules} & set(FOLDERS)
 
 
 @pytest.fixture(scope="session", autouse=True)

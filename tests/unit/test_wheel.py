@@ -57,7 +57,7 @@ def test_a_checkout_without_links_on_the_path_does_not_hide_the_wheel(python: Pa
     """A Git folder of Databricks: its root is on the path, and symbolic links are text files."""
     checkout = copy_source(tmp_path / "checkout", links=False)
     assert (checkout / "src" / "halfway" / "schemas").read_text() == "../../schemas"
-    code = "import halfway; from halfway import load_settings; from notebooks import page; print(halfway.__file__, page.__file__, sep='|')"
+    code = "import halfway.conf.loader; from notebooks import page; print(halfway.__file__, page.__file__, sep='|')"
     package, page = run(python, code, tmp_path, PYTHONPATH=str(checkout)).split("|")
     assert "site-packages" in package
     assert Path(page).is_relative_to(checkout)
