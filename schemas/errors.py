@@ -1,8 +1,8 @@
-"""What can go wrong, one class a cause. Each message says what is wrong and what to do about it."""
+"""Errors: one class for each cause. A message says what is wrong and what to do about it."""
 
 
 class HalfwayError(Exception):
-    """Base of every error that Halfway raises on purpose; the command line prints it in one line and exits 1."""
+    """Base of every error that Halfway raises. The command line prints its message in one line and exits with 1."""
 
 
 class SettingsError(HalfwayError):
@@ -10,7 +10,7 @@ class SettingsError(HalfwayError):
 
 
 class SetupError(HalfwayError):
-    """Something the machine must have is missing or wrong: Java, a JAR, a free port, room on the disk."""
+    """Something that the machine needs is missing or wrong: Java, a JAR, a free port, disk space."""
 
 
 class BrokerError(HalfwayError):
@@ -18,27 +18,27 @@ class BrokerError(HalfwayError):
 
 
 class KafkaUnavailableError(HalfwayError):
-    """Kafka cannot be reached, or refuses us."""
+    """Kafka cannot be reached, or refuses the connection."""
 
 
 class AccessError(KafkaUnavailableError):
-    """Kafka lets us in, and refuses what we ask for: a right (ACL) is missing."""
+    """Kafka accepts the connection and refuses the request, because a right (ACL) is missing."""
 
 
 class TopicError(HalfwayError):
-    """A topic is missing, or is set up in a way that breaks a guarantee (R17)."""
+    """A topic is missing, or its configuration breaks a guarantee (R17)."""
 
 
 class OwnershipError(HalfwayError):
-    """The checkpoint and the tables do not belong together, or the checkpoint was made with other buckets or topics."""
+    """Checkpoint and tables do not belong together, or the checkpoint was made with other buckets or topics."""
 
 
 class CheckpointInUseError(HalfwayError):
-    """Another job is running on this checkpoint."""
+    """Another job runs on this checkpoint."""
 
 
 class StateFormatError(HalfwayError):
-    """A state row was written by a newer version than this one, or is not a state row."""
+    """A state row was written by another version, or is damaged."""
 
 
 class StateDamagedError(HalfwayError):
@@ -50,16 +50,16 @@ class RecordsLostError(HalfwayError):
 
 
 class ProducerClosedError(HalfwayError):
-    """The producer was closed; it sends nothing more."""
+    """The producer was closed, and sends nothing more."""
 
 
 class SendError(HalfwayError):
-    """A half message could not be stored; its local transaction was not run (design §7)."""
+    """A half message could not be stored. Its local transaction was not run (docs/contract.md)."""
 
 
 class QueueFullError(SendError):
-    """Too many records wait for Kafka, and none got through in time; this one was not sent, and its local transaction was not run."""
+    """The queue to Kafka stayed full (backpressure). The half was not sent, and its local transaction was not run."""
 
 
 class NotPendingError(HalfwayError):
-    """No pending or discarded transaction of this id exists."""
+    """No pending or discarded transaction has this id."""

@@ -1,4 +1,4 @@
-"""Rows between Kafka and the sinks: events into the operator, outcomes out of it. No body is among them (design §1.3)."""
+"""The rows between Kafka and the sinks: events into the operator, outcomes out of it, without bodies (decision 3)."""
 
 from enum import IntEnum
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from halfway.schemas.tables import HEADERS_TYPE
 
 
 class EventKind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     HALF = 1
     OP = 2
@@ -39,7 +39,10 @@ EVENT_SCHEMA = StructType(
         StructField("detail", StringType()),
     ]
 )
-"""One row a record, and one a bucket for a tick. Numbers are never null: pandas would make floats of their column."""
+"""One row for each record; for a tick, one row for each bucket.
+
+Numbers are never null, because pandas turns an integer column with nulls into floats.
+"""
 
 OUTCOME_SCHEMA = StructType(
     [
@@ -62,7 +65,10 @@ OUTCOME_SCHEMA = StructType(
 
 
 class StoredRecord(NamedTuple):
-    """What Kafka holds at an offset. `headers` is None where a header's name is not UTF-8, which the client cannot show."""
+    """The record that Kafka holds at an offset.
+
+    `headers` is None if the name of a header is not UTF-8, because the client cannot return such headers.
+    """
 
     key: bytes | None
     value: bytes | None
@@ -72,4 +78,4 @@ class StoredRecord(NamedTuple):
 CHECK_REQUEST_SCHEMA = StructType(
     [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)]
 )
-"""What Spark's Kafka sink takes."""
+"""The columns that Spark's Kafka sink takes."""

@@ -1,4 +1,4 @@
-"""Names of the Kafka contract (design §2): headers, actions, limits. `docs/contract.md` says the same in prose."""
+"""Names and limits of the Kafka contract, which docs/contract.md describes: headers, actions, sizes."""
 
 from enum import IntEnum, StrEnum
 
@@ -16,7 +16,7 @@ FROM_CHECK = "FROM_CHECK"
 CHECK_TIMES = "CHECK_TIMES"
 REMARK = "REMARK"
 SIGNATURE = "SIGNATURE"
-"""Of an op, where its group has a key; passed over where nobody asks for one."""
+"""On an op whose group has a key. The job ignores it unless its settings hold keys."""
 
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_ID = "CHECK_ID"
@@ -24,7 +24,7 @@ CHECK_ID = "CHECK_ID"
 TICK = "TICK"
 PARTITIONS = "PARTITIONS"
 HALF_LOST = "HALF_LOST"
-"""On a record of the job itself in the half topic: `<partition>:<offset>` of a half that could not be read (R17)."""
+"""On the job's own notice in the half topic: `<partition>:<offset>` of a half that could not be read back (R17)."""
 
 HALF_HEADERS = (
     REAL_TOPIC,
@@ -43,13 +43,13 @@ DELAY_HEADERS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS
 MAX_KEY_BYTES = 255
 MAX_INT = 2**31 - 1
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""9999-12-31T23:59:59.999Z, the last moment that every reader of the tables can show."""
+"""9999-12-31T23:59:59.999Z, the latest time that every reader of the tables can show."""
 RECORD_OVERHEAD_BYTES = 1024 * 1024
-"""Room for key and headers beside the body, in topics, producers and consumers."""
+"""Space for key and headers beside the body, in topics, producers and consumers."""
 
 
 class LocalTransactionState(StrEnum):
-    """What a producer knows of its local transaction; the value of the `ACTION` header."""
+    """What a producer knows about its local transaction: the value of the `ACTION` header."""
 
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
@@ -57,17 +57,17 @@ class LocalTransactionState(StrEnum):
 
 
 class Source(IntEnum):
-    """Which of the two topics a record came from."""
+    """The topic of a record."""
 
     HALF = 0
     OP = 1
 
 
 def check_group(producer_group: str) -> str:
-    """Return the id of the consumer group that reads a producer group's check requests (design §2)."""
+    """Return the id of the consumer group that reads a producer group's check requests."""
     return f"txn-check-{producer_group}"
 
 
 def check_id(transaction_id: str, half_partition: int, half_offset: int, check_times: int) -> str:
-    """Return the `CHECK_ID` of one check request: the same however often it is sent (design §2)."""
+    """Return the `CHECK_ID` of a check request. It stays the same when the request is resent."""
     return f"{transaction_id}:{half_partition}.{half_offset}:{check_times}"

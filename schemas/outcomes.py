@@ -1,10 +1,10 @@
-"""What becomes of messages and records: the words that the protocol, the tables and the commands share."""
+"""Phases, outcomes, reasons and counts: the words that the protocol, the tables and the commands share."""
 
 from enum import IntEnum, StrEnum
 
 
 class Phase(IntEnum):
-    """Where a transaction stands. All but PENDING are settled, and remembered for `resolved_retention` (R11)."""
+    """The phase of a transaction. All but PENDING are settled, and are remembered for `resolved_retention` (R11)."""
 
     PENDING = 0
     COMMITTED = 1
@@ -14,14 +14,14 @@ class Phase(IntEnum):
 
 
 class Kind(IntEnum):
-    """What becomes of a message or record."""
+    """The kind of an outcome."""
 
     COMMIT = 1
     CHECK = 2
     DISCARD = 3
     QUARANTINE = 4
     REPORT = 5
-    """Not about a message: what a bucket counted in this batch, for the progress line and the metrics."""
+    """A bucket's report after a batch, for the progress line and the metrics. It is not about one message."""
 
 
 class Reason(StrEnum):
@@ -53,7 +53,7 @@ class Reason(StrEnum):
 
 
 class Count(StrEnum):
-    """What is counted in passing; quarantined records are counted by their reason."""
+    """What is counted besides quarantined records, which are counted by their reason."""
 
     HALVES = "halves"
     OPS = "ops"

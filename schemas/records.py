@@ -1,7 +1,7 @@
-"""The records of the Kafka contract (design §2) as validated models, to and from Kafka headers.
+"""The records of the Kafka contract (docs/contract.md) as validated models, to and from Kafka headers.
 
-A record that breaks the contract raises `RecordError` with the reason that the job quarantines it for (R14). The job itself decodes
-in columns, in `transforms/decoding.py`.
+A record that breaks the contract raises `RecordError`, with the reason for which the job quarantines it (R14). The job
+itself does not use these models: `transforms/decoding.py` decodes columns.
 """
 
 import re
@@ -17,7 +17,7 @@ from halfway.schemas.outcomes import Reason
 from halfway.schemas.signing import Keyring
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Kafka headers as they lie in a record: in order, names may repeat."""
+"""The headers of a Kafka record: in order, and a name may occur more than once."""
 
 RESERVED_NAMES = frozenset(
     (*h.HALF_HEADERS, *h.OP_HEADERS, h.SIGNATURE, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
@@ -30,22 +30,22 @@ _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 class RecordError(HalfwayError, ValueError):
-    """A record, or what is to become one, breaks the contract of design §2.
+    """A record, or the input for one, breaks the contract (docs/contract.md).
 
     Attributes:
-        reason: what the job quarantines such a record for (R14).
-        detail: which header or key, and what is wrong with it; never its value.
+        reason: the reason for which the job quarantines such a record (R14).
+        detail: which header or key is wrong, and why. It never holds the value.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
-        """Say what is wrong."""
+        """Store reason and detail; the message holds both."""
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
 
     @classmethod
     def from_validation(cls, error: ValidationError) -> Self:
-        """Turn the first problem that pydantic found into the reason the job would give."""
+        """Return the error for the first problem that pydantic found, with the reason that the job would give."""
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = str(next((part for part in first["loc"] if part != "properties"), "headers"))
         if first["type"] == "missing":
@@ -55,7 +55,7 @@ class RecordError(HalfwayError, ValueError):
 
 
 class Record(NamedTuple):
-    """What goes into Kafka. Its partition follows from the key (murmur2, design §2)."""
+    """A record to send. Its partition follows from the key (murmur2, docs/contract.md)."""
 
     key: bytes
     value: bytes | None
@@ -66,7 +66,7 @@ def encode_key(transaction_id: str) -> bytes:
     """Return the record key of a transaction id.
 
     Raises:
-        RecordError: it is empty, over 255 bytes of UTF-8, or not Unicode text.
+        RecordError: the id is empty, longer than 255 bytes of UTF-8, or not valid Unicode.
     """
     try:
         key = transaction_id.encode()
@@ -80,7 +80,7 @@ def decode_key(key: bytes | None) -> str:
     """Return the transaction id of a record key.
 
     Raises:
-        RecordError: it is missing or empty, over 255 bytes, or not UTF-8.
+        RecordError: the key is missing or empty, longer than 255 bytes, or not UTF-8.
     """
     _check_key_length(key or b"")
     try:
@@ -91,13 +91,13 @@ def decode_key(key: bytes | None) -> str:
 
 def _check_key_length(key: bytes) -> None:
     if not key:
-        raise RecordError(Reason.MISSING_KEY, "the record key is the transaction id, and has at least 1 byte")
+        raise RecordError(Reason.MISSING_KEY, "the record key is the transaction id, of at least 1 byte")
     if len(key) > h.MAX_KEY_BYTES:
         raise RecordError(Reason.KEY_TOO_LONG, f"{len(key)} bytes, at most {h.MAX_KEY_BYTES}")
 
 
 def _number(value: object) -> object:
-    """Read the decimal text of a header; Python's own int() takes `1_000`, spaces and other scripts' digits too."""
+    """Parse the decimal text of a header. Python's int() also accepts `1_000`, spaces and digits of other scripts."""
     if not isinstance(value, str):
         return value
     if not _NUMBER.fullmatch(value):
@@ -106,7 +106,7 @@ def _number(value: object) -> object:
 
 
 def _action(value: object) -> object:
-    """Read an action; RocketMQ spells the third one `UNKNOW`."""
+    """Parse an action. RocketMQ spells the third one `UNKNOW`."""
     return _ACTIONS.get(value, value) if isinstance(value, str) else value
 
 
@@ -128,7 +128,7 @@ _Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
 
 
 class _Headers(BaseModel):
-    """Fields whose alias is a header: `from_headers` and `to_headers` follow from the declaration."""
+    """Base of the models. A field's alias is its header, so that reading and writing follow from the declaration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
@@ -151,7 +151,7 @@ class _Headers(BaseModel):
 
 
 class HalfHeaders(_Headers):
-    """The headers of a half: where its message goes, whose it is, and the user's own properties.
+    """The headers of a half: the topic and producer group of its message, and the user's own properties.
 
     Example:
         >>> half = HalfHeaders(real_topic="orders", producer_group="shop", properties={"colour": "red"})
@@ -173,10 +173,12 @@ class HalfHeaders(_Headers):
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
-        """Read a half's headers; what the contract does not name is a user property, of two with one name the last.
+        """Parse a half's headers.
+
+        Each header that the contract does not name is a user property. Of two with one name, the last one counts.
 
         Raises:
-            RecordError: a required header is missing, one is bad or given twice, or the half asks for a delay.
+            RecordError: a required header is missing, a header is bad or occurs twice, or the half asks for a delay.
         """
         known, others = _sort_out(headers, h.HALF_HEADERS)
         for name in h.DELAY_HEADERS:
@@ -185,12 +187,12 @@ class HalfHeaders(_Headers):
         return cls._read({**known, "properties": {name: _text(name, value) for name, value in others.items()}})
 
     def to_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the record, the user's properties last."""
+        """Return the headers of the record. The user's properties come last."""
         return self._own_headers() + [(name, value.encode()) for name, value in self.properties.items()]
 
 
 class OpHeaders(_Headers):
-    """The headers of an op: what a producer knows of its local transaction."""
+    """The headers of an op: what a producer knows about its local transaction."""
 
     action: Annotated[LocalTransactionState, BeforeValidator(_action), Field(alias=h.ACTION)]
     producer_group: Annotated[_Required, Field(alias=h.PGROUP)]
@@ -202,15 +204,15 @@ class OpHeaders(_Headers):
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
-        """Read an op's headers; others than the contract's are passed over.
+        """Parse an op's headers. Headers that the contract does not name are ignored.
 
         Raises:
-            RecordError: a required header is missing, one is bad or given twice, or the action is unknown.
+            RecordError: a required header is missing, a header is bad or occurs twice, or the action is unknown.
         """
         return cls._read(_sort_out(headers, (*h.OP_HEADERS, h.SIGNATURE))[0])
 
     def signed(self, transaction_id: str, keyring: Keyring | None) -> Self:
-        """Return the op on a transaction, signed if its group has a key."""
+        """Return a copy of the op, signed for a transaction if its group has a key."""
         signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
         return self.model_copy(update={"signature": signature})
 
@@ -220,7 +222,10 @@ class OpHeaders(_Headers):
 
 
 class CheckHeaders(_Headers):
-    """The headers of a check request: those of its half, which check it is, and an id that stays the same when it is sent again."""
+    """The headers of a check request: those of its half, the number of the check, and its `CHECK_ID`.
+
+    `CHECK_ID` stays the same when the request is resent.
+    """
 
     half: HalfHeaders
     check_times: Annotated[_Positive, Field(alias=h.TRANSACTION_CHECK_TIMES)]
@@ -228,12 +233,13 @@ class CheckHeaders(_Headers):
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
-        """Read a check's headers.
+        """Parse a check's headers.
 
-        The job puts its two after the half's. Another client's half may have a property of the same name: the last one counts.
+        The job appends its two headers to the half's. A half of another client may have a property of the same name, so
+        the last one counts.
 
         Raises:
-            RecordError: as for a half; or the check's own headers are missing or bad.
+            RecordError: as for a half; or one of the check's own headers is missing or bad.
         """
         own: dict[str, bytes | None] = {}
         of_half = []
@@ -245,12 +251,12 @@ class CheckHeaders(_Headers):
         return cls._read({"half": HalfHeaders.from_headers(of_half), **{name: _text(name, value) for name, value in own.items()}})
 
     def to_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the record: the half's, then the check's own."""
+        """Return the headers of the record: those of the half, then the check's own."""
         return self.half.to_headers() + self._own_headers()
 
 
 def _sort_out(headers: Headers | None, names: Collection[str]) -> tuple[dict[str, str], dict[str, bytes | None]]:
-    """Part the headers the contract names, as text, from all others as they are."""
+    """Separate the headers with these names, as text, from all others, which stay as they are."""
     known: dict[str, str] = {}
     others: dict[str, bytes | None] = {}
     for name, value in headers or ():

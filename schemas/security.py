@@ -1,4 +1,4 @@
-"""The settings of `kafka.security` and `kafka.signing`: how to get into Kafka, and with which keys ops are signed."""
+"""The settings `kafka.security` and `kafka.signing`: login to Kafka, and keys that sign ops (docs/security.md)."""
 
 import re
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from halfway.schemas.signing import MIN_KEY_BYTES, Keyring
 
 
 class SettingsGroup(BaseModel):
-    """Names that are known, values that stay."""
+    """Base of all settings: refuses unknown names, and cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Security(SettingsGroup):
-    """How to get into Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
+    """The login to Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
@@ -44,7 +44,7 @@ class Security(SettingsGroup):
         return self
 
     def as_librdkafka_dict(self) -> dict[str, str]:
-        """Return the security part of a librdkafka configuration, secrets in clear: hand it on, never print it."""
+        """Return the security part of a librdkafka configuration, with secrets in clear text: never log it."""
         options: dict[str, str] = {"security.protocol": self.protocol}
         if self.sasl_mechanism and self.user and self.password:
             options["sasl.mechanism"] = self.sasl_mechanism
@@ -61,12 +61,12 @@ class Security(SettingsGroup):
 
 
 def _read_keys(value: object) -> object:
-    """Read keys: `{group: key}` or `{group: [key, …]}`, in the environment as JSON."""
+    """Parse keys: `{group: key}` or `{group: [key, …]}`; a string, as from the environment, is JSON."""
     if isinstance(value, str):
         try:
             value = yaml.safe_load(value)
         except yaml.YAMLError:
-            raise ValueError('this is not {"group": "key"}') from None
+            raise ValueError('expected {"group": "key"}') from None
     if not isinstance(value, Mapping):
         return value if value is not None else {}
     return {str(group): keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
@@ -76,7 +76,10 @@ Keys = Annotated[Mapping[str, Annotated[tuple[SecretStr, ...], Field(min_length=
 
 
 class SigningSettings(SettingsGroup):
-    """Keys of producer groups. A group that has one has its ops signed by it; several are for the time of a change, the first signs."""
+    """The keys of producer groups. The ops of a group with a key must be signed.
+
+    While a key is replaced, a group has several. Its first key signs, and each of them verifies.
+    """
 
     keys: Keys = {}
     required: bool = False
@@ -85,21 +88,21 @@ class SigningSettings(SettingsGroup):
     def _are_long(self) -> Self:
         for group, keys in self.keys.items():
             if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
-                raise ValueError(f"a key of {group} is shorter than {MIN_KEY_BYTES} bytes: `openssl rand -hex 32` makes a good one")
+                raise ValueError(f"a key of {group} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
         return self
 
     def keyring(self) -> Keyring | None:
-        """Return the keys to sign and to verify with; None where nothing is signed."""
+        """Return the keys that sign and verify ops; None if ops are not signed."""
         if not self.keys and not self.required:
             return None
         keys = {group: [key.get_secret_value().encode() for key in of_group] for group, of_group in self.keys.items()}
         return Keyring(keys, required=self.required)
 
     def keyring_of(self, producer_group: str) -> Keyring | None:
-        """Return what signs a group's ops.
+        """Return the keys for a service of this group; None if ops are not signed.
 
         Raises:
-            SettingsError: they must be signed, and there is no key for them.
+            SettingsError: ops must be signed, and the group has no key.
         """
         keyring = self.keyring()
         if keyring is not None and keyring.required and not keyring.has(producer_group):

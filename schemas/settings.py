@@ -1,6 +1,6 @@
-"""Settings: one YAML file, overridden by the environment, then by the command line (design §5).
+"""The settings: names, types, defaults and limits. conf/default.yaml describes each; `conf/loader.py` loads them.
 
-RocketMQ's own names keep their spelling. Durations are integers in ms, or strings with a unit (`500ms`, `2s`, `72h`).
+RocketMQ's names keep their spelling. A duration is an integer in ms, or a string with a unit (`500ms`, `2s`, `72h`).
 """
 
 import re
@@ -19,10 +19,10 @@ _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?")
 
 
 def parse_duration_ms(value: object) -> int:
-    """Read a duration: an int is ms, a string has a unit of ms, s, m, h or d (none: ms).
+    """Parse a duration: an int in ms, or a string with the unit ms, s, m, h or d. Without a unit it is in ms.
 
     Raises:
-        ValueError: if it is neither, or negative.
+        ValueError: the value is neither, or negative.
     """
     match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, int | str) and value is not True else None
     if match is None:
@@ -35,7 +35,7 @@ PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt
 
 
 class KafkaSettings(SettingsGroup):
-    """Where Kafka is and how its topics are called. Without `bootstrap_servers` the local development broker is meant."""
+    """The Kafka cluster and its topics. Without `bootstrap_servers` the local development broker is used."""
 
     bootstrap_servers: str | None = None
     half_topic: str = "transactions.half"
@@ -56,7 +56,7 @@ class KafkaSettings(SettingsGroup):
         """Return `bootstrap_servers`.
 
         Raises:
-            SettingsError: if none is set.
+            SettingsError: it is not set.
         """
         if not self.bootstrap_servers:
             raise SettingsError(
@@ -66,12 +66,12 @@ class KafkaSettings(SettingsGroup):
         return self.bootstrap_servers
 
     def as_librdkafka_dict(self) -> dict[str, str]:
-        """Return the connection part of a librdkafka configuration; secrets in clear."""
+        """Return the connection part of a librdkafka configuration, with secrets in clear text."""
         return {"bootstrap.servers": self.servers(), **self.security.as_librdkafka_dict()}
 
 
 class ResolutionSettings(SettingsGroup):
-    """The rules' numbers (design §3). All times in ms."""
+    """The numbers of the rules (docs/rules.md). All times are in ms."""
 
     transactionTimeOut: PositiveDurationMs = 6_000
     transactionCheckInterval: PositiveDurationMs = 30_000
@@ -88,14 +88,17 @@ class ResolutionSettings(SettingsGroup):
 
 
 class StateSettings(SettingsGroup):
-    """How the state is cut. Both are frozen in a checkpoint once it is made."""
+    """How the state is partitioned. A checkpoint freezes both values when it is made."""
 
     buckets: Annotated[int, Field(ge=1, le=65_536)] = 64
     shuffle_partitions: Annotated[int, Field(ge=1)] = 8
 
 
 def _absolute(place: str) -> str:
-    """A path of this machine from its root, because Spark's JVM, Delta and other readers differ in what a relative one means."""
+    """Return a path in absolute form, and a URI as it is.
+
+    Spark's JVM, Delta and other readers resolve relative paths differently.
+    """
     return place if re.match(r"[a-z][a-z0-9+.-]*:", place, re.IGNORECASE) else str(Path(place).absolute())
 
 
@@ -103,9 +106,10 @@ Place = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
 class StorageSettings(SettingsGroup):
-    """Where tables and checkpoint are: URIs that the cluster can write, or paths, relative ones from the current directory.
+    """Where tables and checkpoint are: URIs that the cluster can write, or paths.
 
-    The tables are folders below `warehouse`, or, if `catalog_schema` is set, tables of that schema of Spark's catalog.
+    A relative path starts at the current directory. The tables are folders below `warehouse`; if `catalog_schema` is
+    set, they are tables of that schema of Spark's catalog.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -117,26 +121,26 @@ class StorageSettings(SettingsGroup):
     @model_validator(mode="after")
     def _one_place_for_tables(self) -> Self:
         if self.catalog_schema and "warehouse" in self.model_fields_set:
-            raise ValueError("the tables are either folders below storage.warehouse or in storage.catalog_schema: set one, not both")
+            raise ValueError("the tables are either below storage.warehouse or in storage.catalog_schema: set one, not both")
         return self
 
 
 class TriggerSettings(SettingsGroup):
-    """How often a batch starts, or one run over all that is waiting."""
+    """How often a batch starts, or a single run over all records that are waiting."""
 
     interval: DurationMs = 1_000
     available_now: bool = False
 
 
 class MetricsSettings(SettingsGroup):
-    """Prometheus metrics: where to listen, port 0 for nowhere."""
+    """Where the job serves Prometheus metrics. Port 0 switches them off."""
 
     port: Annotated[int, Field(ge=0, le=65_535)] = 0
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
 class Settings(SettingsGroup):
-    """All settings of Halfway. Make one with `load_settings`."""
+    """All settings of Halfway. `load_settings` makes them."""
 
     kafka: KafkaSettings = KafkaSettings()
     resolution: ResolutionSettings = ResolutionSettings()

@@ -1,7 +1,7 @@
-"""The state of one bucket as Spark keeps it: one row, `format_version INT, payload BINARY` (design §1.2).
+"""The state of one bucket as Spark stores it: one row, `format_version INT, payload BINARY` (decision 2).
 
-The payload is one Arrow IPC stream: the entries as columns, and what concerns the whole bucket (clock, counts) as JSON in
-the schema's metadata, so that an idle batch rewrites it without looking at an entry. Never pickle: tools read it too.
+The payload is an Arrow IPC stream. The entries are its columns. Clock and counts of the bucket are JSON in the metadata
+of its schema, so that an idle batch rewrites them without reading an entry. It is never pickle: tools read it too.
 """
 
 import json
@@ -31,21 +31,24 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("due_ms", pa.int64(), nullable=False),
     ]
 )
-"""`entry` is a `Phase`, or WAITING_COMMIT or WAITING_ROLLBACK for a verdict that waits for its half; `due_ms` is the first
-horizon at which something is to be done about the entry."""
+"""`entry` is a `Phase`; WAITING_COMMIT or WAITING_ROLLBACK stand for a verdict that waits for its half.
+
+`due_ms` is the first horizon at which something is due for the entry.
+"""
 
 WAITING_COMMIT = 100
 WAITING_ROLLBACK = 101
 
 _METADATA_KEY = b"halfway"
+# Each batch moves the whole payload from Python to the JVM, to disk and back. lz4 takes 50 bytes an entry instead of
+# 81. zstd takes 25, but 1.2 ms more for each bucket and batch, however small. Handing the work to threads takes longer
+# than the work.
 _WRITING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READING = pa.ipc.IpcReadOptions(use_threads=False)
-"""50 bytes an entry instead of 81, since all of it goes from Python to the JVM, to disk, and back, in every batch. zstd takes 25,
-but 1.2 ms more a bucket and batch however little there is; and threads cost more to hand work to than there is work."""
 
 
 def encode_payload(table: pa.Table, metadata: dict[str, Any]) -> bytes:
-    """Write a bucket's entries (columns of ENTRY_SCHEMA) and its metadata as one payload."""
+    """Encode a bucket's entries (ENTRY_SCHEMA) and its metadata as one payload."""
     schema = ENTRY_SCHEMA.with_metadata({_METADATA_KEY: json.dumps(metadata, sort_keys=True).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema, options=_WRITING) as writer:
@@ -54,14 +57,14 @@ def encode_payload(table: pa.Table, metadata: dict[str, Any]) -> bytes:
 
 
 def decode_payload(format_version: int, payload: bytes) -> tuple[pa.Table, dict[str, Any]]:
-    """Read a payload back: the entries, without a copy, and the metadata.
+    """Decode a payload to the entries (ENTRY_SCHEMA), without copying them, and the metadata.
 
     Raises:
-        StateFormatError: for a version that this code does not know, or bytes that are no payload.
+        StateFormatError: this version of Halfway does not know the format version, or the payload is damaged.
     """
     if format_version != FORMAT_VERSION:
         raise StateFormatError(
-            f"the checkpoint's state has format {format_version}, and this version of Halfway reads {FORMAT_VERSION}: "
+            f"the checkpoint's state has format {format_version}, and this version of Halfway reads format {FORMAT_VERSION}: "
             "run the version that wrote it"
         )
     try:

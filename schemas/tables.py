@@ -1,4 +1,4 @@
-"""The three Delta tables (design §4). Appended to, never changed."""
+"""The schemas of the three Delta tables (docs/tables.md), which are append-only."""
 
 from enum import StrEnum
 
@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 
 
 class Table(StrEnum):
-    """Names of the tables below `storage.warehouse`."""
+    """The names of the tables, below `storage.warehouse` or in `storage.catalog_schema`."""
 
     MESSAGES = "messages"
     DISCARDED = "discarded"
@@ -70,4 +70,4 @@ SEARCHED_COLUMNS = {
     Table.DISCARDED: ("transaction_id", "topic", "producer_group", "discarded_at", "half_partition", "half_offset", "batch_id"),
     Table.QUARANTINE: ("source_topic", "source_partition", "source_offset", "transaction_id", "reason", "batch_id"),
 }
-"""The columns that people search by: statistics on bodies would only cost."""
+"""The columns with statistics, which queries filter by. Statistics on bodies would cost time and serve no query."""

@@ -1,7 +1,7 @@
 """A bucket's state between batches: entries as columns, of which each batch turns only the affected ones into objects.
 
-No rule decides which entries a batch affects: a transaction whose id is in the batch, a waiting verdict whose half is in
-the batch, and any entry whose `due_ms` the horizon has reached.
+A batch affects a transaction whose id it holds, a waiting verdict whose half it holds, and any entry whose `due_ms` the
+horizon has reached. No rule is needed to tell.
 """
 
 from collections import Counter
@@ -87,7 +87,7 @@ class Bucket:
     def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
         """Return the entries that the batch leaves untouched, and those that it affects.
 
-        Only its half and time affect a waiting verdict. Further verdicts of its id do not, because there may be very many.
+        Only its half and time affect a waiting verdict. Further verdicts of its id do not: there may be very many.
         A settled entry that is due to be forgotten, and whose id is not in the batch, is in neither table. Dropping it
         here is what `resolve` would do, without an object for each entry.
         """
@@ -130,7 +130,7 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
 
 
 def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
-    """Turn objects into entries (ENTRY_SCHEMA), column by column: a row for each would take twice the time."""
+    """Turn objects into entries (ENTRY_SCHEMA): a table for the transactions, and one for the waiting verdicts."""
     tables = []
     if state.transactions:
         phases, halves, dues_ms, check_times = zip(*state.transactions.values(), strict=True)

@@ -8,7 +8,7 @@ from halfway.schemas.headers import Source
 
 
 class Tick(NamedTuple):
-    """A heartbeat (*tick*) in one partition: all records that were appended to the partition before it have been read."""
+    """A heartbeat (*tick*) in one partition: every record that was appended there before it has been read."""
 
     source: Source
     partition: int

@@ -162,7 +162,7 @@ class _Columns:
         return self._columns[name]
 
     def rows(self, chosen: Mask, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Return the chosen rows with the named columns only. Most rows of a frame are of one kind and need few columns."""
+        """Return the chosen rows, of the named columns only. A frame holds several kinds, which need few columns."""
         return zip(*self.lists(chosen, *names), strict=True) if chosen.any() else iter(())
 
     def lists(self, chosen: Mask, *names: str) -> Iterator[list[Any]]:

@@ -1,4 +1,4 @@
-"""Turns outcomes and the records that they point to into table rows (docs/tables.md) and check requests (docs/contract.md).
+"""Turns outcomes and the records they point to into table rows (docs/tables.md) and check requests (docs/contract.md).
 
 These are plain functions over Arrow. They run where the records are read, and take the headers of a half apart once, in
 Python. As Spark expressions over maps this took longer than reading the records, because Spark 4.2 looks up a setting

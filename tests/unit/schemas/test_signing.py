@@ -122,7 +122,7 @@ def test_without_keys_nothing_is_signed() -> None:
         ('{"shop": "short"}', "a key of shop is shorter than 32 bytes"),
         ('{"shop": []}', "at least 1"),
         ("hunter2", "dictionary"),
-        ("{hunter2", "not"),
+        ("{hunter2", "expected"),
     ],
 )
 def test_wrong_keys_are_refused_and_not_shown(keys: str, text: str) -> None:
