@@ -1,4 +1,4 @@
-"""`pending`, `commit`, `rollback` and `status`: beside a running job, and with none."""
+"""`pending`, `commit`, `rollback` and `status`, with and without a running job."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def job(settings: Settings, tmp_path: Path) -> Iterator[JobProcess]:
-    """A job as a process of its own, whose first check is an hour away."""
+    """A job in its own process. Its first check is an hour away."""
     running = JobProcess(settings, tmp_path)
     running.start(**{"trigger.interval": "3s"})
     until((tmp_path / "checkpoint" / "status.json").exists, "the first batch")
@@ -33,7 +33,7 @@ def job(settings: Settings, tmp_path: Path) -> Iterator[JobProcess]:
 @pytest.mark.timeout(400)
 @pytest.mark.slow
 def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settings, job: JobProcess, spark_free_world: World) -> None:
-    """Commands as processes of their own, each with a Spark of its own, which takes its time beside the job."""
+    """Each command runs in its own process and starts its own Spark beside the job."""
     w = spark_free_world
     w.half("a")
     w.half("b")
@@ -62,7 +62,7 @@ def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settin
     assert (sent["transaction_id"], sent["producer_group"], sent["incarnation"], sent["action"]) == ("c", "h", 2, "COMMIT")
     done = run(settings, "rollback", "b", "--remark", "order 17 was cancelled")
     assert (done.returncode, done.stdout.startswith("sent ROLLBACK of b (group g, incarnation 0)")) == (0, True), done.stderr
-    until(lambda: job.delivered() == ["c"], "what was committed by hand")
+    until(lambda: job.delivered() == ["c"], "the message committed by hand")
     ops = {op.key(): dict(op.headers() or ()) for op in records(settings, settings.kafka.op_topic)}
     assert ops[b"c"]["INCARNATION"] == b"2"
     assert ops[b"b"]["REMARK"].startswith(b"by hand, by ")
@@ -87,11 +87,11 @@ def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settin
 
 @pytest.fixture
 def spark_free_world(settings: Settings) -> World:
-    """Only to produce with."""
+    """A world that can only produce records."""
     return World(None, settings)  # type: ignore[arg-type]
 
 
-def test_pending_filters_and_says_what_each_waits_for(world: MakeWorld) -> None:
+def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 1})
     w.half("asked", 0)
     w.half("[young]", 6_000)
@@ -120,7 +120,7 @@ def test_pending_filters_and_says_what_each_waits_for(world: MakeWorld) -> None:
     assert ids("--group", "nobody") == []
 
 
-def test_pending_and_status_before_the_first_batch(world: MakeWorld) -> None:
+def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> None:
     w = world()
     w.half("a")
     shown = invoke(w.settings, "pending", "--json")
@@ -132,7 +132,7 @@ def test_pending_and_status_before_the_first_batch(world: MakeWorld) -> None:
     assert invoke(w.settings, "status").exit_code == 0
 
 
-def test_status_counts_what_is_not_read_and_tells_rates_by_the_horizon(world: MakeWorld) -> None:
+def test_status_counts_unread_records_and_computes_rates_by_the_horizon(world: MakeWorld) -> None:
     w = world()
     w.half("a")
     w.tick(1_000)
@@ -157,7 +157,7 @@ def test_status_counts_what_is_not_read_and_tells_rates_by_the_horizon(world: Ma
     assert "2023-11-14 22:13:23 UTC" in table
 
 
-def test_status_without_kafka_tells_the_rest(world: MakeWorld) -> None:
+def test_status_without_kafka_shows_the_rest(world: MakeWorld) -> None:
     w = world()
     w.half("a")
     w.tick(1_000)
@@ -168,7 +168,7 @@ def test_status_without_kafka_tells_the_rest(world: MakeWorld) -> None:
     assert "Kafka" in status["kafka_error"]
 
 
-def test_what_is_not_pending_is_refused_with_what_is_known(world: MakeWorld) -> None:
+def test_commit_of_an_id_that_is_not_pending_is_refused_with_its_outcome(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 1})
     w.half("silent", 0)
     w.half("rolled", 0)
@@ -181,7 +181,7 @@ def test_what_is_not_pending_is_refused_with_what_is_known(world: MakeWorld) -> 
     told = {
         "silent": "it was discarded (check_max, after 1 checks): `halfway replay silent` resends it",
         "rolled": "it was rolled back",
-        "never": "no half of it has been read up to batch 1",
+        "never": "up to batch 1 its half was not read",
     }
     for transaction_id, known in told.items():
         done = invoke(w.settings, "commit", transaction_id)
@@ -190,7 +190,7 @@ def test_what_is_not_pending_is_refused_with_what_is_known(world: MakeWorld) -> 
     assert len(records(w.settings, w.settings.kafka.op_topic)) == before, "nothing was sent"
 
 
-def test_with_group_and_incarnation_it_is_sent_without_looking(settings: Settings) -> None:
+def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings: Settings) -> None:
     done = run(settings, "commit", "x", "--group", "h", "--incarnation", "3", "--json")
     assert facts(done)["topic"] == settings.kafka.op_topic
     assert done.stderr == "", "no Spark was started"
@@ -214,13 +214,13 @@ def test_with_group_and_incarnation_it_is_sent_without_looking(settings: Setting
         (["replay", "--all", "--reason", "boredom"], 2, "check_max"),
     ],
 )
-def test_wrong_usage(settings: Settings, arguments: list[str], code: int, told: str) -> None:
+def test_wrong_usage_is_refused(settings: Settings, arguments: list[str], code: int, told: str) -> None:
     done = invoke(settings, *arguments)
     assert (done.exit_code, done.stdout) == (code, "")
     assert told in done.stderr
 
 
-def test_kafka_out_of_reach_is_one_line(settings: Settings) -> None:
+def test_an_unreachable_kafka_is_reported_in_one_line(settings: Settings) -> None:
     kafka = settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     done = run(settings.model_copy(update={"kafka": kafka}), "commit", "x", "--group", "g")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
