@@ -16,7 +16,7 @@ from tests.support.job_process import JobProcess
 from tests.support.job_world import SMALL_JOB, MakeWorld, World
 from tests.support.kafka_topics import MakeTopics
 from tests.support.secure_broker import Right, SecureBroker
-from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of, way_in
+from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rights_of
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBr
     for part, user in USERS.items():
         running.add_user(user, PASSWORD)
         running.allow(user, rights_of(part))
-    create_topics(load_settings(environ={}, overrides=way_in(running, "setup")), 2)
+    create_topics(load_settings(environ={}, overrides=running.login_settings(USERS["setup"])), 2)
     yield running
     running.stop()
 
@@ -74,7 +74,7 @@ def configure(secure_broker: SecureBroker, tmp_path: Path) -> Configure:
     def write(part: str, **changed: object) -> Path:
         places = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
         rules = {"resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1, "resolution.transactionCheckMax": 1}
-        own = {**SMALL_JOB, **places, **rules, "resolution.tick_interval": 100, **way_in(secure_broker, part), **changed}
+        own = {**SMALL_JOB, **places, **rules, "resolution.tick_interval": 100, **secure_broker.login_settings(USERS[part]), **changed}
         content: dict[str, Any] = {}
         for name, value in own.items():
             *groups, last = name.split(".")

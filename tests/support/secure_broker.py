@@ -113,6 +113,10 @@ class SecureBroker(LocalBroker):
         """Return an admin client that may do everything."""
         return Admin({"bootstrap.servers": f"{HOST}:{self._port()}", **self._client_options()})
 
+    def login_settings(self, user: str) -> dict[str, object]:
+        """Return the settings that name this broker and `user`."""
+        return {"kafka.bootstrap_servers": self.status()["bootstrap_servers"], **self.security_of(user)}
+
     def security_of(self, user: str) -> dict[str, object]:
         """Return the settings with which `user` logs in."""
         own = {

@@ -15,7 +15,7 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.schemas.settings import Settings
 from tests.support.paths import ROOT
-from tests.support.secure_broker import Right, SecureBroker
+from tests.support.secure_broker import Right
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
 PASSWORD = 'p"a\\ss;word='
@@ -37,12 +37,9 @@ def rights_of(part: str) -> list[Right]:
 
 
 Configure = Callable[..., Path]
+"""What the fixture `configure` of tests/kafka/conftest.py returns."""
 TakeAway = Callable[[str, Right], None]
-
-
-def way_in(broker: SecureBroker, part: str) -> dict[str, object]:
-    """Return the settings with which a part logs in."""
-    return {"kafka.bootstrap_servers": broker.status()["bootstrap_servers"], **broker.security_of(USERS[part])}
+"""What the fixture `without` of tests/kafka/conftest.py returns."""
 
 
 def run(config: Path, *command: str) -> Result:

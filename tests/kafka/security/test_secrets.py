@@ -1,4 +1,4 @@
-"""Secrets are nowhere: not in logs, Spark's UI, event log, command lines, checkpoint or tables, in a run nor when it failed."""
+"""No secret appears in logs, Spark's UI, event log, command lines, checkpoint or tables, also not after a failure."""
 
 import json
 import os
@@ -40,17 +40,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     for part in ("job", "client"):
         running.add_user(USERS[part], PASSWORD)
         running.allow(USERS[part], rights_of(part))
-    create_topics(load_settings(environ={}, overrides=way_in(running, ADMIN)), 1)
+    create_topics(load_settings(environ={}, overrides=running.login_settings(ADMIN)), 1)
     yield running
     running.stop()
 
 
-def way_in(broker: SecureBroker, user: str) -> dict[str, object]:
-    return {"kafka.bootstrap_servers": broker.status()["bootstrap_servers"], **broker.security_of(user)}
-
-
 class Job:
-    """`halfway resolve` with its UI, an event log, and a private key in its settings besides; it logs all that Spark has to say."""
+    """`halfway resolve` with Spark's UI, event log and full log, and with a private key in its settings."""
 
     def __init__(self, broker: SecureBroker, folder: Path) -> None:
         self.ui, self.folder, self.log = f"http://{HOST}:{free_port()}", folder, folder / "job.log"
@@ -85,7 +81,7 @@ class Job:
         return str(delta_rows(self.folder / "warehouse" / table))
 
     def pages(self) -> dict[str, str]:
-        """What the UI shows: its pages, and its interface for programs."""
+        """Return the pages and the REST answers of Spark's UI."""
         [app] = json.loads(self._page("/api/v1/applications"))
         api = f"/api/v1/applications/{app['id']}"
         executions = json.loads(self._page(f"{api}/sql?details=true&planDescription=true&length=1000"))
@@ -107,7 +103,7 @@ class Job:
             return text
 
     def command_lines(self) -> str:
-        """Those of all its processes: Python, the JVM and the workers."""
+        """Return the command lines of the driver, its JVM and its workers."""
         done = subprocess.run(["ps", "-ww", "-s", str(self.process.pid), "-o", "args="], capture_output=True, text=True, check=True)
         return done.stdout
 
@@ -134,9 +130,9 @@ def leaks(broker: SecureBroker, places: dict[str, str]) -> list[tuple[str, str]]
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_no_secret_is_told_while_the_job_runs_nor_when_it_fails(broker: SecureBroker, job: Job) -> None:
+def test_no_secret_appears_while_the_job_runs_or_after_it_has_failed(broker: SecureBroker, job: Job) -> None:
     keys = {"kafka.signing.keys": {GROUP: SIGNING_KEY}}
-    settings: Settings = load_settings(environ={}, overrides={**way_in(broker, USERS["client"]), **keys})
+    settings: Settings = load_settings(environ={}, overrides={**broker.login_settings(USERS["client"]), **keys})
     listener = Listener(lambda _, arg: arg)
     with TransactionProducer(settings.kafka, GROUP, listener) as producer:
         producer.send_in_transaction("orders", b"body", transaction_id="at-once", arg=COMMIT)
@@ -159,16 +155,16 @@ def test_no_secret_is_told_while_the_job_runs_nor_when_it_fails(broker: SecureBr
 
 
 @pytest.mark.parametrize("name", ["kafka.security.password", "kafka.security.key_password", "Kafka.Signing.KEYS"])
-def test_a_secret_on_the_command_line_is_refused_with_the_way_out(name: str) -> None:
+def test_a_secret_on_the_command_line_is_refused(name: str) -> None:
     done = run_halfway("topics", "create", "--set", f"{name}={PASSWORD}", limit_s=60)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"HALFWAY__{name.upper().replace('.', '__')} in the environment, or {name} in the configuration file" in done.stderr
     assert PASSWORD not in done.stderr
 
 
-def test_what_is_secret_in_options_is_redacted_by_spark(spark: SparkSession, broker: SecureBroker) -> None:
+def test_spark_redacts_the_secret_options(spark: SparkSession, broker: SecureBroker) -> None:
     own = {
-        **way_in(broker, USERS["job"]),
+        **broker.login_settings(USERS["job"]),
         "kafka.security.certificate": str(broker.client_store),
         "kafka.security.key": str(broker.client_key),
     }
@@ -190,6 +186,6 @@ def test_what_is_secret_in_options_is_redacted_by_spark(spark: SparkSession, bro
     assert "redacted" in shown["kafka.ssl.keystore.key"]
 
 
-def test_clusters_redact_the_same(spark: SparkSession) -> None:
+def test_clusters_redact_the_same_options(spark: SparkSession) -> None:
     [line] = re.findall(r"^spark\.redaction\.regex\s+(.*)$", conf_file("spark-defaults.conf").read_text(), re.MULTILINE)
     assert line == spark.conf.get("spark.redaction.regex")
