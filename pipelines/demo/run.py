@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from halfway.pipelines.demo.own_job import job_log, own_job
@@ -77,16 +77,16 @@ def run_demo(
         if report.created:
             say(f"created the topic {report.topic} with {report.partitions} partitions")
     traffic = Traffic(settings, messages)
-    with closing(DemoJudge(settings, traffic)) as judge:
-        if job_options is None:
-            say("a job is running: the demo uses it")
-        else:
-            say(f"no job is running: starting one (its log: {job_log()})")
-        with nullcontext(_check_nothing) if job_options is None else own_job(settings.storage, job_options) as check_job:
-            say(f"sending {len(traffic.planned)} transactions and {len(traffic.quarantined)} invalid records as {traffic.prefix}*")
-            verdict, seconds = _follow(settings, traffic, judge, check_job, show)
-            if job_options is not None:
-                say("stopping the job")
+    judge = DemoJudge(settings, traffic)
+    if job_options is None:
+        say("a job is running: the demo uses it")
+    else:
+        say(f"no job is running: starting one (its log: {job_log()})")
+    with nullcontext(_check_nothing) if job_options is None else own_job(settings.storage, job_options) as check_job:
+        say(f"sending {len(traffic.planned)} transactions and {len(traffic.quarantined)} invalid records as {traffic.prefix}*")
+        verdict, seconds = _follow(settings, traffic, judge, check_job, show)
+        if job_options is not None:
+            say("stopping the job")
     problems = list(verdict.problems)
     if not verdict.is_settled:
         problems.append(f"not everything was settled in {seconds:.0f} s: check that the job works, and with these settings")
@@ -112,7 +112,7 @@ def _follow(
     sent_s: float | None = None
     with traffic:
         while True:
-            judge.read_topics(_LOOK_S)
+            time.sleep(_LOOK_S)
             check_job()
             if traffic.failure is not None:
                 raise traffic.failure

@@ -36,15 +36,7 @@ class DemoJudge:
         self._horizon_ms = 0
         read_status(self._storage)
         self._tables = TableWatch(settings.storage, traffic.prefix)
-        self._topics = TopicWatch(settings, traffic.prefix)
-
-    def read_topics(self, limit_s: float) -> None:
-        """Read new records of the topics, for at most `limit_s`."""
-        self._topics.poll(limit_s)
-
-    def close(self) -> None:
-        """Close the connection to Kafka."""
-        self._topics.close()
+        self._topics = TopicWatch(settings.kafka, traffic.prefix)
 
     def judge(self) -> DemoVerdict:
         """Judge the demo as it is now.
@@ -59,7 +51,8 @@ class DemoJudge:
         messages, discarded = self._tables.rows(Table.MESSAGES), self._tables.rows(Table.DISCARDED)
         quarantined = self._tables.rows(Table.QUARANTINE, traffic.keyless)
         # Read the topics after the tables, so that they hold every check that the tables count.
-        is_read = traffic.is_sent and self._topics.read_to_end()
+        is_sent = traffic.is_sent
+        is_read = self._topics.read() and is_sent
         ends = self._ends(messages, discarded)
         sent = list(traffic.planned)[: traffic.sent]
         counted = Counter(end for found in ends.values() for end in found)

@@ -4,23 +4,23 @@ The tables are read with delta-rs, as any reader without Spark would read them.
 """
 
 import json
-import time
 from collections import defaultdict
 from contextlib import suppress
 from typing import Any, cast
 
 import pyarrow
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, Message
 
 from halfway.pipelines.demo.traffic import RecordPosition
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client, librdkafka_log, partition_counts
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
+from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
-from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
 
 try:
@@ -39,8 +39,6 @@ _COLUMNS = {
     Table.DISCARDED: (*_MESSAGE_COLUMNS, "reason"),
     Table.QUARANTINE: ("transaction_id", "source_topic", "source_partition", "source_offset", "reason"),
 }
-_BATCH_RECORDS = 1_000
-_POLL_S = 0.1
 
 
 def read_status(storage: StorageSettings) -> dict[str, Any]:
@@ -125,79 +123,42 @@ class TableWatch:
 class TopicWatch:
     """Reads the demo's records of the op and check topics, from the ends that the topics have at its construction."""
 
-    def __init__(self, settings: Settings, prefix: str) -> None:
+    def __init__(self, kafka: KafkaSettings, prefix: str) -> None:
         """Connect and read the ends of the topics, before the demo sends anything.
 
         Raises:
+            TopicError: a topic is missing.
             KafkaUnavailableError: Kafka cannot be reached.
         """
-        self._kafka = settings.kafka
+        self._kafka = kafka
         self._prefix = prefix.encode()
         self.checks: defaultdict[str, set[int]] = defaultdict(set)
         """The numbers of the checks, by transaction id."""
         self.rollbacks: dict[tuple[str, str], int] = {}
         """The time of the first ROLLBACK, by transaction id and group."""
         self.last_op_ms = 0
-        self._read_to: dict[tuple[str, int], int] = {}
-        topics = (self._kafka.op_topic, self._kafka.check_topic)
-        options = {
-            "group.id": "halfway-demo-watch",  # Required, but never joined: partitions are assigned and no offset is committed.
-            "enable.auto.commit": "false",
-            "enable.partition.eof": "true",
-            "auto.offset.reset": "earliest",
-        }
-        self._consumer = Consumer({**self._kafka.as_librdkafka_dict(), **options}, logger=librdkafka_log)
+        self._client = admin_client(kafka)
+        with operator_consumer(kafka) as consumer:
+            self._read_to = {topic: self._ends(consumer, topic) for topic in (kafka.op_topic, kafka.check_topic)}
+
+    def read(self) -> bool:
+        """Read all new records. Return False if Kafka does not answer in time."""
         try:
-            places = [(topic, n) for topic, count in partition_counts(admin_client(settings.kafka), topics).items() for n in range(count)]
-            self._read_to = {place: self._end(place) for place in places}
-            self._consumer.assign([TopicPartition(*place, end) for place, end in self._read_to.items()])
-        except KafkaException as error:
-            self._consumer.close()
-            raise KafkaUnavailableError(f"cannot read {', '.join(topics)}: {error.args[0].str()}") from None
-
-    def poll(self, limit_s: float) -> None:
-        """Read new records, and wait for them up to `limit_s`.
-
-        Raises:
-            KafkaUnavailableError: a topic cannot be read.
-        """
-        for record in self._consumer.consume(_BATCH_RECORDS, limit_s):
-            place, offset = (cast(str, record.topic()), cast(int, record.partition())), cast(int, record.offset())
-            error = record.error()
-            if error is None:
-                self._read_to[place] = offset + 1
-                # Skip records that break the contract: the job quarantines them.
-                with suppress(RecordError, UnicodeDecodeError):
-                    self._note(record)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self._read_to[place] = offset
-            elif error.fatal() or not error.retriable():
-                raise KafkaUnavailableError(f"cannot read {place[0]}: {error.str()}")
-
-    def read_to_end(self) -> bool:
-        """Read up to the current ends of the topics. Return False if that takes more than 10 s.
-
-        Raises:
-            KafkaUnavailableError: a topic cannot be read.
-        """
-        deadline_s = time.monotonic() + REQUEST_LIMIT_S
-        try:
-            ends = {place: self._end(place) for place in self._read_to}
-        except KafkaException:
+            with operator_consumer(self._kafka) as consumer:
+                for topic, read_to in self._read_to.items():
+                    ends = self._ends(consumer, topic)
+                    ranges = {partition: OffsetRange(read_to.get(partition, 0), end) for partition, end in ends.items()}
+                    for record in read_ranges(consumer, topic, ranges, REQUEST_LIMIT_S):
+                        # Skip records that break the contract: the job quarantines them.
+                        with suppress(RecordError, UnicodeDecodeError):
+                            self._note(record)
+                    read_to.update(ends)
+        except KafkaUnavailableError:
             return False
-        while any(self._read_to[place] < end for place, end in ends.items()):
-            if time.monotonic() > deadline_s:
-                return False
-            self.poll(_POLL_S)
         return True
 
-    def close(self) -> None:
-        """Close the connection to Kafka."""
-        self._consumer.close()
-
-    def _end(self, place: tuple[str, int]) -> int:
-        _, end = self._consumer.get_watermark_offsets(TopicPartition(*place), timeout=REQUEST_LIMIT_S)
-        return int(end)
+    def _ends(self, consumer: Consumer, topic: str) -> dict[int, int]:
+        return {partition: kept.end for partition, kept in retained(consumer, self._client, topic).items()}
 
     def _note(self, record: Message) -> None:
         key = record.key()

@@ -19,7 +19,7 @@ from halfway.schemas.settings import KafkaSettings
 DENSE_GAP = 1_000
 """Up to this many records, reading on is not slower than a seek: 140,000 records of 1 KiB a second, against 4 ms a
 seek."""
-READ_TIMEOUT_S = 60.0
+READ_LIMIT_S = 60.0
 _END_POLL_S = 0.1
 _POLL_S = 0.05
 _AT_ONCE = 4_096
@@ -86,15 +86,15 @@ def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetR
     return {place.partition: OffsetRange(*consumer.get_watermark_offsets(place, timeout=REQUEST_LIMIT_S)) for place in places}
 
 
-def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Message]:
+def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange], limit_s: float = READ_LIMIT_S) -> Iterator[Message]:
     """Yield the records of each partition's range, one partition after the other.
 
     Raises:
-        KafkaUnavailableError: Kafka does not answer for a minute.
+        KafkaUnavailableError: Kafka does not answer within `limit_s`.
     """
     for partition, (first, end) in ranges.items():
         if first < end:
-            with PartitionReader(consumer, topic, partition) as reader:
+            with PartitionReader(consumer, topic, partition, limit_s) as reader:
                 yield from reader.range(first, end)
 
 
@@ -105,12 +105,13 @@ class PartitionReader:
         consumer: made with `reading_options`; it is assigned to this partition until the block ends.
         topic: the topic.
         partition: its partition.
+        limit_s: how long Kafka may take to answer.
     """
 
-    def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
+    def __init__(self, consumer: Consumer, topic: str, partition: int, limit_s: float = READ_LIMIT_S) -> None:
         """Name the partition. The block asks Kafka."""
         self._consumer = consumer
-        self._place = (topic, partition)
+        self._place, self._limit_s = (topic, partition), limit_s
         self._low = self._high = 0
         self._position = OFFSET_INVALID
         self._fetched: Iterator[Message] = iter(())
@@ -130,7 +131,7 @@ class PartitionReader:
         """Yield the records from offset `first` to before `end`, as far as the partition still holds them.
 
         Raises:
-            KafkaUnavailableError: Kafka does not answer for a minute, or the partition ends before `first`.
+            KafkaUnavailableError: Kafka does not answer within the limit, or the partition ends before `first`.
         """
         if not self._is_kept(first):
             first = self._low
@@ -150,7 +151,7 @@ class PartitionReader:
         """Return the record at each of these offsets; None where the partition does not hold it.
 
         Raises:
-            KafkaUnavailableError: Kafka does not answer for a minute, or the partition ends before one of the offsets.
+            KafkaUnavailableError: Kafka does not answer within the limit, or the partition ends before one of the offsets.
         """
         lasts = list(offsets)
         for place in range(len(lasts) - 2, -1, -1):
@@ -179,14 +180,14 @@ class PartitionReader:
     def _ask(self) -> None:
         """Ask Kafka where the partition begins and ends."""
         try:
-            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=READ_TIMEOUT_S)
+            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=self._limit_s)
         except KafkaException as error:
             if error.args[0].code() not in _NO_TOPIC:
                 raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
             self._low = self._high = 0
             # The client would trust its old metadata of the topic for up to 15 minutes.
             with suppress(KafkaException):
-                self._consumer.list_topics(self._place[0], timeout=READ_TIMEOUT_S)
+                self._consumer.list_topics(self._place[0], timeout=self._limit_s)
 
     def _is_kept(self, offset: int) -> bool:
         """Return True if the partition still holds an offset that was read before; False if its beginning is past it.
@@ -195,7 +196,7 @@ class PartitionReader:
         low until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to
         come back.
         """
-        deadline = monotonic() + READ_TIMEOUT_S
+        deadline = monotonic() + self._limit_s
         while offset >= self._high:
             if monotonic() >= deadline:
                 raise KafkaUnavailableError(
@@ -212,7 +213,7 @@ class PartitionReader:
 
     def _next(self, offset: int, last: int) -> Message | None:
         """Return the next record; None at the partition's end, or where retention has just deleted the offset."""
-        deadline = monotonic() + READ_TIMEOUT_S
+        deadline = monotonic() + self._limit_s
         while monotonic() < deadline:
             record = next(self._fetched, None)
             if record is None:
@@ -231,4 +232,4 @@ class PartitionReader:
             if not self._is_kept(offset):
                 return None
             self._seek(offset)
-        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {READ_TIMEOUT_S:.0f} s")
+        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {self._limit_s:.0f} s")

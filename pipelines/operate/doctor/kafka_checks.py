@@ -1,21 +1,15 @@
 """Checks Kafka for `halfway doctor`: connection, topics, access rights, replicas, the broker's clock."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from time import monotonic, time
+from time import time
 
-from confluent_kafka import (
-    TIMESTAMP_LOG_APPEND_TIME,
-    Consumer,
-    KafkaError,
-    KafkaException,
-    Message,
-    TopicPartition,
-)
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
 from confluent_kafka.admin import TopicDescription
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, librdkafka_log, requested
-from halfway.pipelines.kafka.rights import JOB_GROUPS, OPERATOR_GROUP, job_rights, missing_rights
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, requested
+from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_setup import UNLIMITED, TopicReport, inspect_topics, missing_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.schemas.headers import PARTITIONS, TICK
@@ -116,7 +110,7 @@ def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple
 
 def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
     """Show how far the broker's clock is from the clock of the tick publisher. Nothing depends on the difference."""
-    tick = requested(client, lambda: _last_tick(settings))
+    tick = _last_tick(client, settings)
     if tick is None:
         yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")
         return
@@ -132,41 +126,13 @@ def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
     yield Finding("clock", Health.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
 
 
-def _last_tick(settings: KafkaSettings) -> Message | None:
-    """Return the last tick in partition 0 of the half topic, or None if there is none near the end."""
-    options = {
-        **settings.as_librdkafka_dict(),
-        "group.id": OPERATOR_GROUP,
-        "enable.auto.commit": "false",
-        "enable.partition.eof": "true",
-    }
-    consumer = Consumer(options, logger=librdkafka_log)
-    try:
-        place = TopicPartition(settings.half_topic, 0)
-        low, high = consumer.get_watermark_offsets(place, timeout=_READ_LIMIT_S)
-        consumer.assign([TopicPartition(settings.half_topic, 0, max(low, high - _TAIL))])
-        return _last(lambda: consumer.poll(0.5), high)
-    finally:
-        consumer.close()
-
-
-def _last(poll: Callable[[], Message | None], end: int) -> Message | None:
-    """Return the last tick that `poll` delivers before offset `end`."""
-    tick, deadline = None, monotonic() + _READ_LIMIT_S
-    while monotonic() < deadline:
-        record = poll()
-        if record is None:
-            continue
-        error = record.error()
-        if error is not None:
-            if error.code() == KafkaError._PARTITION_EOF:
-                break
-            raise KafkaException(error)
-        if {TICK, PARTITIONS} <= _headers(record).keys():
-            tick = record
-        if (record.offset() or 0) >= end - 1:
-            break
-    return tick
+def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:
+    """Return the last tick in partition 0 of the half topic; None if there is none near the end."""
+    with operator_consumer(kafka) as consumer:
+        first, end = retained(consumer, client, kafka.half_topic)[0]
+        tail = OffsetRange(max(first, end - _TAIL), end)
+        records = list(read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S))
+    return next((record for record in reversed(records) if {TICK, PARTITIONS} <= _headers(record).keys()), None)
 
 
 def _headers(record: Message) -> dict[str, str | bytes | None]:

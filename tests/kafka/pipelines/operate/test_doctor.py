@@ -1,4 +1,4 @@
-"""The doctor on a real Kafka, with topics wrong in each way, and on tables of the real job."""
+"""The doctor checks a real Kafka, topics that are wrong in each way, and tables of the real job."""
 
 import json
 import shutil
@@ -35,17 +35,17 @@ from tests.support.kafka_topics import MakeTopics, set_topic_config, topic_setti
 from tests.support.waiting import until
 
 DAY_MS = 86_400_000
-Told = dict[tuple[str, str], str]
+Findings = dict[tuple[str, str], str]
 
 
-def told(settings: Settings) -> Told:
-    """Return what is found wrong with Kafka and storage; the text by check and state."""
+def findings_of(settings: Settings) -> Findings:
+    """Return the findings on Kafka and storage that are not ok: the text by check and state."""
     found = [*kafka_findings(settings), *storage_findings(settings)]
     return {(each.check, str(each.health)): each.text for each in found if each.health is not Health.OK}
 
 
 ONE_COPY = ("copies", "warning")
-"""The tests' Kafka has one broker: that is told, always."""
+"""The doctor always finds that the tests' Kafka has one broker."""
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
     return topics(overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
 
 
-def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
+def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_path: Path) -> None:
     TickPublisher(settings, admin_client(settings.kafka)).publish()
     places = {f"storage.{name}": getattr(settings.storage, name) for name in ("warehouse", "checkpoint")}
     command = ["doctor", *as_options({**topic_settings(settings.kafka), **places})]
@@ -68,7 +68,7 @@ def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
     }
     [clock] = [each["text"] for each in answer["checks"] if each["check"] == "clock"]
     assert "delivery included (last tick 20" in clock
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    assert list(tmp_path.iterdir()) == [], "the doctor leaves no file behind"
     lines = CliRunner().invoke(app, command).stdout.splitlines()
     assert len(lines) == len(answer["checks"])
 
@@ -79,29 +79,29 @@ def test_all_is_well(settings: Settings, tmp_path: Path) -> None:
         ("half_topic", "retention.ms", 3 * DAY_MS - 1, "problem", "shorter than half_retention"),
         ("half_topic", "cleanup.policy", "compact", "problem", "cleanup.policy=delete"),
         ("check_topic", "max.message.bytes", 1_000_000, "problem", "lower resolution.max_body_bytes"),
-        ("op_topic", "message.timestamp.type", "CreateTime", "warning", "the clocks of producers"),
+        ("op_topic", "message.timestamp.type", "CreateTime", "warning", "set the record times by their clocks"),
         ("op_topic", "retention.ms", DAY_MS, "warning", "keeps verdicts shorter"),
         ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
     ],
 )
-def test_a_topic_that_is_set_up_wrong(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
+def test_a_wrong_topic_setting_is_found(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
     set_topic_config(settings, getattr(settings.kafka, topic), name, value)
-    found = told(settings)
+    found = findings_of(settings)
     assert set(found) == {("topics", state), ONE_COPY}
     assert words in found["topics", state]
     assert getattr(settings.kafka, topic) in found["topics", state]
 
 
-def test_more_copies_demanded_than_there_are(settings: Settings) -> None:
+def test_fewer_copies_than_demanded_are_found(settings: Settings) -> None:
     set_topic_config(settings, settings.kafka.op_topic, "min.insync.replicas", 2)
-    assert "takes no writes: 1 of 1 copies" in told(settings)["copies", "problem"]
+    assert "takes no writes: 1 of 1 copies" in findings_of(settings)["copies", "problem"]
 
 
-def test_topics_that_are_not_there(broker: LocalBroker, settings: Settings) -> None:
+def test_missing_topics_are_found(broker: LocalBroker, settings: Settings) -> None:
     client = admin_client(settings.kafka)
     client.delete_topics([settings.kafka.check_topic])[settings.kafka.check_topic].result()
     until(lambda: not partition_counts(client, [settings.kafka.check_topic]), "the deletion", 30)
-    found = told(settings)
+    found = findings_of(settings)
     assert found["topics", "problem"] == f"no topic {settings.kafka.check_topic}: `halfway topics create` makes it"
     none = load_settings(environ={}, overrides=unique_topics(broker))
     missing = [each for each in kafka_findings(none) if each.health is not Health.OK]
@@ -116,7 +116,7 @@ def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
 
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBroker]:
-    """A broker with an authorizer, in which everybody may do what no ACL speaks of."""
+    """A broker with an authorizer that allows everything without an ACL."""
     monkeypatch.setenv("HALFWAY_HOME", str(home()))
     (tmp_path / "conf").mkdir()
     own = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\nallow.everyone.if.no.acl.found=true\n"
@@ -128,35 +128,35 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBr
     running.stop()
 
 
-def test_what_this_user_may_not_do(guarded: LocalBroker, tmp_path: Path) -> None:
+def test_missing_rights_are_found(guarded: LocalBroker, tmp_path: Path) -> None:
     places = {"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")}
     settings = load_settings(environ={}, overrides={**unique_topics(guarded), **places})
     create_topics(settings, 1)
-    assert set(told(settings)) == {ONE_COPY}
+    assert set(findings_of(settings)) == {ONE_COPY}
     topic = settings.kafka.op_topic
     deny = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
     allow = AclBinding(*deny, AclOperation.ALL, AclPermissionType.ALLOW)
     client = admin_client(settings.kafka)
     for done in client.create_acls([allow, AclBinding(*deny, AclOperation.WRITE, AclPermissionType.DENY)]).values():
         done.result()
-    found = told(settings)
+    found = findings_of(settings)
     assert set(found) == {ONE_COPY, ("access", "problem")}
     assert f"may not Write topic {topic}" in found["access", "problem"]
     assert f"--operation Write --topic {topic}`" in found["access", "problem"]
     blind = AclBinding(*deny, AclOperation.DESCRIBE_CONFIGS, AclPermissionType.DENY)
     for done in client.create_acls([blind]).values():
         done.result()
-    found = told(settings)
+    found = findings_of(settings)
     assert f"may not DescribeConfigs topic {topic}" in found["topics", "problem"]
-    assert "may not Write" in found["access", "problem"], "what else can be looked at is looked at"
+    assert "may not Write" in found["access", "problem"], "the doctor goes on with its other checks"
 
 
-def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSession, tmp_path: Path) -> None:
+def test_the_doctor_finds_the_owner_of_the_tables_without_spark(world: MakeWorld, spark: SparkSession, tmp_path: Path) -> None:
     w = world()
     w.half("a")
     w.op("a", b"COMMIT", 1)
     w.resolve()
-    assert told(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
+    assert findings_of(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
     places = w.settings.storage
     found = read_local_ownership(places)
     assert found == read_ownership(spark, places)
@@ -168,21 +168,21 @@ def test_whose_the_tables_are_without_spark(world: MakeWorld, spark: SparkSessio
     DeltaTable(str(messages)).create_checkpoint()
     for commit in (messages / "_delta_log").glob("*.json"):
         commit.unlink()
-    assert read_local_ownership(places) == found, "from the log's checkpoint, once its first files are cleaned away"
+    assert read_local_ownership(places) == found, "from the log's checkpoint, once the first files of the log are cleaned up"
 
     moved = places.model_copy(update={"checkpoint": str(tmp_path / "another")})
-    other = told(w.settings.model_copy(update={"storage": moved}))
+    other = findings_of(w.settings.model_copy(update={"storage": moved}))
     assert "belongs to another checkpoint" in other["ownership", "problem"]
     assert "--adopt" in other["ownership", "problem"]
-    more = told(w.settings.model_copy(update={"state": w.settings.state.model_copy(update={"buckets": 5})}))
+    more = findings_of(w.settings.model_copy(update={"state": w.settings.state.model_copy(update={"buckets": 5})}))
     assert "state.buckets = 4, not 5" in more["ownership", "problem"]
     with job_lock(places):
         assert ["a job is running on it" in each.text for each in storage_findings(w.settings) if each.check == "checkpoint"] == [True]
     shutil.rmtree(messages)
-    assert "is missing" in told(w.settings)["ownership", "problem"]
+    assert "is missing" in findings_of(w.settings)["ownership", "problem"]
 
 
-def test_places_that_only_spark_can_reach_are_tried_by_it(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_checks_the_places_that_only_it_can_reach(spark: SparkSession, tmp_path: Path) -> None:
     check_writable(spark, tmp_path.as_uri())
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SetupError, match="cannot be written"):
@@ -191,7 +191,7 @@ def test_places_that_only_spark_can_reach_are_tried_by_it(spark: SparkSession, t
         check_writable(spark, "nosuchfs://bucket/place")
 
 
-def test_tables_of_a_catalog_are_not_looked_for_in_folders(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_of_a_catalog_are_not_searched_in_folders(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     settings = load_settings(environ={}, overrides={"storage.catalog_schema": "default", "storage.checkpoint": str(tmp_path / "c")})
     assert spark_session(settings) is spark

@@ -1,4 +1,4 @@
-"""`replay`: each discarded message once, however often the command is repeated or killed."""
+"""`halfway replay` resends each discarded message once, however often it is repeated or killed."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
 
 
 def now_ms() -> int:
-    """Now, in the test's time: halves that a command sends have it."""
+    """Return the present time relative to START_MS. Halves that a command sends have the present time."""
     return time.time_ns() // 1_000_000 - START_MS
 
 
 def discard(w: World, *ids: str, at_ms: int = 0, **headers: bytes | None) -> None:
-    """Let these halves go unanswered until they are discarded."""
+    """Send halves, and let them be discarded."""
     for transaction_id in ids:
         w.half(transaction_id, at_ms, **headers)
     for later_ms in (6_001, 36_001):
@@ -35,8 +35,8 @@ def discard(w: World, *ids: str, at_ms: int = 0, **headers: bytes | None) -> Non
 
 
 def replayed(w: World, *arguments: str) -> tuple[int, int, int]:
-    told = facts(invoke(w.settings, "replay", *arguments, "--json"))
-    return told["replayed"], told["already_replayed"], told["unproven"]
+    counts = facts(invoke(w.settings, "replay", *arguments, "--json"))
+    return counts["replayed"], counts["already_replayed"], counts["unproven"]
 
 
 def halves(w: World) -> list[Message]:
@@ -44,13 +44,13 @@ def halves(w: World) -> list[Message]:
 
 
 def incarnations(found: Iterable[Message]) -> Counter[tuple[bytes, bytes]]:
-    """How often each id is there in each incarnation above 0."""
+    """Count the halves of each id and incarnation above 0."""
     marked = [(half.key() or b"", dict(half.headers() or ()).get("INCARNATION", b"0")) for half in found]
     return Counter((key, incarnation) for key, incarnation in marked if incarnation != b"0")
 
 
 @pytest.mark.slow
-def test_it_comes_out_as_it_was_sent_first(world: MakeWorld) -> None:
+def test_a_replayed_half_is_the_discarded_one_with_the_next_incarnation(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     body = bytes(range(256))
     headers = {"TAGS": b"", "KEYS": b"k1 k2", "REAL_QID": b"3", "BORN_TIMESTAMP": b"1699999999999", "own": "größe".encode()}
@@ -76,13 +76,13 @@ def test_it_comes_out_as_it_was_sent_first(world: MakeWorld) -> None:
 
 
 @pytest.mark.slow
-def test_repeating_does_nothing_twice_whatever_became_of_it(world: MakeWorld) -> None:
-    """Not read yet, pending, committed, rolled back, and both forgotten (R11): the half topic still knows."""
+def test_a_repeated_replay_resends_nothing_whatever_the_outcome_of_the_first(world: MakeWorld) -> None:
+    """The half topic knows of a replay that is unread, pending, committed, rolled back, or forgotten (R11)."""
     w = world(**QUICK_DISCARD)
     discard(w, "a", "b", "c")
     assert replayed(w, "a") == (1, 0, 0)
     assert replayed(w, "--all") == (2, 1, 0)
-    assert replayed(w, "--all") == (0, 3, 0), "not read by the job yet"
+    assert replayed(w, "--all") == (0, 3, 0), "the job has not read them yet"
     sent_ms = now_ms()
     w.tick(sent_ms + 1_000)
     w.resolve()
@@ -101,7 +101,7 @@ def test_repeating_does_nothing_twice_whatever_became_of_it(world: MakeWorld) ->
 
 
 @pytest.mark.slow
-def test_what_is_discarded_again_is_sent_in_the_incarnation_after(world: MakeWorld) -> None:
+def test_a_message_discarded_again_is_resent_as_the_next_incarnation(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")
     assert replayed(w, "--all") == (1, 0, 0)
@@ -110,14 +110,14 @@ def test_what_is_discarded_again_is_sent_in_the_incarnation_after(world: MakeWor
         w.tick(again_ms + later_ms)
         w.resolve()
     assert [row.incarnation for row in w.rows(Table.DISCARDED)] == [0, 1]
-    # The clock of this machine is behind the discard: the half must be found after it all the same.
+    # The resent half has a time before the discard, because the clock of this machine is behind. The replay must find it.
     assert replayed(w, "--all") == (1, 0, 0)
     assert replayed(w, "--all") == (0, 1, 0)
     assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"a", b"2"): 1}
 
 
 @pytest.mark.slow
-def test_only_what_is_asked_for(world: MakeWorld) -> None:
+def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a", "b")
     discard(w, "c", at_ms=40_000, PGROUP=b"h")
@@ -135,9 +135,9 @@ def test_only_what_is_asked_for(world: MakeWorld) -> None:
 
 
 @pytest.mark.slow
-def test_a_half_of_another_group_or_broken_or_before_the_discard_is_no_replay(world: MakeWorld) -> None:
+def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_replays(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
-    w.half("a", 10, INCARNATION=b"7")  # refused: incarnation 0 is pending then
+    w.half("a", 10, INCARNATION=b"7")  # refused, because incarnation 0 is pending
     discard(w, "a")
     w.half("a", 40_000, PGROUP=b"h", INCARNATION=b"1")
     w.half("a", 40_000, INCARNATION=b"one")
@@ -146,7 +146,7 @@ def test_a_half_of_another_group_or_broken_or_before_the_discard_is_no_replay(wo
 
 
 @pytest.mark.slow
-def test_what_the_half_topic_no_longer_tells_is_left_alone_unless_asked_for(world: MakeWorld) -> None:
+def test_a_message_discarded_before_the_oldest_record_is_resent_only_with_unproven(world: MakeWorld) -> None:
     w = world(partitions=1, **QUICK_DISCARD)
     discard(w, "old")
     _, offset = w.half("between", 60_000)
@@ -155,14 +155,14 @@ def test_what_the_half_topic_no_longer_tells_is_left_alone_unless_asked_for(worl
     forget_until(w, offset)
     assert replayed(w, "--all") == (1, 0, 1)
     assert incarnations(halves(w)) == {(b"new", b"1"): 1}
-    told = invoke(w.settings, "replay", "--all").stdout
-    assert "0 resent, 1 already resent" in told
-    assert "1 skipped" in told
+    printed = invoke(w.settings, "replay", "--all").stdout
+    assert "0 resent, 1 already resent" in printed
+    assert "1 skipped" in printed
     assert replayed(w, "--all", "--unproven") == (1, 1, 0)
-    assert replayed(w, "--all", "--unproven") == (0, 2, 0), "what is there, it sees"
+    assert replayed(w, "--all", "--unproven") == (0, 2, 0), "it finds the halves that exist"
 
 
-def test_two_at_once_are_refused(world: MakeWorld) -> None:
+def test_a_second_replay_at_the_same_time_is_refused(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")
     with replay_lock(w.settings.storage):
@@ -172,14 +172,14 @@ def test_two_at_once_are_refused(world: MakeWorld) -> None:
     assert replayed(w, "--all") == (1, 0, 0)
 
 
-def test_before_anything_was_discarded_there_is_nothing_to_do(world: MakeWorld) -> None:
+def test_a_replay_before_any_discard_does_nothing(world: MakeWorld) -> None:
     w = world()
     assert replayed(w, "--all") == (0, 0, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_killed_in_the_middle_and_repeated_each_is_there_exactly_once(world: MakeWorld) -> None:
+def test_a_replay_that_is_killed_and_repeated_resends_each_message_exactly_once(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     ids, body = [f"t{n}" for n in range(1_500)], os.urandom(100_000)
     for transaction_id in ids:
@@ -199,10 +199,10 @@ def test_killed_in_the_middle_and_repeated_each_is_there_exactly_once(world: Mak
     command.kill()
     command.communicate(timeout=30)
     sent = len(incarnations(halves(w)))
-    assert 0 < sent < len(ids), "it was not killed in the middle: the test must be made anew"
+    assert 0 < sent < len(ids), "the kill came too early or too late for this test"
 
-    told = facts(run(w.settings, "replay", "--all", "--json"))
-    assert told == {"replayed": len(ids) - sent, "already_replayed": sent, "unproven": 0}
+    counts = facts(run(w.settings, "replay", "--all", "--json"))
+    assert counts == {"replayed": len(ids) - sent, "already_replayed": sent, "unproven": 0}
     assert incarnations(halves(w)) == {(transaction_id.encode(), b"1"): 1 for transaction_id in ids}
     later_ms = now_ms() + 1_000
     for transaction_id in ids:
@@ -217,7 +217,7 @@ def test_killed_in_the_middle_and_repeated_each_is_there_exactly_once(world: Mak
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_large_bodies_pass_through_a_small_spark(world: MakeWorld) -> None:
+def test_a_replay_resends_large_bodies_with_a_small_spark(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     bodies = {f"big{n}": os.urandom(4 * 1024 * 1024) for n in range(30)}
     for transaction_id, body in bodies.items():
@@ -237,7 +237,7 @@ def end_of(w: World) -> int:
 
 
 def forget_until(w: World, offset: int) -> None:
-    """Delete what the only partition of the half topic holds before an offset, as retention does."""
+    """Delete the records of the half topic's only partition before an offset, as retention does."""
     client = admin_client(w.settings.kafka)
     for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, 0, offset)]).values():
         done.result()

@@ -64,8 +64,8 @@ class Broker:
         return found
 
 
-def read(broker: Any, *offsets: int) -> list[int | None]:
-    with range_reader.PartitionReader(broker, "half", 0) as reader:
+def read(broker: Any, *offsets: int, limit_s: float = 5.0) -> list[int | None]:
+    with range_reader.PartitionReader(broker, "half", 0, limit_s) as reader:
         found = list(reader.records(offsets))
     return [None if record is None else record.offset() for record in found]
 
@@ -93,10 +93,9 @@ def test_the_ends_are_asked_again_after_an_offset_out_of_range() -> None:
 
 
 @pytest.mark.parametrize("ends", [[3], [UNKNOWN]], ids=["an end that stays behind", "no topic"])
-def test_an_end_that_stays_too_small_is_an_error_and_no_deletion(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reader, "READ_TIMEOUT_S", 0.3)
+def test_an_end_that_stays_too_small_is_an_error_and_no_deletion(ends: list[Any]) -> None:
     with pytest.raises(KafkaUnavailableError, match="5 was read from there before"):
-        read(Broker(ends), 5)
+        read(Broker(ends), 5, limit_s=0.3)
 
 
 def ranged(broker: Any, first: int, end: int) -> list[int | None]:
