@@ -1,4 +1,4 @@
-"""docs/contract.md, tried: a plain Kafka producer and consumer that follow the page and know nothing of Halfway's, and the real job."""
+"""Plain Kafka clients that follow docs/contract.md alone work with the real job."""
 
 import json
 import re
@@ -31,7 +31,7 @@ VECTORS = [
 
 
 class PlainClient:
-    """A service of group `group`, written from the page alone."""
+    """A service of one producer group, written from the page alone."""
 
     def __init__(self, world: World, group: str = "order-service") -> None:
         kafka = world.settings.kafka
@@ -62,7 +62,7 @@ class PlainClient:
         self.send(self.op_topic, name.encode(), None, [("ACTION", action), ("PGROUP", self.group.encode()), *more])
 
     def answer(self, checks: int, look_up: Callable[[str], bytes]) -> list[dict[str, bytes]]:
-        """Answer so many checks of this group; return their headers."""
+        """Answer `checks` checks of this group, and return their headers."""
         answered: list[dict[str, bytes]] = []
         deadline_s = time.monotonic() + 60
         while len(answered) < checks:
@@ -86,12 +86,12 @@ class PlainClient:
 
 
 def after_now(ms: int) -> int:
-    """So long after now, in the world's time."""
+    """Return the time `ms` after now, relative to START_MS."""
     return time.time_ns() // 1_000_000 - START_MS + ms
 
 
 def worked_example() -> dict[str, tuple[bytes, bytes | None, list[tuple[str, bytes]]]]:
-    """The page's records byte by byte: by `half` and `op` the key, the value and the headers."""
+    """Return key, value and headers of the page's `half` and `op`, parsed from its bytes."""
     [block] = re.findall(r"```text\n(half\n.*?)```", PAGE, re.DOTALL)
     records: dict[str, tuple[bytes, bytes | None, list[tuple[str, bytes]]]] = {}
     for kind, text in re.findall(r"^(half|op)\n((?:  .*\n)+)", block, re.MULTILINE):
@@ -103,7 +103,7 @@ def worked_example() -> dict[str, tuple[bytes, bytes | None, list[tuple[str, byt
     return records
 
 
-def test_the_worked_example(world: MakeWorld) -> None:
+def test_the_worked_example_makes_the_row_that_the_page_shows(world: MakeWorld) -> None:
     w = world(partitions=4)
     client, records = PlainClient(w), worked_example()
     half, op = client.send(client.half_topic, *records["half"]), client.send(client.op_topic, *records["op"])
@@ -111,7 +111,7 @@ def test_the_worked_example(world: MakeWorld) -> None:
     client.close()
     w.resolve()
     [row] = w.rows(Table.MESSAGES)
-    told = {
+    expected = {
         "transaction_id": "order-7",
         "topic": "orders",
         "tags": "placed",
@@ -121,17 +121,17 @@ def test_the_worked_example(world: MakeWorld) -> None:
         "incarnation": 0,
         "check_times": 0,
     }
-    assert {name: row[name] for name in told} == told
+    assert {name: row[name] for name in expected} == expected
     assert row.born_at.astimezone(UTC) == datetime(2025, 11, 21, 10, 13, 20, tzinfo=UTC)
     assert bytes(row.body) == b'{"order": 7}' == records["half"][1]
-    said = PAGE.split("## Byte by byte")[1]
-    for name, value in told.items():
+    section = PAGE.split("## Byte by byte")[1]
+    for name, value in expected.items():
         written = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else str(value)
-        assert re.search(rf"`{name}` = `?{re.escape(written)}`?[,. ]", said), name
+        assert re.search(rf"`{name}` = `?{re.escape(written)}`?[,. ]", section), name
 
 
 @pytest.mark.slow
-def test_a_client_of_the_page_alone(world: MakeWorld) -> None:
+def test_a_client_written_from_the_page_alone_works(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 2})
     client, other = PlainClient(w), PlainClient(w, "another-service")
     client.op("early", b"COMMIT")
@@ -147,15 +147,15 @@ def test_a_client_of_the_page_alone(world: MakeWorld) -> None:
     assert set(w.by_id(Table.MESSAGES)) == {"early", "twice"}
     assert [(row.transaction_id, row.reason) for row in w.rows(Table.QUARANTINE)] == [("twice", "conflicting_verdict")]
 
-    w.tick(after_now(7_000))  # transactionTimeOut: the first check of all that are open
+    w.tick(after_now(7_000))  # after transactionTimeOut: the first check of all pending transactions
     w.resolve()
     answers = {"lost": b"COMMIT", "undone": b"ROLLBACK"}
     first = client.answer(4, lambda name: answers.get(name, b"UNKNOWN"))
     assert sorted(check["CHECK_ID"].rsplit(b":", 2)[0] for check in first) == [b"lost", b"silent", b"silent-too", b"undone"]
     assert {check["TRANSACTION_CHECK_TIMES"] for check in first} == {b"1"}
     assert other.answer(1, lambda _: b"COMMIT")[0]["CHECK_ID"].startswith(b"other:")
-    client.op("lost", b"COMMIT")  # once more: an answer is at least once
-    w.tick(after_now(38_000))  # transactionCheckInterval
+    client.op("lost", b"COMMIT")  # a second time, because answers are at least once
+    w.tick(after_now(38_000))  # after transactionCheckInterval
     w.resolve()
     rows = w.by_id(Table.MESSAGES)
     assert {name: row.check_times for name, row in rows.items()} == {"early": 0, "twice": 0, "lost": 1, "other": 1}
@@ -175,7 +175,7 @@ def test_a_client_of_the_page_alone(world: MakeWorld) -> None:
 
 
 def partitions_of(kafka: KafkaSettings, keys: list[str]) -> dict[str, int | None]:
-    """Where records with these keys come to lie."""
+    """Return the partition that each key gets."""
     producer = Producer({"bootstrap.servers": kafka.servers(), "partitioner": "murmur2_random"})
     placed: dict[str, int | None] = {}
     for key in keys:
@@ -186,7 +186,7 @@ def partitions_of(kafka: KafkaSettings, keys: list[str]) -> dict[str, int | None
     return placed
 
 
-def test_murmur2_vectors_are_kafkas(spark: SparkSession, topics: MakeTopics) -> None:
+def test_the_murmur2_vectors_of_the_page_agree_with_kafka(spark: SparkSession, topics: MakeTopics) -> None:
     assert len(VECTORS) >= 8
     jvm = spark._jvm
     assert jvm is not None
@@ -208,7 +208,7 @@ def test_the_page_names_every_header_and_every_reason() -> None:
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
-def test_the_client_in_java(world: MakeWorld) -> None:
+def test_the_java_client_works(world: MakeWorld) -> None:
     w = world()
     kafka = w.settings.kafka
     jars = [str(jar) for jar in ensure_jars("kafka") if jar.name.startswith(("kafka-clients", "slf4j", "lz4", "snappy", "zstd"))]
@@ -218,8 +218,8 @@ def test_the_client_in_java(world: MakeWorld) -> None:
     service = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert service.stdout is not None
-        said = [service.stdout.readline() for _ in range(4)]
-        assert said[-1] == "sent\n", said
+        printed = [service.stdout.readline() for _ in range(4)]
+        assert printed[-1] == "sent\n", printed
         w.tick(after_now(7_000))
         w.resolve()
         assert set(w.by_id(Table.MESSAGES)) == {"java-commit"}

@@ -1,4 +1,4 @@
-"""Every command of the README is run as it stands there."""
+"""Runs every command of the README as it stands there."""
 
 import json
 import os
@@ -28,7 +28,7 @@ TITLES = ["Two commands", "Publish from your service", "Run the job", "Operate i
 
 @pytest.fixture
 def environ(tmp_path: Path) -> dict[str, str]:
-    """A new user's environment, with everything that is made below a temporary folder."""
+    """A new user's environment. All files go below a temporary folder."""
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -39,7 +39,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def send_halves(ids: list[str], environ: dict[str, str]) -> None:
-    """Be a service that never says what became of its transactions."""
+    """Send halves, as a service that never gives a verdict."""
     producer = Producer({"bootstrap.servers": json.loads(shell("halfway broker status --json", environ).stdout)["bootstrap_servers"]})
     for transaction_id in ids:
         producer.produce("transactions.half", b"{}", transaction_id, headers=[("REAL_TOPIC", b"orders"), ("PGROUP", b"shop")])
@@ -52,57 +52,60 @@ def shell(command: str, environ: dict[str, str]) -> subprocess.CompletedProcess[
     )
 
 
-def test_every_block_of_commands_is_known_here() -> None:
+def test_this_file_runs_every_block_of_commands() -> None:
     assert list(BLOCKS) == TITLES
-    assert [line.split("#")[0].strip() for line in MAKE.splitlines()] == ["make run", "make test"]  # `make test` is what runs this
+    assert [line.split("#")[0].strip() for line in MAKE.splitlines()] == ["make run", "make test"]  # `make test` runs this test
 
 
 @pytest.mark.timeout(500)
 @pytest.mark.slow
-def test_make_run(environ: dict[str, str]) -> None:
+def test_make_run_succeeds_and_stops_its_broker(environ: dict[str, str]) -> None:
     done = shell("make run", environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the broker is stopped" in done.stdout + done.stderr
 
 
 def run_lines(block: str, environ: dict[str, str]) -> str:
-    """Run a block line by line, each in a shell of its own; return what all of them said."""
-    said = ""
+    """Run a block line by line, each in its own shell. Return what all of them printed."""
+    printed = ""
     try:
         for line in block.splitlines():
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-            said += done.stdout
+            printed += done.stdout
     finally:
         shell("halfway broker stop", environ)
-    return said
+    return printed
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_the_job_step_by_step(environ: dict[str, str]) -> None:
+def test_the_commands_that_run_the_job_succeed(environ: dict[str, str]) -> None:
     run_lines(JOB, environ)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_service_step_by_step_and_the_notebooks_on_it(environ: dict[str, str]) -> None:
-    # One shell for all of it: the job runs beside the rest.
+def test_the_commands_of_the_service_and_of_the_notebooks_succeed(environ: dict[str, str]) -> None:
+    # All commands run in one shell, because the job runs beside the others.
     done = shell(f"set -e; trap 'set +e; kill $(jobs -p) 2>/dev/null; halfway broker stop' EXIT\n{SERVICE}", environ)
-    said = done.stdout
-    assert done.returncode == 0, said + done.stderr
-    assert said.count("died") == 2
+    printed = done.stdout
+    assert done.returncode == 0, printed + done.stderr
+    assert printed.count("died") == 2
     messages = environ["HALFWAY__STORAGE__WAREHOUSE"] + "/messages"
     rows = delta_rows(messages, "SELECT CAST(body AS STRING) AS body FROM rows ORDER BY half_at")
     assert [row["body"] for row in rows] == ['{"item": "apples", "quantity": 3}', '{"item": "pears", "quantity": 1}']
-    assert [line.split(" ", 1)[1] for line in said.splitlines() if line.endswith(("apples", "pears", "plums"))] == ["3 apples", "1 pears"]
-    told = run_lines(NOTEBOOKS, environ)
-    assert "Pending: 0." in told
-    assert re.search(r"committed +2$", told, re.MULTILINE)
-    assert re.search(r"order-service +2 +1 ", told)
+    assert [line.split(" ", 1)[1] for line in printed.splitlines() if line.endswith(("apples", "pears", "plums"))] == [
+        "3 apples",
+        "1 pears",
+    ]
+    printed = run_lines(NOTEBOOKS, environ)
+    assert "Pending: 0." in printed
+    assert re.search(r"committed +2$", printed, re.MULTILINE)
+    assert re.search(r"order-service +2 +1 ", printed)
 
 
-def test_the_service_is_shown_as_it_is() -> None:
+def test_the_readme_shows_the_methods_of_the_example() -> None:
     core, _ = re.findall(r"```python\n(.*?)```", SECTIONS["Publish from your service"], re.DOTALL)
     example = (ROOT / "examples" / "orders.py").read_text()
     methods = core.strip().split("\n\n")
@@ -113,9 +116,9 @@ def test_the_service_is_shown_as_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_operators_commands(environ: dict[str, str]) -> None:
-    """After a demo, whose silent group leaves discards, and with two orders that wait for an answer."""
-    told = {}
+def test_the_operators_commands_succeed(environ: dict[str, str]) -> None:
+    """Run them after a demo, whose silent group leaves discards, and with two pending orders."""
+    printed = {}
     try:
         for line in ("halfway broker start", "halfway topics create", "halfway demo --messages 3"):
             done = shell(line, environ)
@@ -124,25 +127,25 @@ def test_the_operators_commands(environ: dict[str, str]) -> None:
         for line in ("halfway resolve --available-now", *OPERATE.splitlines()):
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-            told[line.split()[1]] = done.stdout
+            printed[line.split()[1]] = done.stdout
         assert shell("halfway resolve --available-now", environ).returncode == 0
         left = json.loads(shell("halfway pending --json", environ).stdout)
     finally:
         shell("halfway broker stop", environ)
-    assert "order-17" in told["pending"]
-    assert "order-18" in told["pending"]
-    assert told["replay"].startswith("2 resent, 0 already resent")
+    assert "order-17" in printed["pending"]
+    assert "order-18" in printed["pending"]
+    assert printed["replay"].startswith("2 resent, 0 already resent")
     assert {(row["producer_group"], row["incarnation"]) for row in left} == {("demo-silent", 1)}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_what_to_see(environ: dict[str, str], tmp_path: Path) -> None:
-    """The job as it goes on: on a port of this test's own instead of the README's, until it has told of a batch."""
+def test_the_commands_that_show_what_the_job_does_succeed(environ: dict[str, str], tmp_path: Path) -> None:
+    """Run the job on another port than the README's, until its metrics show a batch."""
     doctor, resolve = OBSERVE.splitlines()
     port = free_port()
     metrics = f"http://127.0.0.1:{port}/metrics"
-    # What the other tests have fetched is fetched.
+    # Other tests have fetched the JARs.
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "jars").symlink_to(home() / "jars")
 

@@ -1,4 +1,4 @@
-"""Both notebooks over the state, topics and tables of the real job: the figures they print, and that there are pictures."""
+"""Both notebooks run on the state, topics and tables of the real job, print the right figures and draw pictures."""
 
 import runpy
 import sys
@@ -19,7 +19,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def history(world: MakeWorld) -> World:
-    """70 s of five groups: what is committed, discarded, quarantined, and pending for each reason there is."""
+    """70 s of several groups, with every outcome and with every reason why a transaction is pending."""
     w = world(**{"resolution.transactionCheckMax": 2})
     for n in range(3):
         w.half(f"gone-{n}", 0, PGROUP=b"gone")
@@ -52,7 +52,7 @@ def history(world: MakeWorld) -> World:
 
 @pytest.fixture
 def run(history: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run("explore_pending", "--hours", "1")`: what the notebook prints."""
+    """`run("audit_resolutions", "--hours", "1")` returns what the notebook prints."""
     settings = history.settings
     names = (
         "kafka.bootstrap_servers",
@@ -79,27 +79,27 @@ def run(history: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 class Widgets(dict[str, str]):
-    """What Databricks gives a notebook for its parameters: those of `dbutils.widgets`, with values that a user typed."""
+    """Databricks' `dbutils.widgets`, with the values that a user typed."""
 
     def text(self, name: str, default: str) -> None:
         self.setdefault(name, default)
 
 
 def table(printed: str, title: str) -> list[list[str]]:
-    """The rows below a title, without their heading; words of one cell are not kept together."""
+    """Return the words of each row below a title, without the heading."""
     block = printed.split(f"\n{title}\n", 1)[1].split("\n\n", 1)[0]
     return [line.split() for line in block.splitlines()[1:]]
 
 
 def is_drawn(file: Path) -> bool:
-    """Whether a picture is there and not of one colour."""
+    """Return True if the picture is large enough and has several colours."""
     picture = mpimg.imread(file)
     return picture.shape[0] > 300 and picture.shape[1] > 800 and len({tuple(pixel) for row in picture[::7, ::7] for pixel in row}) > 3
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_notebooks_tell_what_the_job_did(run: Run, tmp_path: Path) -> None:
+def test_the_notebooks_show_what_the_job_did(run: Run, tmp_path: Path) -> None:
     explored = run("explore_pending")
     assert "Horizon: 2023-11-14 22:14:30.500 UTC" in explored
     assert "Pending: 15.\n" in explored
@@ -127,16 +127,16 @@ def test_the_notebooks_tell_what_the_job_did(run: Run, tmp_path: Path) -> None:
 
     odd = run("explore_pending", "--transaction-id", "odd-p0")
     assert "odd-p0 is pending; checks so far: 1; due when the horizon is 2023-11-14 22:14:57.000 UTC." in odd
-    told = [" ".join(row[3:]) for row in table(odd, "The story of odd-p0")]
-    # The check's own time is the broker's of today: only the records of this test have a time of their own.
+    odd_story = [" ".join(row[3:]) for row in table(odd, "The story of odd-p0")]
+    # The check request comes last, because its time is the broker's of today.
     expected = [
         "half REAL_TOPIC=orders, PGROUP=odd, 4 bytes",
         "op COMMIT answers check 1, PGROUP=even",
         "quarantined group_mismatch: COMMIT from group even on a half of group odd",
         "check 1 CHECK_ID=odd-p0:",
     ]
-    assert len(told) == len(expected)
-    assert all(line.startswith(start) for line, start in zip(told, expected, strict=True))
+    assert len(odd_story) == len(expected)
+    assert all(line.startswith(start) for line, start in zip(odd_story, expected, strict=True))
 
     audited = run("audit_resolutions")
     assert [" ".join(row) for row in table(audited, "Outcomes")] == [

@@ -1,4 +1,4 @@
-"""Behind TLS, passwords and ACLs: every part works with just the rights of docs/security.md, and each refusal says what to do."""
+"""With TLS, passwords and ACLs each part needs just the rights of docs/security.md. Each refusal names a remedy."""
 
 import json
 import re
@@ -35,13 +35,13 @@ def test_every_part_works_with_just_the_rights_of_the_page(spark: SparkSession, 
         producer.send_in_transaction("orders", b"body", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
         resolve()
         until(lambda: len(listener.checked) == 2, "both were asked")
-        # While the client is there: the checks of a group that is away are put off (R15).
+        # The job runs while the client is present, because the checks of an absent group are put off (R15).
         resolve()
     assert [row["transaction_id"] for row in facts(run(operator, "pending", "--json"))] == ["by-hand"]
     assert facts(run(operator, "status", "--json"))["kafka_error"] is None
     assert facts(run(operator, "commit", "by-hand", "--json"))["action"] == "COMMIT"
     assert facts(run(operator, "replay", "--all", "--json"))["replayed"] == 1
-    assert facts(run(operator, "replay", "--all", "--json"))["already_replayed"] == 1, "it reads what it sent"
+    assert facts(run(operator, "replay", "--all", "--json"))["already_replayed"] == 1, "it finds the half that it sent"
     resolve()
     delivered = {row.transaction_id for row in read_table(spark, job.storage, Table.MESSAGES).collect()}
     assert delivered == {"at-once", "asked", "by-hand"}
@@ -61,21 +61,23 @@ def of_taken(part: str, right: Right) -> str:
 
 
 @pytest.mark.parametrize(("part", "right"), TAKEN, ids=[of_taken(*each) for each in TAKEN])
-def test_a_missing_right_is_named_with_the_way_to_give_it(part: str, right: Right, without: TakeAway, configure: Configure) -> None:
+def test_the_error_names_the_missing_right_and_the_command_that_grants_it(
+    part: str, right: Right, without: TakeAway, configure: Configure
+) -> None:
     without(part, right)
     line = refused(configure(part), *COMMANDS[part])
     shown = named(right)
     if right.name == CHECK and right.operation is AclOperation.WRITE:
-        shown = named(right._replace(operation=AclOperation.DESCRIBE))  # nothing is left
+        shown = named(right._replace(operation=AclOperation.DESCRIBE))  # the user has no right on the topic then
     assert shown in line
     assert "kafka-acls.sh" in line
     assert f"--operation {shown.split()[2]}" in line
 
 
-def test_operators_are_told_the_topic_or_group_they_may_not_use(
+def test_the_error_names_the_topic_or_group_that_an_operator_may_not_use(
     secure_broker: SecureBroker, without: TakeAway, configure: Configure
 ) -> None:
-    """`replay` is asked for here without its Spark, by what it opens first."""
+    """`TopicScan` stands for `replay`, which opens it first, so that no Spark starts here."""
     operator = configure("operator")
     without("operator", Right(ResourceType.TOPIC, OP, AclOperation.WRITE))
     assert f"may not Describe topic {OP}" in refused(operator, "commit", "x", "--group", "g")
@@ -90,14 +92,14 @@ def test_operators_are_told_the_topic_or_group_they_may_not_use(
             secure_broker.allow(USERS["operator"], [right])
 
 
-def test_topics_may_be_created_only_by_who_may_create_them(configure: Configure, secure_broker: SecureBroker) -> None:
+def test_a_user_without_the_right_may_not_create_topics(configure: Configure, secure_broker: SecureBroker) -> None:
     other = Right(ResourceType.TOPIC, "other.half", AclOperation.DESCRIBE)
     secure_broker.allow(USERS["setup"], [other])
     line = refused(configure("setup", **{"kafka.half_topic": "other.half"}), "topics", "create")
     assert "this user may not Create topic other.half: `kafka-acls.sh" in line
 
 
-def test_the_doctor_names_every_missing_right(without: TakeAway, configure: Configure) -> None:
+def test_the_doctor_reports_every_missing_right(without: TakeAway, configure: Configure) -> None:
     taken = [Right(ResourceType.TOPIC, HALF, AclOperation.WRITE), Right(ResourceType.GROUP, "txn-check-", AclOperation.DESCRIBE, True)]
     for right in taken:
         without("doctor", right)

@@ -1,4 +1,4 @@
-"""Who does not get in, or may not do a thing, is told why: commands and the client, behind TLS, passwords and ACLs."""
+"""Commands and the client report why Kafka refuses them, with TLS, passwords and ACLs."""
 
 import logging
 import re
@@ -17,8 +17,8 @@ from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, Configure, T
 from tests.support.waiting import until
 
 
-class Told(logging.Handler):
-    """What the client's log says."""
+class LogLines(logging.Handler):
+    """Collects the lines of the client's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class Told(logging.Handler):
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
-    handler = Told()
+def client_log() -> Iterator[list[str]]:
+    handler = LogLines()
     logging.getLogger("halfway.clients").addHandler(handler)
     yield handler.lines
     logging.getLogger("halfway.clients").removeHandler(handler)
@@ -41,7 +41,7 @@ def send(kafka: KafkaSettings, listener: Listener) -> None:
         producer.send_in_transaction("orders", b"body", arg=COMMIT)
 
 
-def test_a_client_that_may_not_write_halves_runs_nothing(without: TakeAway, configure: Configure) -> None:
+def test_a_client_that_may_not_write_halves_runs_no_local_transaction(without: TakeAway, configure: Configure) -> None:
     without("client", Right(ResourceType.TOPIC, HALF, AclOperation.WRITE))
     listener = Listener()
     with pytest.raises(SendError, match=f"may not Write topic {HALF}: `kafka-acls.sh"):
@@ -49,20 +49,20 @@ def test_a_client_that_may_not_write_halves_runs_nothing(without: TakeAway, conf
     assert listener.executed == []
 
 
-def test_a_client_that_may_write_nothing_says_so(without: TakeAway, configure: Configure, told: list[str]) -> None:
+def test_a_client_that_may_write_nothing_reports_it(without: TakeAway, configure: Configure, client_log: list[str]) -> None:
     for topic in (HALF, OP):
         without("client", Right(ResourceType.TOPIC, topic, AclOperation.WRITE))
     started = time.monotonic()
     with pytest.raises(SendError, match=f"may not Write topic {HALF}: `kafka-acls.sh"):
         send(settings_in(configure("client")).kafka, Listener())
     assert time.monotonic() - started < LIMIT_S
-    assert not any("Traceback" in line for line in told)
+    assert not any("Traceback" in line for line in client_log)
 
 
-def test_a_client_that_may_not_write_ops_says_so(without: TakeAway, configure: Configure, told: list[str]) -> None:
+def test_a_client_that_may_not_write_ops_reports_it(without: TakeAway, configure: Configure, client_log: list[str]) -> None:
     without("client", Right(ResourceType.TOPIC, OP, AclOperation.WRITE))
     send(settings_in(configure("client")).kafka, Listener())
-    [line] = [line for line in told if line.startswith("event=op_not_sent")]
+    [line] = [line for line in client_log if line.startswith("event=op_not_sent")]
     assert f"may not Write topic {OP}" in line
 
 
@@ -70,10 +70,10 @@ CLIENT_READS = [right for right in rights_of("client") if right.operation is Acl
 
 
 @pytest.mark.parametrize("right", CLIENT_READS, ids=lambda right: right.name)
-def test_a_client_that_may_not_read_checks_says_so(right: Right, without: TakeAway, configure: Configure, told: list[str]) -> None:
+def test_a_client_that_may_not_read_checks_reports_it(right: Right, without: TakeAway, configure: Configure, client_log: list[str]) -> None:
     without("client", right)
     with TransactionProducer(settings_in(configure("client")).kafka, GROUP, Listener()):
-        until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in told), "it is told", LIMIT_S)
+        until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in client_log), "the missing right in the log", LIMIT_S)
 
 
 LOGIN = "Kafka rejects this user and password"
@@ -97,7 +97,7 @@ def faulty(secure_broker: SecureBroker, fault: tuple[str, dict[str, object], str
 
 
 @by_fault
-def test_who_does_not_get_in_is_told_why(
+def test_a_command_reports_why_it_cannot_connect(
     secure_broker: SecureBroker, configure: Configure, fault: tuple[str, dict[str, object], str]
 ) -> None:
     config = configure("job", **faulty(secure_broker, fault))
@@ -105,14 +105,14 @@ def test_who_does_not_get_in_is_told_why(
         assert fault[2] in refused(config, *command)
 
 
-def test_a_port_that_wants_a_user_is_guessed(configure: Configure) -> None:
+def test_a_command_without_a_user_is_asked_whether_the_port_wants_one(configure: Configure) -> None:
     nobody = {f"kafka.security.{name}": None for name in ("sasl_mechanism", "user", "password")}
     config = configure("job", **nobody, **{"kafka.security.protocol": "SSL"})
     assert "is kafka.security.protocol (SSL) the port's, or does it want a user?" in refused(config, "topics", "create")
 
 
 @by_fault
-def test_a_client_that_does_not_get_in_is_told_why(
+def test_a_client_reports_why_it_cannot_connect(
     secure_broker: SecureBroker, configure: Configure, fault: tuple[str, dict[str, object], str]
 ) -> None:
     listener, kafka = Listener(), settings_in(configure("client", **faulty(secure_broker, fault))).kafka

@@ -1,4 +1,4 @@
-"""R14, `bad_signature`, through real Kafka, the real client and commands: who holds the group's key settles, and nobody else."""
+"""R14, `bad_signature`: only a holder of the group's key can settle its transactions."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 KEY, OLD, OTHER = (f"{name} key of thirty-two bytes or more" for name in ("the", "an old", "another's"))
 CLIENT = "signing-client"
-"""A group of its own: its consumer group stays with the broker, and later tests would find its instances away (R15)."""
+"""A group for these tests alone. Its consumer group stays in the broker, and later tests find it absent (R15)."""
 KEYS = {"g": [KEY, OLD], "h": [OTHER], CLIENT: [KEY, OLD]}
 
 
@@ -53,7 +53,7 @@ def test_r14_an_op_counts_only_with_its_groups_signature(world: MakeWorld) -> No
     assert {name: row.reason for name, row in refused.items()} == dict.fromkeys(bad, "bad_signature") | {"free": "group_mismatch"}
     assert refused["unsigned"].detail == "the op is not signed"
     assert {header.key: bytes(header.value) for header in refused["moved from another id"].headers}["SIGNATURE"] == signed("signed")
-    # The halves of refused ops are as they were: the right op still settles them. A replayed one is a duplicate.
+    # A refused op does not change its half, so the right op still settles it. A copy of an accepted op is a duplicate.
     w.op("unsigned", b"COMMIT", 2, SIGNATURE=signed("unsigned"))
     w.op("signed", b"COMMIT", 2, SIGNATURE=signed("signed"))
     [report] = w.resolve()
@@ -61,7 +61,7 @@ def test_r14_an_op_counts_only_with_its_groups_signature(world: MakeWorld) -> No
     assert report.counts["duplicate_op"] == 1
 
 
-def test_where_signatures_are_required_a_group_without_a_key_settles_nothing(world: MakeWorld) -> None:
+def test_if_signatures_are_required_a_group_without_a_key_settles_nothing(world: MakeWorld) -> None:
     w = world(**{"kafka.signing.keys": {"g": KEY}, "kafka.signing.required": True})
     w.half("a")
     w.half("b", PGROUP=b"nobody's")
@@ -73,7 +73,7 @@ def test_where_signatures_are_required_a_group_without_a_key_settles_nothing(wor
     assert (row.reason, row.detail) == ("bad_signature", "there is no key for group nobody's")
 
 
-def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
+def test_the_client_and_the_commands_sign_their_ops(world: MakeWorld, tmp_path: Path) -> None:
     w = world(
         timestamps="LogAppendTime",
         **{"kafka.signing.keys": KEYS, "kafka.signing.required": True, "resolution.tick_interval": 100, "resolution.transactionTimeOut": 1},
@@ -84,7 +84,7 @@ def test_client_and_commands_sign(world: MakeWorld, tmp_path: Path) -> None:
         producer.send_in_transaction("orders", b"", transaction_id="asked", arg=UNKNOWN)
         producer.send_in_transaction("orders", b"", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
         w.resolve()
-        until(lambda: len(listener.checked) == 1, "it was asked")
+        until(lambda: len(listener.checked) == 1, "the check")
     path = tmp_path / "keys.yaml"
     path.write_text(yaml.safe_dump({"kafka": {"signing": {"keys": KEYS, "required": True}}}))
     assert facts(invoke(w.settings, "commit", "by-hand", "--config", str(path), "--json"))["action"] == "COMMIT"
@@ -102,7 +102,7 @@ def plan(spark: SparkSession, settings: Settings, *, is_signed: bool) -> str:
     return str(events._jdf.queryExecution().toString())
 
 
-def test_where_nothing_is_signed_no_signature_is_looked_for(world: MakeWorld) -> None:
+def test_without_keys_the_job_does_not_read_signatures(world: MakeWorld) -> None:
     w = world()
     assert "SIGNATURE" in plan(w.spark, w.settings, is_signed=True)
     assert "SIGNATURE" not in plan(w.spark, w.settings, is_signed=False)

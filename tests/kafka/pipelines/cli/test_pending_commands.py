@@ -178,15 +178,15 @@ def test_commit_of_an_id_that_is_not_pending_is_refused_with_its_outcome(world: 
     w.tick(36_001)
     w.resolve()
     before = len(records(w.settings, w.settings.kafka.op_topic))
-    told = {
+    outcomes = {
         "silent": "it was discarded (check_max, after 1 checks): `halfway replay silent` resends it",
         "rolled": "it was rolled back",
         "never": "up to batch 1 its half was not read",
     }
-    for transaction_id, known in told.items():
+    for transaction_id, outcome in outcomes.items():
         done = invoke(w.settings, "commit", transaction_id)
         assert (done.exit_code, done.stdout) == (1, "")
-        assert f"error: the transaction {transaction_id} is not pending: {known}" in done.stderr
+        assert f"error: the transaction {transaction_id} is not pending: {outcome}" in done.stderr
     assert len(records(w.settings, w.settings.kafka.op_topic)) == before, "nothing was sent"
 
 
@@ -201,7 +201,7 @@ def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["commit", "x", "--incarnation", "1"], 2, "--group"),
         (["commit"], 2, "ID"),
@@ -214,10 +214,10 @@ def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings
         (["replay", "--all", "--reason", "boredom"], 2, "check_max"),
     ],
 )
-def test_wrong_usage_is_refused(settings: Settings, arguments: list[str], code: int, told: str) -> None:
+def test_wrong_usage_is_refused(settings: Settings, arguments: list[str], code: int, message: str) -> None:
     done = invoke(settings, *arguments)
     assert (done.exit_code, done.stdout) == (code, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_an_unreachable_kafka_is_reported_in_one_line(settings: Settings) -> None:

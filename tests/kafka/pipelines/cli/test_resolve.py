@@ -1,4 +1,4 @@
-"""`halfway resolve` as its own process: stopped, killed, started again."""
+"""`halfway resolve` in its own process: stopped, killed, started again."""
 
 import signal
 
@@ -22,7 +22,7 @@ def send(job: JobProcess, ids: list[str]) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "Ctrl-C"])
-def test_a_signal_ends_it_between_two_batches(job: JobProcess, stop: signal.Signals) -> None:
+def test_a_signal_ends_the_job_between_two_batches(job: JobProcess, stop: signal.Signals) -> None:
     process = job.start()
     first = [f"a{n}" for n in range(200)]
     send(job, first)
@@ -39,7 +39,7 @@ def test_a_signal_ends_it_between_two_batches(job: JobProcess, stop: signal.Sign
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_killed_and_started_again_delivers_exactly_once(job: JobProcess) -> None:
+def test_a_job_that_is_killed_and_started_again_delivers_exactly_once(job: JobProcess) -> None:
     slow = {"kafka.max_offsets_per_trigger": 100}
     ids = [f"t{n}" for n in range(300)]
     send(job, ids)
@@ -54,7 +54,7 @@ def test_killed_and_started_again_delivers_exactly_once(job: JobProcess) -> None
 
 
 @pytest.mark.timeout(120)
-def test_without_kafka_it_says_so_in_one_line(job: JobProcess) -> None:
+def test_without_kafka_the_job_ends_with_one_line(job: JobProcess) -> None:
     process = job.start(**{"kafka.bootstrap_servers": "127.0.0.1:1"})
     assert process.wait(90) == 1
     last = job.log.strip().splitlines()[-1]

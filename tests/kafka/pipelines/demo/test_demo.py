@@ -1,4 +1,4 @@
-"""`halfway demo` as a user runs it, and its judgement of tables that are wrong."""
+"""`halfway demo` as a user runs it, and its verdict on wrong tables."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ _START_LIMIT_S = 90
 
 @pytest.fixture
 def overrides(broker: LocalBroker, tmp_path: Path) -> dict[str, object]:
-    """Settings of a job with topics, tables and checkpoint of its own."""
+    """Settings of a job with its own topics, tables and checkpoint."""
     storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
     return {**unique_topics(broker), **storage, "state.buckets": 8, "state.shuffle_partitions": 2}
 
@@ -51,7 +51,7 @@ def run_demo(overrides: Mapping[str, object], *arguments: str) -> subprocess.Com
 
 @contextmanager
 def running_job(overrides: Mapping[str, object], log_file: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`halfway resolve`, from its first batch on."""
+    """Run `halfway resolve`, and yield it after its first batch."""
     status = Path(str(overrides["storage.checkpoint"])) / "status.json"
     before = status.read_bytes() if status.exists() else b""
     command = halfway_command("resolve", *options({**overrides, **QUICK}))
@@ -76,7 +76,7 @@ def ids(overrides: Mapping[str, object], table: str) -> list[str]:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_a_demo_comes_out_right_also_a_second_time_on_the_same_tables(overrides: dict[str, object], tmp_path: Path) -> None:
+def test_a_demo_succeeds_also_a_second_time_on_the_same_tables(overrides: dict[str, object], tmp_path: Path) -> None:
     first = run_demo(overrides, "--json", "--messages", "30")
     assert first.returncode == 0, first.stderr
     counts = {"committed": 21, "rolled_back": 10, "checked": 13, "discarded": 2, "quarantined": 3, "pending": 0}
@@ -87,7 +87,7 @@ def test_a_demo_comes_out_right_also_a_second_time_on_the_same_tables(overrides:
 
     with running_job({**overrides, **QUICK}, tmp_path / "job.log") as job:
         second = run_demo({**overrides, **QUICK}, "--messages", "4")
-        assert job.poll() is None, "the demo must leave alone a job that is not its own"
+        assert job.poll() is None, "the demo must not stop a job that it did not start"
     assert second.returncode == 0, second.stdout + second.stderr
     assert "a job is running: the demo uses it" in second.stdout
     assert "created the topic" not in second.stdout
@@ -128,10 +128,10 @@ def test_sigterm_ends_the_demo_and_its_job(overrides: dict[str, object]) -> None
         if demo.poll() is None:
             demo.kill()
     assert (demo.returncode, out) == (128 + signal.SIGTERM, ""), err
-    assert not is_in_use(storage), "the demo's job runs on"
+    assert not is_in_use(storage), "the demo's job is still running"
 
 
-def test_the_time_limit_is_what_a_discard_takes_and_a_minute() -> None:
+def test_the_time_limit_is_the_time_of_a_discard_and_a_minute() -> None:
     assert time_limit_s(load_settings(environ={}, overrides=QUICK)) == 4 * 2 + 2 + 60
 
 
@@ -141,7 +141,7 @@ def demo_settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 
 def row(planned: PlannedTransaction, **changes: object) -> dict[str, object]:
-    """A row of `messages` or `discarded` as the job would write it."""
+    """Return a row of `messages` or `discarded` as the job writes it."""
     own = {"body": planned.body, "tags": planned.tags, "keys": planned.keys, "producer_group": planned.group}
     return {"transaction_id": planned.transaction_id, "topic": "TopicTest1234", **own, "check_times": 0, "reason": "check_max", **changes}
 
@@ -156,14 +156,14 @@ def problems(settings: Settings, traffic: Traffic, messages: list[dict[str, obje
     return [problem for problem in verdict.problems if not problem.startswith("quarantined for")]
 
 
-def test_tables_that_are_right_have_no_problem_and_others_rows_do_not_count(demo_settings: Settings) -> None:
+def test_right_tables_have_no_problem_and_rows_of_other_runs_do_not_count(demo_settings: Settings) -> None:
     traffic, other = Traffic(demo_settings, 3), Traffic(demo_settings, 3)
     committed = [planned for planned in traffic.planned.values() if planned.end is TransactionEnd.COMMITTED]
     theirs = [row(planned, body=b"other") for planned in other.planned.values()]
     assert problems(demo_settings, traffic, [*map(row, committed), *theirs], []) == []
 
 
-def test_each_wrong_row_is_named(demo_settings: Settings) -> None:
+def test_each_wrong_row_is_reported(demo_settings: Settings) -> None:
     traffic = Traffic(demo_settings, 6)
     unknown, committed, rolled_back, _, altered, _, stranger, silent, _ = traffic.planned.values()
     delayed = row(stranger, transaction_id=traffic.delayed_id)

@@ -1,4 +1,4 @@
-"""Topics on a real broker: made right, verified, and refused where they break a rule (R17)."""
+"""The setup of topics on a real broker, and the refusal of topics that break a rule (R17)."""
 
 import json
 import uuid
@@ -26,7 +26,7 @@ MakeSettings = Callable[..., Settings]
 
 @pytest.fixture
 def names(broker: LocalBroker) -> MakeSettings:
-    """Return settings that name three topics of the test's own, which do not exist yet."""
+    """`names(**overrides)`: settings that name three topics which do not exist yet."""
     unique = uuid.uuid4().hex[:8]
     own = {f"kafka.{kind}_topic": f"{unique}-{kind}" for kind in ("half", "op", "check")}
     own["kafka.bootstrap_servers"] = str(broker.status()["bootstrap_servers"])
@@ -36,7 +36,7 @@ def names(broker: LocalBroker) -> MakeSettings:
 
 
 def make(settings: Settings, topic: str, **config: object) -> None:
-    """Make one topic as somebody else might have."""
+    """Create one topic with a given configuration."""
     text = {name.replace("_", "."): str(value) for name, value in config.items()}
     client = admin_client(settings.kafka)
     client.create_topics([NewTopic(topic, num_partitions=1, config=text)])[topic].result()
@@ -74,7 +74,7 @@ def test_only_the_missing_one_is_created(names: MakeSettings) -> None:
     assert [report.created for report in create_topics(settings, 1)] == [True, False, True]
 
 
-def test_create_time_is_noted_not_refused(names: MakeSettings) -> None:
+def test_create_time_is_noted_and_not_refused(names: MakeSettings) -> None:
     settings = names()
     make(settings, settings.kafka.half_topic, max_message_bytes=8_000_000, message_timestamp_type="CreateTime")
     half, op, _check = create_topics(settings, 1)
@@ -98,7 +98,7 @@ def test_verdicts_kept_shorter_than_halves_are_noted(names: MakeSettings) -> Non
         ("check_topic", "max.message.bytes", 5 * 1024**2 - 1, f"max.message.bytes={5 * 1024**2}"),
     ],
 )
-def test_a_topic_that_breaks_a_rule_is_refused_with_the_way_out(
+def test_a_topic_that_breaks_a_rule_is_refused_with_the_command_that_mends_it(
     names: MakeSettings, topic: str, name: str, value: object, way_out: str
 ) -> None:
     settings = names()
@@ -120,18 +120,18 @@ def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention
             check_half_retention(admin_client(settings.kafka), settings)
 
 
-def test_a_missing_topic_says_how_to_make_it(names: MakeSettings) -> None:
+def test_the_error_of_a_missing_topic_names_the_command_that_creates_it(names: MakeSettings) -> None:
     settings = names()
     with pytest.raises(TopicError, match="halfway topics create"):
         check_half_retention(admin_client(settings.kafka), settings)
 
 
-def test_what_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
+def test_a_creation_that_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
     with pytest.raises(TopicError, match="replication factor of 3"):
         create_topics(names(), 1, replication=3)
 
 
-def test_wrong_security_is_told(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_wrong_security_settings(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_module, "REQUEST_LIMIT_S", 2.0)
     with pytest.raises(KafkaUnavailableError, match=r"does not use TLS, but kafka\.security\.protocol is SSL"):
         create_topics(names(kafka__security__protocol="SSL"))

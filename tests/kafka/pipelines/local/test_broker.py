@@ -1,4 +1,4 @@
-"""The local broker: starts, stops, comes back where it was, and never touches a process that is not its own."""
+"""The local broker starts, stops, keeps its address and data, and never touches a foreign process."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.support.commands import halfway_command
 
 @pytest.fixture
 def own_home(tmp_path: Path) -> Iterator[Path]:
-    """A home of the test's own, with the JARs that are fetched already; its broker is stopped in the end."""
+    """A home folder for one test, with the fetched JARs. Its broker is stopped at the end."""
     ensure_jars("kafka")
     (tmp_path / "jars").symlink_to(home() / "jars")
     yield tmp_path
@@ -34,12 +34,12 @@ def own_home(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def own(own_home: Path) -> LocalBroker:
-    """A broker of the test's own, not started."""
+    """A broker for one test, not started."""
     return LocalBroker(own_home / "broker")
 
 
 def halfway(own_home: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """Run the command line as a process of its own."""
+    """Run `halfway` in its own process."""
     environ = {**os.environ, "HALFWAY_HOME": str(own_home)}
     command = halfway_command(*arguments)
     return subprocess.Popen(command, env=environ, cwd=own_home, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -72,7 +72,7 @@ def make_topic(address: str, topic: str) -> None:
 
 
 def address_of(local: LocalBroker) -> str:
-    """Return the address of a broker that runs."""
+    """Return the address of a running broker."""
     status = local.status()
     assert status["running"]
     assert status["bootstrap_servers"] is not None
@@ -80,7 +80,7 @@ def address_of(local: LocalBroker) -> str:
 
 
 def take(port: int) -> socket.socket:
-    """Listen on `port`, as another program might."""
+    """Listen on `port`, as another program."""
     other = socket.socket()
     other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     other.bind(("127.0.0.1", port))
@@ -88,7 +88,7 @@ def take(port: int) -> socket.socket:
     return other
 
 
-def test_it_keeps_address_and_data_over_stop_kill_and_restart(own: LocalBroker) -> None:
+def test_a_broker_keeps_address_and_data_over_stop_kill_and_restart(own: LocalBroker) -> None:
     assert own.status() == {"running": False, "bootstrap_servers": None}
     assert own.start() is True
     address = address_of(own)
@@ -112,17 +112,17 @@ def test_it_keeps_address_and_data_over_stop_kill_and_restart(own: LocalBroker) 
     assert [value for value, _headers in read_all(address, "kept", 2)] == [b"before the stop", b"before the kill"]
 
 
-def test_two_starts_at_once_make_one_broker_that_outlives_them(own_home: Path) -> None:
+def test_two_starts_at_once_start_one_broker_that_outlives_them(own_home: Path) -> None:
     starts = [halfway(own_home, "broker", "start") for _ in range(2)]
-    told = sorted(start.communicate(timeout=60)[0].split(" at ")[0] for start in starts)
-    assert told == ["the broker is running", "the broker was already running"]
+    printed = sorted(start.communicate(timeout=60)[0].split(" at ")[0] for start in starts)
+    assert printed == ["the broker is running", "the broker was already running"]
 
     shown, _ = halfway(own_home, "broker", "status", "--json").communicate(timeout=30)
     status = LocalBroker(own_home / "broker").status()
     assert json.loads(shown) == status
     assert status["running"]
 
-    # Where none is configured, the commands find it.
+    # Without a configured address the commands find the local broker.
     created = halfway(own_home, "topics", "create", "--json")
     facts, _ = created.communicate(timeout=30)
     assert (created.returncode, len(json.loads(facts))) == (0, 3)
@@ -145,7 +145,7 @@ def test_a_taken_port_is_refused_and_another_can_be_fixed(own: LocalBroker, monk
     assert own.status() == {"running": False, "bootstrap_servers": f"127.0.0.1:{first}"}
 
 
-def test_a_stranger_with_the_recorded_pid_is_left_alone(own: LocalBroker) -> None:
+def test_a_foreign_process_with_the_recorded_pid_is_not_touched(own: LocalBroker) -> None:
     own.directory.mkdir()
     with subprocess.Popen(["sleep", "60"]) as stranger:
         try:
@@ -157,7 +157,7 @@ def test_a_stranger_with_the_recorded_pid_is_left_alone(own: LocalBroker) -> Non
             stranger.kill()
 
 
-def test_a_broker_that_ends_while_starting_says_why(own: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_ends_while_starting_reports_the_cause(own: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     data = own.directory / "data"
     data.mkdir(parents=True)
     (data / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=AAAAAAAAAAAAAAAAAAAAAQ\n")
@@ -182,14 +182,14 @@ def test_a_full_disk_is_refused(own: LocalBroker, monkeypatch: pytest.MonkeyPatc
         own.start()
 
 
-def test_the_largest_message_goes_through_byte_for_byte(broker: LocalBroker, topics: Callable[..., Settings]) -> None:
+def test_the_largest_message_arrives_byte_for_byte(broker: LocalBroker, topics: Callable[..., Settings]) -> None:
     settings = topics(partitions=1)
     body, header = os.urandom(4 * 1024**2), os.urandom(1024**2 - 4096)
     send(address_of(broker), settings.kafka.half_topic, body, {"LARGE": header})
     assert read_all(address_of(broker), settings.kafka.half_topic, 1) == [(body, {"LARGE": header})]
 
 
-def test_it_is_set_up_for_one_node(broker: LocalBroker) -> None:
+def test_the_broker_is_configured_for_one_node(broker: LocalBroker) -> None:
     node = ConfigResource(ResourceType.BROKER, "1")
     client = Admin({"bootstrap.servers": address_of(broker)})
     config = client.describe_configs([node])[node].result()
@@ -205,10 +205,10 @@ def test_it_is_set_up_for_one_node(broker: LocalBroker) -> None:
     assert {name: config[name].value for name in expected} == expected
 
 
-def test_it_listens_on_loopback_only(broker: LocalBroker) -> None:
+def test_the_broker_listens_on_loopback_only(broker: LocalBroker) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses the address we would send from
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but makes the kernel choose the source address
         except OSError:
             pytest.skip("this machine has no address but loopback")
         outer = probe.getsockname()[0]

@@ -1,4 +1,4 @@
-"""A new checkpoint takes existing tables over (design §1.6): what they hold is written no second time, everything else is."""
+"""A new checkpoint takes existing tables over (decision 6). It writes everything that they do not hold yet."""
 
 import shutil
 from pathlib import Path
@@ -12,11 +12,11 @@ from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World
 
 YEARS_MS = 200_000_000_000
-"""Later than now, from the tests' time 0 on."""
+"""From the tests' time 0 to a time later than now."""
 
 
 def lose_checkpoint(world: World, folder: Path) -> None:
-    """Remove the checkpoint, and name a new one."""
+    """Delete the checkpoint, and set a new one."""
     shutil.rmtree(world.settings.storage.checkpoint)
     storage = world.settings.storage.model_copy(update={"checkpoint": str(folder / "new-checkpoint")})
     world.settings = world.settings.model_copy(update={"storage": storage})
@@ -46,13 +46,13 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
 
 
 def limited(world: World, records: int) -> Settings:
-    """Settings for a run in several batches: what holds for the first one after a start must hold for the next."""
+    """Return settings for a run in several batches. The later batches must behave as the first one after the start."""
     kafka = world.settings.kafka.model_copy(update={"max_offsets_per_trigger": records})
     return world.settings.model_copy(update={"kafka": kafka})
 
 
 @pytest.mark.slow
-def test_what_was_discarded_is_neither_asked_about_nor_discarded_again_long_after(world: MakeWorld, tmp_path: Path) -> None:
+def test_a_discarded_half_is_neither_checked_nor_discarded_again_long_after(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
     w.half("dropped", 0)
     for at_ms in (6_001, 36_001):
@@ -61,7 +61,8 @@ def test_what_was_discarded_is_neither_asked_about_nor_discarded_again_long_afte
     before, asked = w.rows(Table.DISCARDED), w.checks()
     assert [row.transaction_id for row in before] == ["dropped"]
     lose_checkpoint(w, tmp_path)
-    # The new checkpoint knows nothing of the discard: for it the half is pending, asked about in one batch, and due in the next.
+    # The new checkpoint does not know of the discard. The half is pending, due for a check in one batch, and discarded
+    # in the next.
     w.tick(YEARS_MS)
     reports = w.resolve(limited(w, 5), adopt=True)
     assert len(reports) > 1
@@ -70,7 +71,7 @@ def test_what_was_discarded_is_neither_asked_about_nor_discarded_again_long_afte
     assert w.checks() == asked
 
 
-def test_what_the_tables_hold_is_left_out_of_every_batch_that_reads_it_again(world: MakeWorld, tmp_path: Path) -> None:
+def test_every_batch_leaves_out_the_rows_that_the_tables_hold(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1)
     w.half("a", 0)
     w.half("b", 1)
@@ -81,13 +82,13 @@ def test_what_the_tables_hold_is_left_out_of_every_batch_that_reads_it_again(wor
     before = w.by_id(Table.MESSAGES)
     assert set(before) == {"a", "b"}
     lose_checkpoint(w, tmp_path)
-    # The last batch brings b's commit, and with it a horizon that is later than now.
+    # The last batch has the commit of b, and a horizon that is later than now.
     reports = w.resolve(limited(w, 4), adopt=True)
     assert [report.counts["committed"] for report in reports] == [1, 1]
     assert w.by_id(Table.MESSAGES) == before
 
 
-def test_a_half_of_a_topic_made_anew_is_not_taken_for_the_one_that_lay_there(world: MakeWorld, tmp_path: Path) -> None:
+def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1)
     old = w.half("old", 0)
     w.op("old", b"COMMIT", 1)

@@ -1,4 +1,4 @@
-"""R14: every way to break the contract, through real Kafka: the record is in `quarantine` byte for byte, and the stream goes on."""
+"""R14: every record that breaks the contract is in `quarantine` byte for byte, and the stream goes on."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ TICK: Headers = [("TICK", b"1"), ("PARTITIONS", b"2")]
 
 @dataclass(frozen=True)
 class Bad:
-    """A record and the reason why it is refused; `detail` is a part of what the row says."""
+    """A bad record, the reason to refuse it, and a part of the row's detail."""
 
     name: str
     source: Source
@@ -107,7 +107,7 @@ RECORDS = [
 
 @dataclass
 class Aftermath:
-    """What came of all the bad records, and of the good ones before, between and after them."""
+    """The outcome of all bad records, and of the good ones before, between and after them."""
 
     world: World
     places: dict[str, tuple[int, int]]
@@ -173,6 +173,6 @@ def test_at_the_limits_a_record_is_good(aftermath: Aftermath) -> None:
     row = w.by_id(Table.MESSAGES)["k" * 255]
     assert (len(row.body), row.queue_id) == (MAX_BODY, 2147483647)
     latest = delta_rows(f"{w.settings.storage.warehouse}/{Table.MESSAGES}", "SELECT CAST(max(born_at) AS BIGINT) AS us FROM rows")
-    assert latest == [{"us": 253402300799999_000}], "a reader without Spark sees the same moment"
+    assert latest == [{"us": 253402300799999_000}], "a reader without Spark sees the same time"
     assert report.counts["unknown"] == 1
     assert report.horizon_ms == START_MS + 20

@@ -1,4 +1,4 @@
-"""R15: a group whose every instance is away gets no counted checks, and is asked again once it is back."""
+"""R15: checks of a group without any instance are put off and not counted, until an instance is back."""
 
 import logging
 import threading
@@ -29,7 +29,7 @@ from tests.support.waiting import until
 
 @contextmanager
 def member(settings: Settings, group: str) -> Iterator[None]:
-    """Be in the consumer group of a producer group."""
+    """Join the consumer group of a producer group."""
     consumer = Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": check_group(group), "session.timeout.ms": 6_000})
     consumer.subscribe([settings.kafka.check_topic])
     try:
@@ -46,14 +46,14 @@ def test_a_group_is_away_when_its_last_member_has_left_and_only_then(topics: Mak
     assert group not in watch.absent(), "an unknown group counts as present"
     with member(settings, group):
         assert group not in GroupWatch(admin_client(settings.kafka)).absent()
-    assert group in GroupWatch(admin_client(settings.kafka)).absent(), "the first question is waited for"
-    until(lambda: group in watch.absent(), "later answers, taken in passing")
+    assert group in GroupWatch(admin_client(settings.kafka)).absent(), "a new watch waits for its first answer"
+    until(lambda: group in watch.absent(), "a later answer")
     with member(settings, group):
         until(lambda: group not in watch.absent(), "the group's return")
     watch.close()
 
 
-def test_a_group_that_kafka_lists_no_more_is_away_for_a_minute_yet(topics: MakeTopics) -> None:
+def test_a_group_that_kafka_has_deleted_stays_away_for_a_minute(topics: MakeTopics) -> None:
     settings = topics()
     group = settings.kafka.half_topic
     with member(settings, group):
@@ -65,7 +65,7 @@ def test_a_group_that_kafka_lists_no_more_is_away_for_a_minute_yet(topics: MakeT
     for deleted in client.delete_consumer_groups([check_group(group)]).values():
         deleted.result()
     fresh = GroupWatch(admin_client(settings.kafka))
-    assert group not in fresh.absent(), "it is deleted"
+    assert group not in fresh.absent(), "Kafka has deleted the group"
     for _ in range(int(GRACE_S)):
         now_s += ASK_EVERY_S
         assert group in watch.absent()
@@ -99,7 +99,7 @@ def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(broker: LocalBro
 
 
 class Service:
-    """Knows nothing at first, and commits when it is asked."""
+    """Answers UNKNOWN at first, and COMMIT to a check."""
 
     def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:  # noqa: ARG002
         return LocalTransactionState.UNKNOWN
@@ -110,7 +110,7 @@ class Service:
 
 @pytest.fixture
 def running(world: MakeWorld) -> Iterator[Callable[..., World]]:
-    """A world whose job goes on in a thread, with ticks of its own."""
+    """`running(**overrides)`: a world whose job runs in a thread and publishes ticks."""
     jobs: list[tuple[ResolveJob, threading.Thread]] = []
 
     def make(**overrides: object) -> World:
@@ -136,7 +136,7 @@ def view(w: World) -> PendingView:
 
 @pytest.mark.timeout(240)
 @pytest.mark.slow
-def test_r15_checks_of_a_group_that_left_wait_uncounted_until_it_is_back(running: Callable[..., World]) -> None:
+def test_r15_checks_of_an_absent_group_are_not_counted_until_it_is_back(running: Callable[..., World]) -> None:
     w = running(
         **{
             "resolution.transactionTimeOut": "2s",
@@ -147,10 +147,10 @@ def test_r15_checks_of_a_group_that_left_wait_uncounted_until_it_is_back(running
     group = w.settings.kafka.half_topic
     with TransactionProducer(w.settings.kafka, group, Service()) as service:
         service.send_in_transaction("orders", b"first", transaction_id="first")
-        until(lambda: w.by_id(Table.MESSAGES).keys() == {"first"}, "the answer to a check, by a group that is there")
+        until(lambda: w.by_id(Table.MESSAGES).keys() == {"first"}, "the answer to a check, by a present group")
     until(lambda: group in view(w).absent_groups, "the tick that says the group is away")
     w.half("second", PGROUP=group.encode())
-    # Its checks would be over, and it discarded, if they counted.
+    # If these checks counted, the message would be discarded by now.
     until(lambda: view(w).totals[Count.PUT_OFF] >= 4, "checks put off")
     assert view(w).transactions.select(["transaction_id", "check_times"]).to_pylist() == [{"transaction_id": "second", "check_times": 0}]
     assert {check[0] for check in w.checks()} == {"first"}
@@ -161,7 +161,7 @@ def test_r15_checks_of_a_group_that_left_wait_uncounted_until_it_is_back(running
 
 
 @pytest.mark.timeout(240)
-def test_a_group_that_kafka_does_not_know_is_discarded_all_the_same(running: Callable[..., World]) -> None:
+def test_r15_a_group_that_kafka_does_not_know_counts_as_present(running: Callable[..., World]) -> None:
     quick = {"resolution.transactionTimeOut": "500ms", "resolution.transactionCheckInterval": "500ms", "resolution.transactionCheckMax": 1}
     w = running(**quick)
     w.half("a", PGROUP=w.settings.kafka.half_topic.encode())

@@ -1,4 +1,4 @@
-"""The job from end to end: what is in Kafka, and what comes out in Delta and in the check topic."""
+"""The job from end to end: records in Kafka, rows in Delta, requests in the check topic."""
 
 import os
 from datetime import UTC, datetime
@@ -16,7 +16,7 @@ from tests.support.job_world import START_MS, MakeWorld, World
 
 
 def at(ms: int) -> datetime:
-    """The time that a table holds, as PySpark gives it: naive, in the zone of this machine."""
+    """Return a time as PySpark returns it from a table: naive, in the time zone of this machine."""
     return datetime.fromtimestamp((START_MS + ms) / 1000, UTC).astimezone().replace(tzinfo=None)
 
 
@@ -24,7 +24,7 @@ def table_version(world: World, table: Table) -> int:
     return len(list((Path(world.settings.storage.warehouse) / table / "_delta_log").glob("*.json")))
 
 
-def test_r1_a_commit_is_one_row_with_all_that_the_half_said(world: MakeWorld) -> None:
+def test_r1_a_committed_half_is_one_row_with_all_its_headers(world: MakeWorld) -> None:
     w = world()
     body = bytes(range(256)) * 5
     sent = {
@@ -63,7 +63,7 @@ def test_r1_a_commit_is_one_row_with_all_that_the_half_said(world: MakeWorld) ->
     assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == []
 
 
-def test_defaults_null_body_and_last_of_two_properties(world: MakeWorld) -> None:
+def test_a_row_has_defaults_an_empty_body_for_null_and_the_last_of_two_properties(world: MakeWorld) -> None:
     w = world()
     w.produce(Source.HALF, "a", None, [("REAL_TOPIC", b"orders"), ("PGROUP", b"g"), ("p", b"1"), ("n", None), ("p", b"2")], 5)
     w.op("a", b"COMMIT", 6)
@@ -73,7 +73,7 @@ def test_defaults_null_body_and_last_of_two_properties(world: MakeWorld) -> None
     assert (row.born_at, row.incarnation) == (at(5), 0)
 
 
-def test_check_requests_and_discard_over_several_runs(world: MakeWorld) -> None:
+def test_a_silent_half_is_checked_and_discarded_over_several_runs(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 2})
     partition, offset = w.half("a", 0, b"hello", own=b"kept", TAGS=b"T")
     w.tick(6_001)
@@ -119,7 +119,7 @@ def test_check_requests_and_discard_over_several_runs(world: MakeWorld) -> None:
 
 @pytest.mark.slow
 def test_a_backlog_read_in_small_batches_causes_no_check(world: MakeWorld) -> None:
-    """Time stands at the ticks: however slowly the log is read, what is answered in it is never asked about."""
+    """The horizon follows the ticks alone, so a slow reader of the log checks no half that has a verdict there."""
     w = world(**{"kafka.max_offsets_per_trigger": 7})
     for n in range(30):
         w.half(f"t{n}", n * 1_000)
@@ -132,7 +132,7 @@ def test_a_backlog_read_in_small_batches_causes_no_check(world: MakeWorld) -> No
     assert w.checks() == []
 
 
-def test_tables_without_rows_are_not_touched(world: MakeWorld) -> None:
+def test_a_batch_writes_nothing_to_a_table_without_rows(world: MakeWorld) -> None:
     w = world()
     w.half("a")
     w.op("a", b"COMMIT", 1)
@@ -145,7 +145,7 @@ def test_tables_without_rows_are_not_touched(world: MakeWorld) -> None:
 
 
 def test_a_replayed_batch_writes_nothing_twice(world: MakeWorld) -> None:
-    """The newest file of `commits/` gone: Spark does the last batch again, Delta passes it over."""
+    """Without the newest file of `commits/` Spark repeats the last batch, and Delta skips its appends."""
     w = world()
     for n in range(50):
         w.half(f"t{n}", 0, os.urandom(100))
@@ -165,10 +165,10 @@ def test_a_replayed_batch_writes_nothing_twice(world: MakeWorld) -> None:
     assert len(first[Table.QUARANTINE]) == 1
     checks = w.checks()
     assert len(checks) == 2, "check requests are sent at least once"
-    assert checks[0] == checks[1], "with the same CHECK_ID and all else"
+    assert checks[0] == checks[1], "with the same CHECK_ID and the same content"
 
 
-def test_r15_what_the_tick_says_reaches_the_rule(world: MakeWorld) -> None:
+def test_r15_a_tick_names_absent_groups(world: MakeWorld) -> None:
     w = world()
     w.half("a", 0)
     w.half("b", 0, PGROUP=b"h")
@@ -179,7 +179,7 @@ def test_r15_what_the_tick_says_reaches_the_rule(world: MakeWorld) -> None:
 
 
 @pytest.mark.parametrize("needed_for", ["check", "commit"])
-def test_r17_a_half_that_is_gone_is_quarantined_once_and_settled(world: MakeWorld, needed_for: str) -> None:
+def test_r17_a_deleted_half_is_quarantined_once_and_settled(world: MakeWorld, needed_for: str) -> None:
     w = world(partitions=1)
     partition, offset = w.half("a", 0)
     w.half("b", 0)
@@ -208,14 +208,14 @@ def test_r17_a_half_that_is_gone_is_quarantined_once_and_settled(world: MakeWorl
     assert "b" in {check[0] for check in w.checks()}
 
 
-def test_r17_a_start_is_refused_where_the_half_topic_forgets_too_soon(world: MakeWorld) -> None:
+def test_r17_a_start_is_refused_if_retention_is_shorter_than_half_retention(world: MakeWorld) -> None:
     w = world(timestamps="LogAppendTime", **{"resolution.half_retention": "400d"})
     too_long = w.settings.resolution.model_copy(update={"half_retention": 900 * 86_400_000})
     with pytest.raises(TopicError, match=r"retention\.ms"):
         w.resolve(w.settings.model_copy(update={"resolution": too_long}))
 
 
-def test_foreign_checkpoint_changed_buckets_and_missing_tables_are_refused(world: MakeWorld, tmp_path: Path) -> None:
+def test_another_checkpoint_changed_buckets_or_topics_and_missing_tables_are_refused(world: MakeWorld, tmp_path: Path) -> None:
     w = world()
     w.half("a")
     w.op("a", b"COMMIT", 1)
@@ -245,7 +245,7 @@ def test_a_second_job_on_one_checkpoint_is_refused(world: MakeWorld) -> None:
         w.resolve()
 
 
-def test_large_bodies_go_through_whole(world: MakeWorld) -> None:
+def test_large_bodies_arrive_whole(world: MakeWorld) -> None:
     w = world()
     bodies = {f"big{n}": os.urandom(4 * 1024 * 1024) for n in range(3)}
     for key, body in bodies.items():

@@ -1,4 +1,4 @@
-"""Much of one thing: large bodies, thousands of headers, one id's thousands of ops, halves that nobody answers for, wrong clocks."""
+"""Extreme input: large bodies, thousands of headers or of ops of one id, many silent halves, wrong clocks."""
 
 import time
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ MANY = 10_000
 
 
 def bodies_of(warehouse: Path, table: Table) -> Iterator[tuple[str, bytes]]:
-    """Ids and bodies, a row at a time: not all of them in memory."""
+    """Yield ids and bodies, one row at a time, because all of them do not fit into memory."""
     reader = QueryBuilder().register("rows", DeltaTable(str(warehouse / table))).execute("SELECT transaction_id, body FROM rows")
     for batch in pyarrow.RecordBatchReader.from_stream(reader):
         for row in range(batch.num_rows):
@@ -32,7 +32,7 @@ def bodies_of(warehouse: Path, table: Table) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bodies", [24, 250])
-def test_many_of_the_largest_bodies_in_one_batch(world: MakeWorld, bodies: int) -> None:
+def test_one_batch_takes_many_of_the_largest_bodies(world: MakeWorld, bodies: int) -> None:
     w = world()
 
     def body_of(number: int) -> bytes:
@@ -51,14 +51,14 @@ def test_many_of_the_largest_bodies_in_one_batch(world: MakeWorld, bodies: int) 
     [refused] = w.rows(Table.QUARANTINE)
     assert (refused.reason, bytes(refused.value)) == (Reason.BODY_TOO_LARGE, b"x" * (LARGEST + 1))
     if footprint.peak_mib is not None:
-        assert footprint.peak_mib["workers"] < 1_500, "bodies are read in portions, however many there are"
+        assert footprint.peak_mib["workers"] < 1_500, "workers read bodies in portions"
 
 
 def warehouse_of(w: World) -> Path:
     return Path(w.settings.storage.warehouse)
 
 
-def test_a_half_and_an_op_with_thousands_of_headers(world: MakeWorld) -> None:
+def test_halves_and_ops_may_have_thousands_of_headers(world: MakeWorld) -> None:
     w = world()
     own = {f"own-{number}": str(number) for number in range(MANY)}
     more = [(name, value.encode()) for name, value in own.items()]
@@ -80,13 +80,13 @@ def test_a_half_and_an_op_with_thousands_of_headers(world: MakeWorld) -> None:
 
 
 def going_on(w: World) -> Settings:
-    """The world's settings, for a job that goes on until it is stopped."""
+    """Return the world's settings for a job that runs until it is stopped."""
     trigger = w.settings.trigger.model_copy(update={"available_now": False, "interval": 0})
     return w.settings.model_copy(update={"trigger": trigger})
 
 
 @pytest.mark.slow
-def test_r2_r10_thousands_of_ops_of_one_id(world: MakeWorld) -> None:
+def test_r2_r10_one_id_may_have_thousands_of_ops(world: MakeWorld) -> None:
     w, ops = world(), 20_000
     result = hot_id(going_on(w), lambda: w.spark, ops, 2)
     counts, rows = expected_of_hot_id(ops)
@@ -96,7 +96,7 @@ def test_r2_r10_thousands_of_ops_of_one_id(world: MakeWorld) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_flood_of_halves_without_a_verdict(world: MakeWorld) -> None:
+def test_many_halves_without_a_verdict_are_all_checked_and_discarded(world: MakeWorld) -> None:
     w, halves = world(**{"kafka.max_offsets_per_trigger": 25_000, "resolution.transactionCheckMax": 1}), 100_000
     settings = going_on(w)
     with PeakMemory() as footprint:
@@ -142,7 +142,7 @@ def test_on_a_create_time_topic_a_wrong_clock_makes_no_discard_and_the_verdict_c
         w.half(name, at_ms)
     w.tick(1_000)
     w.resolve()
-    # What is an hour behind looks an hour old, and is asked about; a verdict that was there was not passed over for that (R9).
+    # A half whose clock is an hour behind looks an hour old, so the job checks it. A verdict in Kafka still wins (R9).
     assert [key for key, *_ in w.checks()] == ["behind"]
     assert set(w.by_id(Table.MESSAGES)) == {f"{name}-answered" for name in clocks_ms}
     w.tick(6_001)
@@ -161,7 +161,7 @@ def test_on_a_create_time_topic_a_wrong_clock_makes_no_discard_and_the_verdict_c
     assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == []
 
 
-def test_a_clock_that_is_ahead_only_puts_the_first_check_off(world: MakeWorld) -> None:
+def test_a_clock_that_is_ahead_only_delays_the_first_check(world: MakeWorld) -> None:
     w = world()
     w.half("ahead", HOUR_MS)
     w.tick(HOUR_MS + 6_000)

@@ -1,4 +1,4 @@
-"""What a running job tells Prometheus: right against the tables, never wrong on the way, and the same after a restart."""
+"""The metrics of a running job agree with its tables, are never negative, and stay the same after a restart."""
 
 import signal
 import urllib.error
@@ -33,7 +33,7 @@ def job(topics: MakeTopics, tmp_path: Path) -> Iterator[JobProcess]:
 
 
 def scraped(job: JobProcess) -> dict[str, float]:
-    """Return every sample as `name{label=value}`; nothing while the job does not listen yet."""
+    """Return every sample as `name{label=value}`, or nothing if the job does not listen yet."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{job.options['metrics.port']}/metrics", timeout=5) as answer:
             text = answer.read().decode()
@@ -47,7 +47,7 @@ def scraped(job: JobProcess) -> dict[str, float]:
 
 
 def traffic(job: JobProcess) -> None:
-    """Send something of every kind that is counted."""
+    """Send records of every kind that the metrics count."""
     producer = Producer({"bootstrap.servers": str(job.options["kafka.bootstrap_servers"]), "partitioner": "murmur2_random"})
     half_topic, op_topic = (str(job.options[f"kafka.{kind}_topic"]) for kind in ("half", "op"))
 
@@ -106,7 +106,7 @@ def rows(job: JobProcess, table: str) -> int:
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_the_running_job_is_scraped_stopped_and_scraped_again(job: JobProcess) -> None:
+def test_metrics_agree_with_the_tables_and_go_on_after_a_restart(job: JobProcess) -> None:
     process = job.start()
     traffic(job)
 
@@ -116,7 +116,7 @@ def test_the_running_job_is_scraped_stopped_and_scraped_again(job: JobProcess) -
         return EXPECTED.items() <= samples.items()
 
     try:
-        until(arrived, "what was sent, in the metrics")
+        until(arrived, "the sent records in the metrics")
     except AssertionError as error:
         samples = scraped(job)
         raise AssertionError(
@@ -147,13 +147,13 @@ def test_the_running_job_is_scraped_stopped_and_scraped_again(job: JobProcess) -
         return bool(partly[-1])
 
     until(back, "the metrics after the restart")
-    assert partly[-1] == lasting(before), "totals go on as if there had been no restart"
+    assert partly[-1] == lasting(before), "totals are the same after a restart"
     after = scraped(job)
     assert after["halfway_start_timestamp_seconds"] > before["halfway_start_timestamp_seconds"]
 
 
-def test_unread_records_go_down_to_zero(world: MakeWorld) -> None:
-    """In small batches: what is left falls by what each batch reads, per topic."""
+def test_unread_records_fall_to_zero(world: MakeWorld) -> None:
+    """Each of the small batches lowers the number of unread records of each topic."""
     w = world(**{"kafka.max_offsets_per_trigger": 10})
     for n in range(20):
         w.produce(Source.HALF, f"t{n}", b"body", half_headers(), n)

@@ -1,4 +1,4 @@
-"""Reading back by pointer from a real Kafka, by a reader that lives longer than what it knew of a topic."""
+"""The read-back of bodies by pointer, with a reader that outlives its metadata of a topic."""
 
 from time import monotonic
 
@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 
 def send(settings: Settings, partition: int, value: bytes) -> read_back.Pointer:
-    """Send a half; return the pointer to it."""
+    """Send a half, and return its pointer."""
     sent: list[Message] = []
     producer = Producer(settings.kafka.as_librdkafka_dict())
     producer.produce(settings.kafka.half_topic, value, b"id", partition, on_delivery=lambda _, message: sent.append(message))
@@ -26,8 +26,8 @@ def send(settings: Settings, partition: int, value: bytes) -> read_back.Pointer:
 
 
 @pytest.mark.timeout(60)
-def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The reader ends with the test: it would look for the broker when that is gone.
+def test_an_added_partition_is_read_at_once(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The reader ends with the test, because it would look for the broker of the test for ever.
     monkeypatch.setattr(read_back, "_consumers", {})
     settings = topics(partitions=1)
     kafka = settings.kafka
@@ -42,7 +42,7 @@ def test_a_partition_that_was_added_meanwhile_is_read_at_once(topics: MakeTopics
 
 
 @pytest.mark.timeout(60)
-def test_records_far_apart_are_neither_waited_for_nor_read_through(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_lie_far_apart_are_read_by_seeking(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_back, "_consumers", {})
     settings = topics(partitions=1)
     kafka = settings.kafka
@@ -56,5 +56,5 @@ def test_records_far_apart_are_neither_waited_for_nor_read_through(topics: MakeT
     connection, names = kafka.as_librdkafka_dict(), {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
     began_s = monotonic()
     assert [record is not None for record in read_back._read(connection, names, pointers)] == [True] * 30
-    # 0.2 s here; a full queue that is looked at each second, and a wait for more than is wanted, made it 7.
+    # It takes 0.2 s here. A full queue that is polled once a second, or a wait for more records than wanted, takes 7 s.
     assert monotonic() - began_s < 3

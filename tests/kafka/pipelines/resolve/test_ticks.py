@@ -1,4 +1,4 @@
-"""The tick publisher on real topics: every partition hears of time, also those that come later."""
+"""The tick publisher writes ticks to every partition, also to those that are added later."""
 
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
 
-def test_a_partition_that_is_added_hears_of_time_too(topics: MakeTopics) -> None:
+def test_an_added_partition_gets_ticks(topics: MakeTopics) -> None:
     settings = topics(partitions=1, overrides={"resolution.tick_interval": "100ms"})
     ticks = TickPublisher(settings, admin_client(settings.kafka))
     assert ticks.publish()
@@ -25,7 +25,7 @@ def test_a_partition_that_is_added_hears_of_time_too(topics: MakeTopics) -> None
         added.result(30)
 
         def heard() -> set[tuple[int | None, bytes]]:
-            # The new partitions have no leader yet for a moment.
+            # The new partitions have no leader at first.
             with suppress(KafkaException):
                 return {(message.partition(), headers_of(message)["PARTITIONS"]) for message in read(settings.kafka, topic)}
             return set()

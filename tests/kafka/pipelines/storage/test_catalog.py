@@ -1,4 +1,4 @@
-"""The whole job on tables of a catalog instead of folders, as Unity Catalog has them."""
+"""The whole job on tables of a catalog, such as Unity Catalog, instead of folders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def catalog_world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> It
 
 
 @pytest.mark.timeout(300)
-def test_exactly_once_also_when_a_batch_is_repeated(catalog_world: World, tmp_path: Path) -> None:
+def test_a_repeated_batch_writes_nothing_twice_to_a_catalog(catalog_world: World, tmp_path: Path) -> None:
     w = catalog_world
     for n in range(20):
         w.half(f"t{n}", n)
@@ -41,7 +41,7 @@ def test_exactly_once_also_when_a_batch_is_repeated(catalog_world: World, tmp_pa
 
 
 @pytest.mark.timeout(300)
-def test_another_checkpoint_is_refused_and_told_of_the_schema(catalog_world: World, tmp_path: Path) -> None:
+def test_another_checkpoint_is_refused_with_the_schema_to_change(catalog_world: World, tmp_path: Path) -> None:
     w = catalog_world
     w.half("a")
     w.op("a", b"COMMIT")

@@ -1,4 +1,4 @@
-"""`halfway optimize` beside the running job: appends never fail for it, and each commit stays exactly one row."""
+"""`halfway optimize` beside a running job: no append fails, and each commit stays exactly one row."""
 
 import json
 import threading
@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 @pytest.mark.timeout(400)
 @pytest.mark.slow
-def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark: SparkSession) -> None:
+def test_the_job_goes_on_during_a_compaction(world: MakeWorld, spark: SparkSession) -> None:
     w = world(**{"trigger.available_now": False, "trigger.interval": 0})
     reports: list[BatchReport] = []
     failures: list[BaseException] = []
@@ -77,7 +77,7 @@ def test_the_job_goes_on_while_its_tables_are_compacted(world: MakeWorld, spark:
 
 @pytest.mark.timeout(200)
 @pytest.mark.slow
-def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path / "warehouse")
     create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
     done = run_halfway("optimize", "--set", f"storage.warehouse={warehouse}", "--json", limit_s=150)
@@ -88,7 +88,7 @@ def test_the_command_says_what_it_did(spark: SparkSession, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("0 seconds", 10)])
-def test_old_files_of_a_log_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
+def test_old_log_files_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
     create_tables(spark, storage, "query")
     name = table_name(storage, Table.DISCARDED)
@@ -106,10 +106,10 @@ def test_old_files_of_a_log_are_deleted_and_the_table_stays_whole(spark: SparkSe
     DeltaLog.clearCache()
     assert read_table(spark, storage, Table.DISCARDED).count() == 0
     append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", 11)
-    assert DeltaTable(str(tmp_path / "discarded")).version() == last, "the log still knows which batch it has"
+    assert DeltaTable(str(tmp_path / "discarded")).version() == last, "the log still knows its last batch"
 
 
-def test_without_tables_it_says_where_it_looked(spark: SparkSession, tmp_path: Path) -> None:
+def test_without_tables_the_error_names_the_folder(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
     with pytest.raises(SetupError, match=f"no tables in {tmp_path}: `halfway resolve` makes them"):
         compact_tables(spark, storage)

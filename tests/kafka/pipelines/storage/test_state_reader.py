@@ -1,4 +1,4 @@
-"""The state read from the checkpoint: before the first batch, between batches, and while the job goes on."""
+"""The state reader before the first batch, between batches, and beside a running job."""
 
 import threading
 
@@ -19,13 +19,13 @@ def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:
     return ids
 
 
-def test_before_the_first_batch_there_is_nothing(world: MakeWorld) -> None:
+def test_before_the_first_batch_the_state_is_empty(world: MakeWorld) -> None:
     w = world()
     stored = read_state(w.spark, w.settings.storage)
     assert (stored.batch_id, stored.rows, stored.read_to) == (None, [], {})
 
 
-def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
+def test_after_a_batch_the_state_holds_the_pending_transactions(world: MakeWorld) -> None:
     w = world()
     partition, offset = w.half("b", 100, INCARNATION=b"2")
     w.half("a", 50)
@@ -43,7 +43,7 @@ def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
     }
     for _, payload in stored.rows:
         with pyarrow.ipc.open_stream(payload) as reader:
-            assert reader.schema.equals(ENTRY_SCHEMA), "what the checkpoint holds is Arrow, and nothing that runs code when it is read"
+            assert reader.schema.equals(ENTRY_SCHEMA), "the checkpoint holds Arrow, which runs no code when it is read"
             reader.read_all()
     assert view.horizon_ms == START_MS + 6_101
     assert view.totals["committed"] == 1
@@ -61,8 +61,8 @@ def test_after_a_batch_it_holds_what_the_job_knows(world: MakeWorld) -> None:
     }
 
 
-def test_it_can_be_read_while_the_job_runs_and_writes(world: MakeWorld) -> None:
-    """Batch after batch, with old ones cleaned up at once: each read gives one whole batch."""
+def test_the_state_can_be_read_while_the_job_runs(world: MakeWorld) -> None:
+    """Each read returns one whole batch, although the job deletes old batches at once."""
     w = world(**{"trigger.available_now": False, "trigger.interval": 0, "resolution.tick_interval": "20ms"}, timestamps="LogAppendTime")
     w.spark.conf.set("spark.sql.streaming.minBatchesToRetain", "1")
     for n in range(20):

@@ -1,4 +1,4 @@
-"""Checkpoints and tables that older versions made are opened, and go on where they were."""
+"""The job opens checkpoints and tables of older versions, and goes on where they stopped."""
 
 import tarfile
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_first_format_is_kept() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_was_made_with_an_older_format_goes_on(version: int, spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
+def test_a_job_of_an_older_format_goes_on(version: int, spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
     with tarfile.open(DATA / f"format-{version}.tar.gz") as kept:
         kept.extractall(tmp_path, filter="data")
     servers = str(broker.status()["bootstrap_servers"])
@@ -47,4 +47,4 @@ def test_what_was_made_with_an_older_format_goes_on(version: int, spark: SparkSe
     }
     assert sorted(row["reason"] for row in w.rows(Table.QUARANTINE)) == ["incarnation_refused", "late_verdict", "missing_header"]
     numbers = [(key, headers["TRANSACTION_CHECK_TIMES"]) for key, _, headers in w.checks()]
-    assert numbers == [("checked", b"2")], "the earlier ones are in the old topic"
+    assert numbers == [("checked", b"2")], "the earlier checks are in the old topic"
