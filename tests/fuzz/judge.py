@@ -82,8 +82,8 @@ def judge(record: Record, max_body_bytes: int) -> Judgement:
 
 def meaning_of(record: Record) -> Meaning:
     """Return what the row of a half must say. The half must be good."""
-    said = {name: None if value is None else value.decode() for name, value in record.headers}
-    own = {name: said.pop(name, None) for name in _HALF}
+    headers = {name: None if value is None else value.decode() for name, value in record.headers}
+    own = {name: headers.pop(name, None) for name in _HALF}
     return Meaning(
         transaction_id=(record.key or b"").decode(),
         topic=own["REAL_TOPIC"] or "",
@@ -91,7 +91,7 @@ def meaning_of(record: Record) -> Meaning:
         tags=own["TAGS"],
         keys=own["KEYS"],
         body=record.value or b"",
-        properties=said,
+        properties=headers,
         producer_group=own["PGROUP"] or "",
         born_ms=int(own["BORN_TIMESTAMP"] or record.at_ms),
         half_ms=record.at_ms,
@@ -209,8 +209,8 @@ def _says_groups(value: bytes) -> bool:
     if not value:
         return True
     try:
-        said = json.loads(value.decode())
+        content = json.loads(value.decode())
     except ValueError:
         return False
-    groups = said.get("absent_groups", []) if isinstance(said, dict) else None
+    groups = content.get("absent_groups", []) if isinstance(content, dict) else None
     return isinstance(groups, list) and all(isinstance(group, str) for group in groups)
