@@ -1,5 +1,6 @@
 """`halfway commit` and `halfway rollback`: settle a transaction by hand."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -19,78 +20,41 @@ GroupOption = Annotated[str | None, typer.Option(help="Its producer group. Sends
 IncarnationOption = Annotated[int | None, typer.Option(min=0, help="Its incarnation, with --group. Default: 0.")]
 
 
-def commit(
-    transaction_id: IdArgument,
-    *,
-    remark: RemarkOption = None,
-    group: GroupOption = None,
-    incarnation: IncarnationOption = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Commit a pending transaction by hand. Its message goes to the table `messages`."""
-    _settle(
-        action=LocalTransactionState.COMMIT,
-        transaction_id=transaction_id,
-        remark=remark,
-        group=group,
-        incarnation=incarnation,
-        config=config,
-        overrides=overrides,
-        as_json=as_json,
-    )
+def _command(action: LocalTransactionState, help_text: str) -> Callable[..., None]:
+    """Return the command that settles a transaction by `action`."""
+
+    def run(
+        transaction_id: IdArgument,
+        *,
+        remark: RemarkOption = None,
+        group: GroupOption = None,
+        incarnation: IncarnationOption = None,
+        config: ConfigOption = None,
+        overrides: SetOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        if incarnation is not None and group is None:
+            raise typer.BadParameter("needs --group: without --group the job's state has both", param_hint="--incarnation")
+        settings = command_settings(config, overrides)
+        settings.kafka.servers()
+        encode_key(transaction_id)
+        if group is not None:
+            target = Target(transaction_id, group, incarnation or 0)
+        else:
+            with reader_session(settings, say) as spark:
+                target = find_pending(spark, settings, transaction_id)
+        sent = settle(settings, target, action, remark)
+        if as_json:
+            show_json(asdict(sent))
+            return
+        typer.echo(
+            f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
+            f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless an earlier verdict exists"
+        )
+
+    run.__doc__ = help_text
+    return run
 
 
-def rollback(
-    transaction_id: IdArgument,
-    *,
-    remark: RemarkOption = None,
-    group: GroupOption = None,
-    incarnation: IncarnationOption = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Roll back a pending transaction by hand. Its message is never delivered."""
-    _settle(
-        action=LocalTransactionState.ROLLBACK,
-        transaction_id=transaction_id,
-        remark=remark,
-        group=group,
-        incarnation=incarnation,
-        config=config,
-        overrides=overrides,
-        as_json=as_json,
-    )
-
-
-def _settle(
-    *,
-    action: LocalTransactionState,
-    transaction_id: str,
-    remark: str | None,
-    group: str | None,
-    incarnation: int | None,
-    config: ConfigOption,
-    overrides: SetOption,
-    as_json: bool,
-) -> None:
-    if incarnation is not None and group is None:
-        raise typer.BadParameter("needs --group: without --group the job's state has both", param_hint="--incarnation")
-    settings = command_settings(config, overrides)
-    settings.kafka.servers()
-    encode_key(transaction_id)
-    if group is not None:
-        target = Target(transaction_id, group, incarnation or 0)
-    else:
-        with reader_session(settings, say) as spark:
-            target = find_pending(spark, settings, transaction_id)
-    sent = settle(settings, target, action, remark)
-    if as_json:
-        show_json(asdict(sent))
-        return
-    typer.echo(
-        f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
-        f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless an earlier verdict exists"
-    )
+commit = _command(LocalTransactionState.COMMIT, "Commit a pending transaction by hand. Its message goes to the table `messages`.")
+rollback = _command(LocalTransactionState.ROLLBACK, "Roll back a pending transaction by hand. Its message is never delivered.")
