@@ -1,14 +1,18 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # What became of the messages
-# MAGIC Rates, latencies from half to commit, and reasons of discards and quarantine over time, from the three tables alone.
+# MAGIC Rates, latencies from half to commit, and reasons of discards and quarantine over time. The notebook reads the
+# MAGIC three tables alone.
 # MAGIC
-# MAGIC Parameters (widgets here, options of `python -m notebooks.audit_resolutions` elsewhere): `config`, a settings file;
-# MAGIC `set`, settings as `group.name=value`, with spaces between; `hours`, how far to look back from the newest outcome: all, if empty.
+# MAGIC Parameters are widgets on Databricks and options of `python -m notebooks.audit_resolutions` elsewhere:
+# MAGIC
+# MAGIC - `config`: a settings file.
+# MAGIC - `set`: settings as `group.name=value`, separated by spaces.
+# MAGIC - `hours`: how far to look back from the newest outcome. Empty means everything.
 
 # COMMAND ----------
 
-from halfway.pipelines.storage.exploration import stored_tables
+from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.schemas.errors import HalfwayError
 from halfway.transforms.views import audit
 from halfway.transforms.views.durations import duration_text
@@ -23,7 +27,7 @@ messages, discarded, quarantine = stored_tables(spark, settings.storage).values(
 
 [(first_ms, last_ms)] = audit.span(audit.outcomes(messages, discarded, quarantine)).collect()
 if last_ms is None:
-    raise HalfwayError(f"the tables in {settings.storage.warehouse} are empty: nothing was committed, discarded or quarantined yet")
+    raise HalfwayError(f"the tables in {settings.storage.warehouse} are empty: no message was committed, discarded or quarantined yet")
 if page.parameters["hours"]:
     first_ms = max(first_ms, last_ms - int(float(page.parameters["hours"]) * 3_600_000))
     messages = audit.since(messages, "committed_at", first_ms)
@@ -36,8 +40,8 @@ page.say(f"From {utc(first_ms)} to {utc(last_ms)}, in steps of {duration_text(st
 
 # MAGIC %md
 # MAGIC ## Rates
-# MAGIC Each in a panel of its own, since discards and quarantine are few where all is well. A rollback leaves nothing in the tables; the
-# MAGIC state counts them: see `explore_pending`.
+# MAGIC Each outcome has its own panel, because discards and quarantined records are rare if all is well. A rollback
+# MAGIC leaves nothing in the tables. The state counts rollbacks: see `explore_pending`.
 
 # COMMAND ----------
 
@@ -49,8 +53,8 @@ page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count
 
 # MAGIC %md
 # MAGIC ## From half to commit
-# MAGIC By the broker's time of both records. What was committed only after a check took longer than `transactionTimeOut`: the column
-# MAGIC *asked* counts those.
+# MAGIC The latency is the difference of the broker's times of both records. A message that was committed only after a
+# MAGIC check took longer than `transactionTimeOut`. The column *asked* counts those.
 
 # COMMAND ----------
 
@@ -64,7 +68,7 @@ page.table("By producer group, times in ms", by_group)
 
 # MAGIC %md
 # MAGIC ## Discarded and quarantined, by reason
-# MAGIC `docs/contract.md` says what each reason means.
+# MAGIC `docs/contract.md` explains each reason.
 
 # COMMAND ----------
 

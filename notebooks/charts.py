@@ -1,4 +1,4 @@
-"""Pictures of aggregates: titles, units, labels that can be read, times in UTC, colours that all can tell apart."""
+"""Draws aggregates with titles, units, readable labels, times in UTC and colours for any colour vision."""
 
 from collections.abc import Sequence
 from datetime import timedelta
@@ -14,14 +14,14 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from halfway.transforms.views.durations import duration_text
 from halfway.transforms.views.pending_frames import AGE_EDGES_MS
 
-# Okabe and Ito's colours, told apart with any colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+"""The palette of Okabe and Ito, which any colour vision can distinguish."""
 _AGE_GROUPS_MS = (0, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
 _SIZE = (10.0, 4.8)
 
 
 def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
-    """Draw how many are pending by producer group, stacked by age (producer_group, from_ms, transactions)."""
+    """Draw pending transactions by producer group, stacked by age (producer_group, from_ms, transactions)."""
     labels = _age_labels()
     named = rows.assign(age=pd.cut(rows["from_ms"].fillna(0), [*_AGE_GROUPS_MS, float("inf")], right=False, labels=labels))
     table = named.pivot_table(index="producer_group", columns="age", values="transactions", aggfunc="sum", observed=False, fill_value=0)
@@ -43,7 +43,7 @@ def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
 
 
 def ages(rows: pd.DataFrame, horizon: str) -> Figure:
-    """Draw how old what is pending is (from_ms, transactions): classes of about twice the one before."""
+    """Draw the ages of pending transactions (from_ms, transactions). Each age class is about twice the one before."""
     counts = rows.dropna().set_index("from_ms")["transactions"]
     shown = [edge for edge in AGE_EDGES_MS if edge <= max([*counts.index, 10_000])]
     return _bars(
@@ -55,7 +55,7 @@ def ages(rows: pd.DataFrame, horizon: str) -> Figure:
 
 
 def checks(rows: pd.DataFrame, horizon: str) -> Figure:
-    """Draw how often what is pending was asked about (check_times, transactions)."""
+    """Draw the number of checks of pending transactions (check_times, transactions)."""
     counts = rows.set_index("check_times")["transactions"]
     shown = range(max([*counts.index, 3]) + 1)
     return _bars(
@@ -67,7 +67,7 @@ def checks(rows: pd.DataFrame, horizon: str) -> Figure:
 
 
 def rates(rows: pd.DataFrame, step_ms: int) -> Figure:
-    """Draw outcomes over time, each kind in a panel of its own scale (at, outcome, count)."""
+    """Draw outcomes over time, each kind in a panel with its own scale (at, outcome, count)."""
     kinds = ("committed", "discarded", "quarantined")
     figure, panels = plt.subplots(len(kinds), sharex=True, figsize=(_SIZE[0], 6.4), layout="constrained")
     for kind, axes, colour in zip(kinds, panels, COLOURS, strict=False):
@@ -84,10 +84,10 @@ def rates(rows: pd.DataFrame, step_ms: int) -> Figure:
 def latencies(rows: pd.DataFrame, step_ms: int) -> Figure:
     """Draw percentiles of half → commit over time (at, p50, p95, p99 in ms), on a logarithmic scale."""
     figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
-    # Each thinner than the one below it: where they are the same, all can be seen.
+    # Each line is thinner than the one below it, so that all are visible where they are the same.
     for name, colour, marker, width in (("p99", COLOURS[5], "^", 5), ("p95", COLOURS[1], "s", 3), ("p50", COLOURS[0], "o", 1.2)):
         middle = rows["at"] + pd.Timedelta(milliseconds=step_ms / 2)
-        # Below 1 ms the broker's clock tells nothing apart, and a logarithm has no place for 0.
+        # The broker's clock has a resolution of 1 ms, and a logarithmic scale has no 0.
         axes.plot(middle, rows[name].clip(lower=1), color=colour, marker=marker, markersize=3 + width, linewidth=width, label=name)
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -100,9 +100,9 @@ def latencies(rows: pd.DataFrame, step_ms: int) -> Figure:
 
 
 def reasons(rows: pd.DataFrame, outcome: str, step_ms: int) -> Figure:
-    """Draw one outcome over time, of which there is at least one, stacked by reason (at, outcome, reason, count).
+    """Draw one outcome over time, stacked by reason (at, outcome, reason, count). It must have at least one row.
 
-    The seven most frequent reasons are named, the rest is one.
+    The seven most frequent reasons have their own names. The others are drawn together.
     """
     found = rows[rows["outcome"] == outcome]
     totals = found.groupby("reason")["count"].sum().sort_values(ascending=False)
@@ -159,7 +159,7 @@ def _count_axis(axis: Axis, steps: int = 8) -> None:
 
 
 def _time_axis(axes: Axes) -> None:
-    """Label times as a clock shows them, as finely as the span needs; the date stands below."""
+    """Label times as finely as the span needs, with the date below."""
     start, end = (mdates.num2date(bound) for bound in axes.get_xlim())
     span = end - start
     text = "%H:%M:%S" if span < timedelta(minutes=20) else "%H:%M" if span < timedelta(days=2) else "%d %b"
@@ -170,7 +170,7 @@ def _time_axis(axes: Axes) -> None:
 
 
 def _width(step_ms: int) -> float:
-    """Return the width of a bar in days, the unit of a time axis."""
+    """Return the width of a bar in days, the unit of the time axis."""
     return 0.95 * step_ms / 86_400_000
 
 
@@ -179,7 +179,7 @@ def _durations() -> FuncFormatter:
 
 
 def age_text(from_ms: float) -> str:
-    """Return the name of an age class, given its lower bound; NaN where there is no horizon yet."""
+    """Return the name of an age class by its lower bound. The bound is NaN if there is no horizon yet."""
     return "not known" if pd.isna(from_ms) else f"from {_from(int(from_ms))}"
 
 

@@ -1,10 +1,14 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # Pending transactions
-# MAGIC What is pending now, by group and age; why it is stuck; and one transaction's story. A running job is not disturbed.
+# MAGIC What is pending now by group and age, why it is stuck, and the story of one transaction. The notebook does not
+# MAGIC disturb a running job.
 # MAGIC
-# MAGIC Parameters (widgets here, options of `python -m notebooks.explore_pending` elsewhere): `config`, a settings file;
-# MAGIC `set`, settings as `group.name=value`, with spaces between; `transaction_id`, whose story to tell: if empty, the oldest pending one.
+# MAGIC Parameters are widgets on Databricks and options of `python -m notebooks.explore_pending` elsewhere:
+# MAGIC
+# MAGIC - `config`: a settings file.
+# MAGIC - `set`: settings as `group.name=value`, separated by spaces.
+# MAGIC - `transaction_id`: the transaction whose story to show. Empty means the oldest pending one.
 
 # COMMAND ----------
 
@@ -28,23 +32,23 @@ kafka = settings.kafka
 
 # MAGIC %md
 # MAGIC ## The state
-# MAGIC The job's state after its last committed batch. The *horizon* is the job's time: if it lags far behind the clock, the job is not
-# MAGIC running, or a partition gets no ticks, and nothing falls due.
+# MAGIC The job's state after its last committed batch. The low watermark (*horizon*) is the job's time. If it lags far
+# MAGIC behind the clock, the job is not running or a partition gets no heartbeats (*ticks*), and nothing falls due.
 
 # COMMAND ----------
 
-# Read once: a running job goes on, and all that follows is to tell of one batch.
+# The state is read once, because a running job goes on and all that follows must be of one batch.
 states = stored_states(spark, settings.storage).persist()
 pending = pending_frames.pending_transactions(states).persist()
 facts = pending_frames.state_facts(pending_frames.bucket_facts(states).collect())
 horizon = utc(facts.horizon_ms)
 if facts.horizon_ms is None:
-    page.say("The horizon is not defined: no tick was read from some partition yet, and nothing falls due.")
+    page.say("The horizon is not defined, because some partition has no tick yet. Nothing falls due.")
 else:
     lag_ms = datetime.now(UTC).timestamp() * 1000 - facts.horizon_ms
     page.say(f"Horizon: {horizon}, {duration_text(max(0.0, lag_ms))} behind the clock.")
 page.say(f"Pending: {pending.count():,}.")
-page.say(f"Verdicts that wait for their half: {facts.waiting:,}. Settled and remembered: {facts.remembered:,}.")
+page.say(f"Verdicts without their half: {facts.waiting:,}. Settled and remembered: {facts.remembered:,}.")
 page.say(f"Groups that are away: {', '.join(sorted(facts.absent_groups)) or 'none'}.")
 totals = sorted((str(name), count) for name, count in facts.totals.items() if count)
 page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["what", "count"]))
@@ -71,7 +75,7 @@ page.table("Checks", checks)
 
 # MAGIC %md
 # MAGIC ## What is stuck, and why
-# MAGIC The answers are those in the op topic since the oldest half that was asked about.
+# MAGIC The answers are the ops since the oldest half that was checked.
 
 # COMMAND ----------
 
@@ -80,7 +84,7 @@ answers = spark.createDataFrame([], "transaction_id STRING, action STRING, remar
 if kafka.bootstrap_servers and asked_since_ms is not None:
     answers = pending_frames.last_answers(records_since(spark, kafka, [kafka.op_topic], asked_since_ms))
 elif asked_since_ms is not None:
-    page.say("No Kafka is configured: what was answered is not known, and counts as no answer.")
+    page.say("No Kafka is configured, so the answers are not known. They count as missing.")
 stuck = pending_frames.stuck(pending, answers, facts.absent_groups).toPandas()
 stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_ms"]]
 columns = ["producer_group", "why", "transactions", "oldest", "most_checks", "remark", "example"]
@@ -91,7 +95,7 @@ page.table("What to do", pd.DataFrame([(str(why), way_out) for why, way_out in p
 
 # MAGIC %md
 # MAGIC ## One transaction's story
-# MAGIC From the half topic on to the tables, in order of the broker's time.
+# MAGIC Its records in the topics and its rows in the tables, in order of the broker's time.
 
 # COMMAND ----------
 
@@ -101,7 +105,7 @@ if transaction_id:
     begins, events = [], []
     for row in pending.where(pending["transaction_id"] == transaction_id).collect():
         begins.append(row["start_ms"])
-        page.say(f"{transaction_id} is pending; checks so far: {row['check_times']}; due when the horizon is {utc(row['next_due_ms'])}.")
+        page.say(f"{transaction_id} is pending; checks so far: {row['check_times']}; due at the horizon {utc(row['next_due_ms'])}.")
     for table, frame in stored_tables(spark, settings.storage).items():
         rows = [row.asDict() for row in story.rows_of(frame, table, transaction_id).collect()]
         begins += [row["half_ms"] for row in rows if row.get("half_ms") is not None]
@@ -112,8 +116,8 @@ if transaction_id:
         records = records_since(spark, kafka, [kafka.half_topic, kafka.op_topic, kafka.check_topic], since_ms)
         found = story.records_of(records, transaction_id).collect()
         events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
-    told = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
-    page.table(f"The story of {transaction_id}", pd.DataFrame(told, columns=["at", "what", "detail", "place"]))
+    shown = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
+    page.table(f"The story of {transaction_id}", pd.DataFrame(shown, columns=["at", "what", "detail", "place"]))
 states.unpersist()
 pending.unpersist()
 page.finish()

@@ -1,4 +1,4 @@
-"""What a notebook stands on: its parameters, its Spark, and where tables and pictures go, on Databricks and on a machine of one's own."""
+"""The page of a notebook: its parameters, its Spark and its output, on Databricks and on a local machine."""
 
 import argparse
 import html
@@ -25,7 +25,7 @@ _STYLE = "body{font:15px sans-serif;margin:2em;max-width:70em}pre{overflow-x:aut
 
 
 def utc(ms: int | None) -> str:
-    """Return a time in ms since 1970 for people."""
+    """Return a time in ms since 1970 as text in UTC."""
     return "no time yet" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3] + " UTC"
 
 
@@ -33,8 +33,9 @@ def utc(ms: int | None) -> str:
 class Page:
     """A notebook's parameters and its output.
 
-    On Databricks parameters are widgets, and what is shown is displayed in the notebook. Elsewhere they are options of the command line;
-    tables are printed, pictures are PNG files in `--out`, and `finish` puts all of it together in one HTML file.
+    On Databricks the parameters are widgets, and the notebook displays the output. Elsewhere the parameters are options
+    of the command line. Then the page prints tables, saves pictures as PNG files in `--out`, and `finish` writes one
+    HTML file with all of it.
     """
 
     name: str
@@ -51,15 +52,15 @@ class Page:
         """Read the parameters and find Spark.
 
         Args:
-            name: of the notebook; files are called by it.
-            title: for people.
-            namespace: the notebook's `globals()`; on Databricks it has `dbutils` and `display`.
-            **parameters: the notebook's own, with their defaults.
+            name: the notebook's name, which its files get too.
+            title: the title of the page.
+            namespace: the notebook's `globals()`, which has `dbutils` and `display` on Databricks.
+            **parameters: the notebook's own parameters with their defaults.
         """
         own = {"config": "", "set": "", **parameters}
         dbutils = namespace.get("dbutils")
         if dbutils is None:
-            sys.excepthook = _tell
+            sys.excepthook = _print_error
         values = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
         settings = command_settings(Path(values["config"]) if values["config"] else None, values["set"].split())
         if dbutils is None:
@@ -71,12 +72,12 @@ class Page:
         return page
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Show a line of text."""
         print(text)
         self._parts.append(f"<p>{html.escape(text)}</p>")
 
     def table(self, title: str, rows: pd.DataFrame) -> None:
-        """Show a small table, its times in UTC."""
+        """Show a small table with its title."""
         print(f"\n{title}")
         if self.folder is None and self._display is not None:
             self._display(rows)
@@ -97,7 +98,7 @@ class Page:
         self._parts.append(f'<img src="{file.name}" alt="{html.escape(name)}">')
 
     def finish(self) -> None:
-        """Write the HTML file, where there is a folder for it."""
+        """Write the HTML file, except on Databricks."""
         if self.folder is None:
             return
         file = self.folder / f"{self.name}.html"
@@ -106,8 +107,8 @@ class Page:
         print(f"\n{file}")
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Tell of an error raised on purpose in one line, as the commands do."""
+def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error of Halfway in one line, as the commands do."""
     if isinstance(error, HalfwayError):
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     else:
@@ -123,7 +124,7 @@ def _widgets(dbutils: Any, parameters: Mapping[str, str]) -> dict[str, str]:
 def _options(name: str, parameters: Mapping[str, str]) -> dict[str, str]:
     parser = argparse.ArgumentParser(prog=f"python -m notebooks.{name}")
     parser.add_argument("--out", default=DEFAULT_FOLDER, help=f"folder for pictures and HTML (default {DEFAULT_FOLDER})")
-    parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="override one setting; may be repeated")
+    parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="override one setting; repeatable")
     for parameter, default in parameters.items():
         if parameter != "set":
             parser.add_argument(f"--{parameter.replace('_', '-')}", default=default)

@@ -126,7 +126,7 @@ def test_the_notebooks_show_what_the_job_did(run: Run, tmp_path: Path) -> None:
     assert [line.split(" ")[0] for line in story] == ["half", "check"]
 
     odd = run("explore_pending", "--transaction-id", "odd-p0")
-    assert "odd-p0 is pending; checks so far: 1; due when the horizon is 2023-11-14 22:14:57.000 UTC." in odd
+    assert "odd-p0 is pending; checks so far: 1; due at the horizon 2023-11-14 22:14:57.000 UTC." in odd
     odd_story = [" ".join(row[3:]) for row in table(odd, "The story of odd-p0")]
     # The check request comes last, because its time is the broker's of today.
     expected = [
