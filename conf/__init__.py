@@ -1,4 +1,4 @@
-"""The configuration files that are shipped, and the loader of settings.
+"""The configuration files of the distribution, and the loader of the settings.
 
 May import `schemas`.
 """

@@ -1,4 +1,4 @@
-"""Load the settings: one YAML file, overridden by the environment, then by the command line (docs/contract.md)."""
+"""Loads the settings: one YAML file, overridden by the environment, then by the command line (conf/default.yaml)."""
 
 import difflib
 import os
@@ -15,10 +15,10 @@ from halfway.schemas.settings import ENV_PREFIX, Settings
 
 
 def conf_file(name: str) -> Path:
-    """Return `conf/<name>`: of the current directory if it is there, or else the one that is shipped.
+    """Return `conf/<name>` of the current directory if it exists, or else of the installed package.
 
     Raises:
-        SetupError: neither is there.
+        SetupError: neither file exists.
     """
     for place in (Path.cwd() / "conf", Path(__file__).resolve().parent):
         if (place / name).is_file():
@@ -29,15 +29,16 @@ def conf_file(name: str) -> Path:
 def load_settings(
     path: Path | None = None, *, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
-    """Read the settings: the file at `path`, then `HALFWAY__GROUP__NAME` of the environment, then `overrides`.
+    """Return the settings of the file at `path`, overridden by the environment, then by `overrides`.
 
     Args:
         path: a YAML file; None for the built-in defaults, which `conf/default.yaml` repeats.
         overrides: dotted name (`resolution.tick_interval`) → value.
-        environ: the environment; `os.environ` if None.
+        environ: variables `HALFWAY__GROUP__NAME` among others; `os.environ` if None.
 
     Raises:
-        SettingsError: an unknown name (the nearest right one is named), a wrong value, or no such file.
+        SettingsError: a name is unknown (the message suggests the nearest one), a value is wrong, or the file cannot
+            be read.
     """
     merged: dict[str, Any] = {}
     for dotted, value, origin in [
@@ -80,22 +81,28 @@ def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: 
 
 
 def _is_mapping(dotted: tuple[str, ...]) -> bool:
-    """Whether a setting's value is itself a mapping, whose names are the user's."""
+    """Return True if a setting's value is a mapping, whose keys the user chooses."""
     return ".".join(dotted).lower() in {name for name, field in _all_settings() if get_origin(field.annotation) is Mapping}
 
 
 def secret_settings() -> frozenset[str]:
-    """Return the dotted names, in small letters, of the settings that hold a secret."""
+    """Return the dotted names, in lower case, of the settings that hold a secret."""
     return frozenset(name for name, field in _all_settings() if _holds_secret(field.annotation))
 
 
-def _all_settings(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in (model or Settings).model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _all_settings(inner, f"{prefix}{name.lower()}.")
+def _all_settings(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        group = _group(field)
+        if group is not None:
+            yield from _all_settings(group, f"{prefix}{name.lower()}.")
         else:
             yield prefix + name.lower(), field
+
+
+def _group(field: FieldInfo) -> type[BaseModel] | None:
+    """Return the model of a group of settings; None for a single setting."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def _holds_secret(annotation: Any) -> bool:
@@ -109,28 +116,25 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
 
 
 def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> None:
-    """Set one value under its group, names matched without regard to case as environments demand it."""
+    """Set one value in its group. Case does not matter in names, because environments often have upper case only."""
     model: type[BaseModel] = Settings
     *groups, last = dotted.split(".")
-    for depth, group in enumerate(groups):
-        field = _field(model, group, dotted, origin)
-        inner = model.model_fields[field].annotation
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+    for depth, name in enumerate(groups):
+        field = _field(model, name, dotted, origin)
+        group = _group(model.model_fields[field])
+        if group is None:
             raise SettingsError(f"{origin}: {'.'.join(groups[: depth + 1])} is one value, not a group of settings")
-        merged, model = merged.setdefault(field, {}), inner
+        merged, model = merged.setdefault(field, {}), group
     field = _field(model, last, dotted, origin)
-    if _is_group(model.model_fields[field]):
-        if value is None:
-            return
+    if _group(model.model_fields[field]) is None:
+        # An environment variable cannot be null, so an empty one stands for it.
+        merged[field] = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
+    elif value is not None:
         raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")
-    merged[field] = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
-
-
-def _is_group(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
 def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
+    """Return the field with this name in any case."""
     by_lower = {field.lower(): field for field in model.model_fields}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
