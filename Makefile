@@ -99,5 +99,5 @@ lock: setup ## regenerate requirements.lock from setup.cfg
 
 clean: ## stop the local Kafka; remove .venv, .halfway (with its data) and caches
 	@if [ -x $(HALFWAY) ] && ! $(HALFWAY) broker stop; then exit 1; fi
-	@rm -rf $(VENV) .halfway build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@rm -rf $(VENV) .halfway build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find $(CODE) tests benchmarks examples notebooks -name __pycache__ -type d -prune -exec rm -rf {} +

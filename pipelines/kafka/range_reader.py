@@ -151,7 +151,7 @@ class PartitionReader:
         """Return the record at each of these offsets; None where the partition does not hold it.
 
         Raises:
-            KafkaUnavailableError: Kafka does not answer within the limit, or the partition ends before one of the offsets.
+            KafkaUnavailableError: Kafka does not answer within the limit, or the partition ends too early.
         """
         lasts = list(offsets)
         for place in range(len(lasts) - 2, -1, -1):

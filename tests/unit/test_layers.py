@@ -38,7 +38,7 @@ GRANTS = {
     "pipelines/local": {"pipelines/resolve", "pipelines/kafka", "pipelines/runtime", "conf", "schemas"},
     "pipelines/demo": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "clients", "schemas"},
 }
-"""Room → the rooms that it may import, besides itself. Only the entry points import `pipelines/cli`, which may import all."""
+"""Room → the rooms it may import besides itself. Entry points alone import `pipelines/cli`, which may import all."""
 GRANTS["pipelines/cli"] = set(GRANTS) - {"pipelines"}
 LARGEST_ROOM = 15
 
@@ -115,7 +115,7 @@ def test_a_room_keeps_its_sign(folder: str, forbidden: set[str]) -> None:
 
 
 def test_no_pickle_anywhere() -> None:
-    """Whoever can write what is unpickled runs code here: state, tables and topics are Arrow, Parquet, JSON and bytes."""
+    """Whoever can write what is unpickled runs code here. State, tables and topics are Arrow, Parquet, JSON, bytes."""
     unpicklers = {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
     for path in modules(*FOLDERS, "src", "benchmarks", "examples", "notebooks"):
         assert not {part for name in imported(path) for part in name.split(".")} & unpicklers, path

@@ -1,4 +1,4 @@
-"""The pages are true of the repository: links, citations, names and settings lead to what exists; lines are short enough to read."""
+"""The pages agree with the repository: links, citations, names and settings exist, and lines are short enough."""
 
 import ast
 import re

@@ -66,7 +66,8 @@ def test_a_checkout_without_links_on_the_path_does_not_hide_the_wheel(python: Pa
 @pytest.mark.parametrize("module", ["halfway", "pipelines", "halfway.pipelines"])
 def test_the_command_runs_by_module_name(python: Path, tmp_path: Path, module: str) -> None:
     folder = ROOT if module == "pipelines" else tmp_path
-    done = subprocess.run([str(python), "-m", module, "--help"], cwd=folder, env={}, capture_output=True, text=True, check=False, timeout=60)
+    command = [str(python), "-m", module, "--help"]
+    done = subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "resolve" in done.stdout
 

@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -150,8 +150,8 @@ def problems(settings: Settings, traffic: Traffic, messages: list[dict[str, obje
     for table, rows in ((Table.MESSAGES, messages), (Table.DISCARDED, discarded)):
         if rows:
             write_deltalake(table_path(settings.storage, table), pa.Table.from_pylist(rows))
-    with closing(DemoJudge(settings, traffic)) as judge:
-        verdict = judge.judge()
+    judge = DemoJudge(settings, traffic)
+    verdict = judge.judge()
     assert not verdict.is_settled
     return [problem for problem in verdict.problems if not problem.startswith("quarantined for")]
 
