@@ -6,7 +6,7 @@ import subprocess
 from halfway.pipelines.local.processes import HOST, PORTS, command_line, end_process, free_port, is_free, wait_until
 
 
-def test_a_free_port_is_one_that_nobody_listens_on() -> None:
+def test_no_process_listens_on_a_free_port() -> None:
     port = free_port()
     assert port in PORTS
     assert is_free(port)
@@ -14,7 +14,7 @@ def test_a_free_port_is_one_that_nobody_listens_on() -> None:
         assert not is_free(port)
 
 
-def test_a_child_is_ended_also_if_it_ignores_sigterm() -> None:
+def test_a_child_process_is_ended_even_if_it_ignores_sigterm() -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         assert wait_until(lambda: command_line(child.pid) == ["sleep", "60"], 5)
         assert end_process(child.pid, child, 10)
@@ -25,7 +25,7 @@ def test_a_child_is_ended_also_if_it_ignores_sigterm() -> None:
         assert stubborn.poll() == -9
 
 
-def test_a_process_of_others_is_ended_and_waited_for() -> None:
+def test_a_process_that_is_no_child_is_ended_and_waited_for() -> None:
     shell = subprocess.run(["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"], capture_output=True, text=True, check=True)
     pid = int(shell.stdout)
     assert end_process(pid, None, 10)

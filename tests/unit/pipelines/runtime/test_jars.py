@@ -109,9 +109,9 @@ def test_a_failed_fetch_names_its_log_and_leaves_no_jar(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "what"), [("0" * 64 + "  kafka/slf4j-api-1.7.36.jar\n", "is not the one that is pinned"), ("", "is not pinned")]
+    ("line", "what"), [("0" * 64 + "  kafka/slf4j-api-1.7.36.jar\n", "differs from the one that is pinned"), ("", "is not pinned")]
 )
-def test_a_jar_that_is_not_the_pinned_one_is_refused(project: Path, line: str, what: str) -> None:
+def test_a_jar_that_differs_from_the_pinned_one_is_refused(project: Path, line: str, what: str) -> None:
     (project / "conf" / "jars.sha256").write_text(line)
     with pytest.raises(SetupError, match=f"slf4j-api-{IN_REACH}.jar was fetched and {what}") as caught:
         ensure_jars("kafka")
@@ -165,7 +165,7 @@ def test_an_older_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_java_without_a_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jdk", "Unable to locate a Java Runtime.", code=1)))
-    with pytest.raises(SetupError, match="tells no version"):
+    with pytest.raises(SetupError, match="prints no version"):
         find_java()
 
 
