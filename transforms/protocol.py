@@ -57,7 +57,7 @@ class Transaction(NamedTuple):
     phase: Phase
     half: Half
     due_ms: int
-    """The first horizon at which something is due: a check or the discard if it is pending, or else its forgetting."""
+    """When the check or discard of a pending half is due, or when a settled id is forgotten (see `Rules`)."""
     check_times: int = 0
 
 
@@ -81,14 +81,14 @@ class Outcome(NamedTuple):
 
 
 def first_ms_after(limit_ms: int) -> int:
-    """Return the first time that is greater than a limit. Every "greater than" of the rules goes through here."""
+    """Return the first time that is greater than a limit. Each "greater than" of the rules is this function."""
     return limit_ms + 1
 
 
 class Rules(NamedTuple):
-    """The numbers in the rules (times in ms), and the times that follow from them.
+    """The numbers in the rules (times in ms), and the due times that follow from them.
 
-    Each method returns the first horizon at which something is due: it is due when the horizon is >= that time.
+    A due time is the first horizon at which something is due: it is due when the horizon is >= that time.
     """
 
     timeout_ms: int
@@ -98,23 +98,23 @@ class Rules(NamedTuple):
     resolved_retention_ms: int
 
     def first_check_ms(self, half: Half) -> int:
-        """R4: the age is greater than the half's own immunity, or than the timeout if it sets none."""
+        """Return when the first check is due: the age is > the half's immunity, or the timeout if it sets none (R4)."""
         return first_ms_after(half.at_ms + (half.immunity_ms or self.timeout_ms))
 
     def next_check_ms(self, horizon_ms: int) -> int:
-        """R5, R15: the interval has passed since the horizon of the last check or put-off."""
+        """Return when the next check is due: the interval after the horizon of a check or put-off (R5, R15)."""
         return horizon_ms + self.check_interval_ms
 
     def expiry_ms(self, half: Half) -> int:
-        """R8: the age is greater than the retention of halves."""
+        """Return when a half expires: its age is > the retention of halves (R8)."""
         return first_ms_after(half.at_ms + self.half_retention_ms)
 
     def orphan_ms(self, op: Op) -> int:
-        """R10: a verdict without a half has waited for longer than the timeout."""
+        """Return when a verdict without a half becomes an orphan: it has waited for > the timeout (R10)."""
         return first_ms_after(op.at_ms + self.timeout_ms)
 
     def forget_ms(self, settled_ms: int) -> int:
-        """R11: the id has been settled for longer than the retention of settled ids."""
+        """Return when an id is forgotten: it has been settled for > the retention of settled ids (R11)."""
         return first_ms_after(settled_ms + self.resolved_retention_ms)
 
 
@@ -191,7 +191,7 @@ class _Resolver:
         self.counts.update(outcome.reason for outcome in broken)
 
     def on_half(self, half: Half) -> None:
-        """Start a transaction (R1, R4), or refuse a second half of a known id (R12)."""
+        """Start a transaction (R1, R4, R7), or count or quarantine a second half of a known id (R12)."""
         known = self.transactions.get(half.transaction_id)
         if known is None or _starts_afresh(half, known):
             self.transactions[half.transaction_id] = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))

@@ -1,4 +1,7 @@
-"""Kafka's columns to events, frame against frame. Every broken record goes through real Kafka in `tests/kafka/pipelines/resolve/test_bad_input.py`."""
+"""Kafka's columns become events, compared frame by frame.
+
+`tests/kafka/pipelines/resolve/test_bad_input.py` sends every kind of broken record through a real Kafka.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -90,7 +93,7 @@ def test_lost_notice(spark: SparkSession) -> None:
     assert_df_equality(event.drop("bucket"), expected(spark, **lost).drop("bucket"), ignore_nullable=True)
 
 
-def test_a_lost_notice_that_says_no_place_is_broken(spark: SparkSession) -> None:
+def test_a_lost_notice_without_a_valid_pointer_is_broken(spark: SparkSession) -> None:
     for said in ([("HALF_LOST", None)], [("HALF_LOST", b"3:17\n")], [("HALF_LOST", b"3:")]):
         event = decoded(spark, (b"id", None, "half", said)).collect()
         assert [(row.event, row.reason) for row in event] == [(EventKind.BROKEN, "bad_header")]
@@ -98,12 +101,12 @@ def test_a_lost_notice_that_says_no_place_is_broken(spark: SparkSession) -> None
     assert (twice.event, twice.reason) == (EventKind.BROKEN, "duplicate_header")
 
 
-def test_a_number_with_a_line_end_is_none(spark: SparkSession) -> None:
+def test_a_number_with_a_line_end_is_not_a_number(spark: SparkSession) -> None:
     [event] = decoded(spark, (b"id", None, "op", [("ACTION", b"COMMIT"), ("PGROUP", b"g"), ("INCARNATION", b"5\n")])).collect()
     assert (event.event, event.reason) == (EventKind.BROKEN, "bad_header")
 
 
-def test_a_tick_that_says_a_thing_twice_or_is_no_json_is_broken(spark: SparkSession) -> None:
+def test_a_tick_with_a_duplicate_header_or_without_json_is_broken(spark: SparkSession) -> None:
     good = [("TICK", b"5"), ("PARTITIONS", b"4")]
     bad: list[tuple[bytes, list[tuple[str, bytes]]]] = [
         (b"", [*good, ("PARTITIONS", b"9")]),

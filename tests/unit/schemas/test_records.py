@@ -1,4 +1,4 @@
-"""The contract's records as models (design §2): what is accepted, what is refused and for which reason (R14), and the round trip."""
+"""The models of the contract's records: what they accept, what they refuse and for which reason (R14), round trips."""
 
 from collections.abc import Mapping
 
@@ -65,7 +65,7 @@ BROKEN_HALVES: list[tuple[Pairs, Reason, str]] = [
 
 @pytest.mark.parametrize(("headers", "reason", "name"), BROKEN_HALVES)
 def test_half_that_breaks_the_contract(headers: Pairs, reason: Reason, name: str) -> None:
-    # An override of HALF above stands after its first value: only the last of a name counts as this case's.
+    # A case overrides a header of HALF by a second one of the same name, so only the last one is passed on.
     last = headers if reason is Reason.DUPLICATE_HEADER else list(dict(headers).items())
     with pytest.raises(RecordError) as caught:
         HalfHeaders.from_headers(last)
@@ -111,7 +111,7 @@ def test_half_with_all_headers_at_their_limits() -> None:
     assert sorted(half.to_headers()) == sorted(headers)
 
 
-def test_other_headers_are_properties_and_of_two_the_last_stays() -> None:
+def test_other_headers_are_properties_and_the_last_of_a_name_counts() -> None:
     half = HalfHeaders.from_headers([*pairs(HALF), ("colour", b"red"), ("ACTION", b"mine"), ("", b""), ("colour", b"blue")])
     assert half.properties == {"colour": "blue", "ACTION": "mine", "": ""}
 
@@ -129,7 +129,7 @@ def test_half_headers_are_written_in_full() -> None:
 
 
 @pytest.mark.parametrize("name", [*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK])
-def test_property_that_would_be_taken_for_the_contracts_own_is_refused(name: str) -> None:
+def test_property_with_a_name_of_the_contract_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=name):
         HalfHeaders(real_topic="orders", producer_group="shop", properties={name: "1"})
 
@@ -214,7 +214,7 @@ def test_check_that_breaks_the_contract(headers: Mapping[str, bytes | None], rea
     assert name in caught.value.detail
 
 
-def test_checks_own_headers_win_over_properties_of_that_name() -> None:
+def test_check_headers_win_over_properties_of_the_same_name() -> None:
     check = CheckHeaders.from_headers([("CHECK_ID", b"a property"), *pairs(CHECK)])
     assert (check.check_id, check.check_times, check.half.properties) == ("t1:0.7:3", 3, {})
 
@@ -239,7 +239,7 @@ def test_key_that_breaks_the_contract(key: bytes | None, reason: Reason) -> None
     ("transaction_id", "reason"),
     [("", Reason.MISSING_KEY), ("ä" * 128, Reason.KEY_TOO_LONG), ("\ud800", Reason.KEY_NOT_UTF8)],
 )
-def test_transaction_id_that_is_no_key(transaction_id: str, reason: Reason) -> None:
+def test_transaction_id_that_cannot_be_a_key(transaction_id: str, reason: Reason) -> None:
     with pytest.raises(RecordError) as caught:
         encode_key(transaction_id)
     assert caught.value.reason is reason
@@ -322,7 +322,7 @@ def read(model: AnyModel, headers: Pairs) -> HalfHeaders | OpHeaders | CheckHead
 
 @pytest.mark.parametrize("model", [HalfHeaders, OpHeaders, CheckHeaders])
 @given(st.lists(st.tuples(NAMES, VALUES)), st.sampled_from([{}, HALF, OP, CHECK]))
-def test_whatever_comes_is_read_or_refused_with_a_reason(model: AnyModel, headers: Pairs, valid: dict[str, bytes]) -> None:
+def test_any_headers_are_read_or_refused_with_a_reason(model: AnyModel, headers: Pairs, valid: dict[str, bytes]) -> None:
     found = read(model, [*headers, *pairs(valid)])
     if found is not None:
         assert model.from_headers(found.to_headers()) == found

@@ -1,4 +1,4 @@
-"""Settings (design §5): precedence, durations, names, secrets, and the files in conf/."""
+"""The settings: precedence, durations, names, secrets, and the files in conf/."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ SASL = {
 
 
 def load(path: Path | None = None, **more: object) -> Settings:
-    """Load settings of `overrides` and `environ`, never of the environment that the tests run in."""
+    """Load settings without the environment that the tests run in."""
     return load_settings(path, **{"environ": {}, **more})  # type: ignore[arg-type]
 
 
 def refused(text: str, **more: object) -> str:
-    """Return the message that loading fails with, which is one line and holds `text`."""
+    """Return the message of the error that loading raises. It is one line and contains `text`."""
     with pytest.raises(SettingsError) as caught:
         load(**more)  # type: ignore[arg-type]
     assert text in str(caught.value)
@@ -101,12 +101,12 @@ def test_durations(text: object, ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", -1, "1.5s", 1.5, "2 weeks", "2S", True, None, [1], "1h30m"])
-def test_what_is_no_duration(text: object) -> None:
+def test_invalid_durations(text: object) -> None:
     with pytest.raises(ValueError, match="500ms"):
         parse_duration_ms(text)
 
 
-def test_zero_is_a_tick_interval_but_no_time_out() -> None:
+def test_zero_is_a_valid_tick_interval_and_no_valid_timeout() -> None:
     assert load(overrides={"resolution.tick_interval": "0"}).resolution.tick_interval == 0
     refused("resolution.transactionTimeOut", overrides={"resolution.transactionTimeOut": "0"})
 
@@ -122,11 +122,11 @@ def test_zero_is_a_tick_interval_but_no_time_out() -> None:
         ("zzz.y", "there are: kafka, resolution, state, storage, trigger, metrics"),
     ],
 )
-def test_a_misspelt_name_is_told_the_nearest_right_one(name: str, hint: str) -> None:
+def test_the_message_for_an_unknown_name_suggests_the_nearest_one(name: str, hint: str) -> None:
     assert repr(name) in refused(hint, overrides={name: "1"})
 
 
-def test_a_misspelt_name_is_told_where_it_stands(tmp_path: Path) -> None:
+def test_the_message_for_an_unknown_name_tells_where_it_was_set(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("state: {bucket: 8}")
     refused(f"{path}: unknown setting 'state.bucket'; did you mean buckets?", path=path)
@@ -134,7 +134,7 @@ def test_a_misspelt_name_is_told_where_it_stands(tmp_path: Path) -> None:
     refused("--set state.bucket: unknown", overrides={"state.bucket": "8"})
 
 
-def test_groups_and_values_are_not_mixed_up() -> None:
+def test_a_group_is_no_value_and_a_value_no_group() -> None:
     refused("is a group of settings", overrides={"kafka.security": "SSL"})
     refused("is one value", overrides={"state.buckets.x": "1"})
 
@@ -169,7 +169,7 @@ def test_topics_must_differ() -> None:
     ("content", "text"),
     [("kafka: [", "line 1: this is not YAML"), ("- a\n- b\n", "expected groups of settings"), ("kafka: 3", "is a group of settings")],
 )
-def test_a_broken_file_is_told_apart(tmp_path: Path, content: str, text: str) -> None:
+def test_the_message_for_a_broken_file_tells_what_is_wrong(tmp_path: Path, content: str, text: str) -> None:
     path = tmp_path / "own.yaml"
     path.write_text(content)
     refused(text, path=path)
@@ -184,7 +184,7 @@ def test_settings_are_frozen() -> None:
         load().state.buckets = 3  # type: ignore[misc]
 
 
-def test_no_kafka_configured_says_what_to_do() -> None:
+def test_the_message_without_a_kafka_tells_what_to_do() -> None:
     with pytest.raises(SettingsError, match="halfway broker start"):
         load().kafka.servers()
 
@@ -203,7 +203,7 @@ def test_secrets_are_not_in_error_messages() -> None:
     )
 
 
-def test_sasl_needs_all_of_it() -> None:
+def test_sasl_needs_mechanism_user_and_password() -> None:
     for missing in ("sasl_mechanism", "user", "password"):
         some = {name: value for name, value in SASL.items() if name != f"kafka.security.{missing}"}
         refused("SASL_SSL needs sasl_mechanism, user and password", overrides=some)
@@ -276,8 +276,8 @@ SPARK = {
 }
 
 
-def test_kafkas_clients_get_the_options_of_a_list_and_no_other(tmp_path: Path) -> None:
-    """A free pass-through would let a configuration load classes (`sasl.login.callback.handler.class`) or switch checks off."""
+def test_kafka_clients_get_only_the_listed_options(tmp_path: Path) -> None:
+    """Other options could load classes (`sasl.login.callback.handler.class`) or switch checks off."""
     (tmp_path / "pem").write_text("-----BEGIN …")
     own = {name: str(tmp_path / "pem") for name in ("ca", "certificate", "key")}
     every = {**SASL, "kafka.bootstrap_servers": "h:1", **{f"kafka.security.{name}": value for name, value in own.items()}}
@@ -323,7 +323,7 @@ def test_local_yaml_has_short_times() -> None:
     assert (settings.storage.warehouse, settings.storage.checkpoint) == (str(here / "warehouse"), str(here / "checkpoint"))
 
 
-def test_places_are_told_from_the_root_and_uris_are_kept() -> None:
+def test_paths_become_absolute_and_uris_stay() -> None:
     settings = load_settings(environ={}, overrides={"storage.warehouse": "tables", "storage.checkpoint": "s3a://bucket/checkpoint"})
     assert settings.storage.warehouse == str(Path.cwd() / "tables")
     assert settings.storage.checkpoint == "s3a://bucket/checkpoint"
@@ -344,7 +344,7 @@ def test_tables_are_folders_or_in_a_catalog_not_both() -> None:
 
 
 @pytest.mark.parametrize("name", ["main.payments.messages", "main.", "a b", "main.`x`", "x'; DROP"])
-def test_what_is_no_schema_of_a_catalog(name: str) -> None:
+def test_invalid_catalog_schemas(name: str) -> None:
     refused("storage.catalog_schema", overrides={"storage.catalog_schema": name})
 
 

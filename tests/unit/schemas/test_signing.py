@@ -1,4 +1,4 @@
-"""The signature of an op, against one computed by hand from the words of docs/contract.md, and its keys, which never show."""
+"""Signatures, compared with one computed from the words of docs/contract.md; their keys, which are never shown."""
 
 import hashlib
 import hmac
@@ -30,7 +30,7 @@ def keyring(*keys: str, required: bool = False) -> Keyring:
     return Keyring({"order-service": [key.encode() for key in keys]}, required=required)
 
 
-def test_the_pages_vectors_are_right() -> None:
+def test_the_vectors_of_the_page_are_right() -> None:
     vectors = re.findall(r"^\| `([^`]+)` \| `(COMMIT|ROLLBACK|UNKNOWN)` \| `([^`]+)` \| (\d+) \| `([0-9a-f]{64})` \|$", PAGE, re.MULTILINE)
     assert len(vectors) == 3
     assert KEY in PAGE
@@ -44,7 +44,7 @@ def test_the_pages_vectors_are_right() -> None:
     assert hmac.new(KEY.encode(), bytes.fromhex(in_hex), hashlib.sha256).hexdigest() == vectors[0][-1]
 
 
-def test_what_one_signs_another_takes() -> None:
+def test_a_keyring_accepts_the_signature_of_another_with_the_same_key() -> None:
     assert keyring(KEY).problem(*OP, keyring(KEY).sign(*OP)) is None
 
 
@@ -63,12 +63,12 @@ def test_a_signature_is_for_one_group_only() -> None:
 
 
 @pytest.mark.parametrize("signature", [None, "", "00", "ä" * 64, keyring(KEY).sign(*OP).upper()])  # type: ignore[union-attr]
-def test_what_is_no_signature(signature: str | None) -> None:
+def test_invalid_signatures(signature: str | None) -> None:
     assert keyring(KEY).problem(*OP, signature)
 
 
 def test_keys_are_changed_without_a_gap() -> None:
-    """First the new key is added behind the old one, then it signs, then the old one goes: each verifies what the one before signed."""
+    """Add the new key second, let it sign, then remove the old one. Each step verifies the signatures of its neighbours."""
     steps = [keyring(OLD), keyring(OLD, KEY), keyring(KEY, OLD), keyring(KEY)]
     for before, after in pairwise(steps):
         assert after.problem(*OP, before.sign(*OP)) is None
@@ -76,7 +76,7 @@ def test_keys_are_changed_without_a_gap() -> None:
     assert steps[3].problem(*OP, steps[0].sign(*OP))
 
 
-def test_a_group_without_a_key_is_free_unless_signatures_are_required() -> None:
+def test_a_group_without_a_key_need_not_sign_unless_signatures_are_required() -> None:
     other = ("order-7", "COMMIT", "other", 0)
     assert keyring(KEY).sign(*other) is None
     assert keyring(KEY).problem(*other, None) is None
@@ -89,7 +89,7 @@ def test_an_op_is_signed_in_its_header() -> None:
     assert "SIGNATURE" not in dict(OpHeaders(action=LocalTransactionState.COMMIT, producer_group="g").signed("x", None).to_headers())
 
 
-def test_a_keyring_shows_no_key_but_goes_to_the_workers() -> None:
+def test_a_keyring_shows_no_key_and_can_be_sent_to_the_workers() -> None:
     own = keyring(KEY)
     assert KEY not in f"{own!r}{own}"
     assert pickle.loads(pickle.dumps(own)).sign(*OP) == own.sign(*OP)
@@ -131,7 +131,7 @@ def test_wrong_keys_are_refused_and_not_shown(keys: str, text: str) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_where_signatures_are_required_a_group_needs_a_key() -> None:
+def test_a_group_needs_a_key_if_signatures_are_required() -> None:
     with pytest.raises(SettingsError, match="no key for group shop"):
         signing(required=True).keyring_of("shop")
 

@@ -1,4 +1,4 @@
-"""The bucket's columns: what a batch leaves at rest. That they are the core's state is held in `test_protocol_properties.py`."""
+"""Entries that a batch leaves untouched. `test_protocol_properties.py` compares all entries with the core's state."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.support.scenario import RULES, commit, half, tick, to_batch
 
 
 @pytest.mark.timeout(60)
-def test_verdicts_that_wait_stay_at_rest_while_more_of_their_id_come() -> None:
+def test_waiting_verdicts_stay_untouched_while_more_of_their_id_arrive() -> None:
     bucket, batches, per_batch = Bucket(), 200, 1_000
     for number in range(batches):
         ops = [commit("a", offset=number * per_batch + place) for place in range(per_batch)]

@@ -1,4 +1,4 @@
-"""The rules of the design, one table: the id of a case begins with the number of the rule it holds."""
+"""The rules of docs/rules.md as one table. The id of a case begins with the number of its rule."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from halfway.transforms.protocol import BucketState, resolve
 from tests.support.scenario import RULES, commit, half, lost, rollback, run, tick, to_batch, unknown
 
 DUE = 6_001
-"""The first horizon at which a half of time 0 is asked about."""
+"""The first horizon at which a half of time 0 is checked."""
 
 # id, batches, outcomes per batch, phases at the end
 CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
@@ -366,14 +366,14 @@ def test_time_never_goes_back_and_waits_for_new_partitions() -> None:
     assert grown.after([Tick(Source.HALF, 1, 2, 150)]).horizon_ms() == 150
 
 
-def test_a_wrong_partition_count_heals_with_the_next_tick() -> None:
+def test_the_next_tick_corrects_a_wrong_partition_count() -> None:
     clock = Clock().after(tick(100)).after([Tick(Source.OP, 0, 1000, 101)])
     assert clock.horizon_ms() is None
     assert clock.after(tick(102)).horizon_ms() == 102
 
 
 @pytest.mark.timeout(5)
-def test_a_tick_may_say_any_number_of_partitions() -> None:
+def test_a_tick_may_name_any_number_of_partitions() -> None:
     ticks = [Tick(source, 0, 2**31 - 1, 5) for source in Source]
     assert Clock().after(ticks).horizon_ms() is None
     assert Clock().after([*ticks, *(Tick(source, 0, 1, 6) for source in Source)]).horizon_ms() == 6

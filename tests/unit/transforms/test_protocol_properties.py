@@ -1,4 +1,4 @@
-"""Any set of halves, ops and ticks, in any interleaving, duplication and batch split, against the naive model."""
+"""Random halves, ops and ticks, in any order, duplication and split into batches, compared with the naive model."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tests.support.scenario import told
 PARTITIONS = 2
 SMALL = Rules(timeout_ms=6, check_interval_ms=10, check_max=2, half_retention_ms=40, resolved_retention_ms=15)
 
-# A small world, so that ids, times and incarnations meet often; steps of time are what the logs are sorted by.
+# The world is small, so that ids, times and incarnations meet often. The logs are sorted by these steps of time.
 _ids = st.sampled_from(["a", "b", "c", "d"])
 _groups = st.sampled_from(["g", "g", "g", "h"])
 _incarnations = st.sampled_from([0, 0, 0, 1, 2])
@@ -30,7 +30,7 @@ _away = st.sampled_from([(), (), (), ("g",), ("h",)])
 
 @dataclass(frozen=True)
 class Log:
-    """One partition of one topic, in order of its offsets and of time."""
+    """One partition of one topic, in order of offset and time."""
 
     records: tuple[Half | Op | Tick, ...]
 
@@ -56,7 +56,7 @@ _cuts = st.lists(st.tuples(*[st.integers(0, 12)] * (len(Source) * PARTITIONS)), 
 
 
 def _split(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> list[Batch]:
-    """Cut the logs into batches: each log is read forward, however far in each batch."""
+    """Cut the logs into batches. Each batch reads each log on, by any distance."""
     batches, done = [], [0] * len(world)
     for cut in [*cuts, tuple(len(log.records) for log in world)]:
         read: list[Half | Op | Tick] = []
@@ -98,8 +98,8 @@ def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tup
 
 @settings(max_examples=300, deadline=None)
 @given(_world, _cuts)
-def test_the_columns_at_rest_are_the_same_state(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
-    """The bucket that goes through its payload after each batch, and looks only at what a batch concerns, misses nothing."""
+def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
+    """A bucket that is encoded after each batch, and reads only the affected entries, misses nothing."""
     batches = _split(world, cuts)
     bucket, lines = Bucket(), []
     for batch in batches:
@@ -118,7 +118,7 @@ def test_the_columns_at_rest_are_the_same_state(world: tuple[Log, ...], cuts: li
 @settings(max_examples=300, deadline=None)
 @given(_world, _cuts)
 def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
-    """Every accepted half is committed, rolled back, discarded or pending: the four add up, and no half is committed twice."""
+    """Every accepted half is either committed, rolled back, discarded or pending: the four numbers add up."""
     batches = _split(world, cuts)
     _, state, counts = _resolve_all(batches)
     refused = sum(counts[reason] for reason in ("id_conflict", "stale_incarnation", "incarnation_refused"))
@@ -130,7 +130,10 @@ def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]
 @settings(max_examples=300, deadline=None)
 @given(_world, _cuts, _cuts)
 def test_without_time_the_split_does_not_matter(world: tuple[Log, ...], cuts: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
-    """Until time moves, verdicts are the same however the logs are cut; UNKNOWN is left out: without its half it is only counted."""
+    """While time stands still, outcomes do not depend on how the logs are cut.
+
+    UNKNOWN is left out: one that is read before its half is only counted, whatever its group.
+    """
     timeless = tuple(
         Log(
             tuple(

@@ -1,4 +1,4 @@
-"""Outcomes and their records to rows: the schemas are the contract's, and nothing is kept of a half that is gone."""
+"""Outcomes and their records become rows of the contract's schemas. A half that is gone becomes no row."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -111,7 +111,7 @@ def test_a_refused_record_is_kept_whole() -> None:
     assert (no_headers["key"], no_headers["headers"]) == (b"c", None)
 
 
-def test_a_half_that_is_gone_makes_no_row_but_is_told() -> None:
+def test_a_half_that_is_gone_makes_no_row_and_is_returned_as_lost() -> None:
     committed = outcomes("a", "b", "c")
     records = [HALF, None, BARE]
     for rows in (row_makers.messages_of(9)(committed, records), row_makers.discarded_of(9)(committed, records)):
@@ -123,7 +123,7 @@ def test_a_half_that_is_gone_makes_no_row_but_is_told() -> None:
     assert lost["transaction_id"].to_pylist() == ["b"]
 
 
-def test_nothing_is_nothing() -> None:
+def test_no_outcomes_make_no_rows() -> None:
     empty = outcomes()
     for make in (
         row_makers.messages_of(1),
