@@ -223,7 +223,7 @@ def test_the_java_client_works(world: MakeWorld) -> None:
         w.tick(after_now(7_000))
         w.resolve()
         assert set(w.by_id(Table.MESSAGES)) == {"java-commit"}
-        until(lambda: service.poll() == 0, "it has answered", limit_s=60)
+        until(lambda: service.poll() == 0, "the answer of the Java client", limit_s=60)
     finally:
         service.kill()
         service.communicate(timeout=30)

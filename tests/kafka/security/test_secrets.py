@@ -137,7 +137,7 @@ def test_no_secret_appears_while_the_job_runs_or_after_it_has_failed(broker: Sec
     with TransactionProducer(settings.kafka, GROUP, listener) as producer:
         producer.send_in_transaction("orders", b"body", transaction_id="at-once", arg=COMMIT)
         producer.send_in_transaction("orders", b"body", transaction_id="asked", arg=UNKNOWN)
-        until(lambda: "asked" in job.rows("messages") or job.process.poll() is not None, "both are delivered", LIMIT_S)
+        until(lambda: "asked" in job.rows("messages") or job.process.poll() is not None, "both messages in the table", LIMIT_S)
     assert job.process.poll() is None, job.log.read_text()[-3000:]
     seen = {"ps": job.command_lines(), **job.pages()}
     assert "org.apache.spark.deploy.SparkSubmit" in seen["ps"]

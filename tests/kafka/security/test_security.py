@@ -34,7 +34,7 @@ def test_every_part_works_with_just_the_rights_of_the_page(spark: SparkSession, 
             producer.send_in_transaction("orders", b"body", transaction_id=name, arg=state)
         producer.send_in_transaction("orders", b"body", transaction_id="by-hand", arg=UNKNOWN, immunity_s=3600)
         resolve()
-        until(lambda: len(listener.checked) == 2, "both were asked")
+        until(lambda: len(listener.checked) == 2, "both checks")
         # The job runs while the client is present, because the checks of an absent group are put off (R15).
         resolve()
     assert [row["transaction_id"] for row in facts(run(operator, "pending", "--json"))] == ["by-hand"]

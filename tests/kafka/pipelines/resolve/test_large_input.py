@@ -43,15 +43,15 @@ def test_one_batch_takes_many_of_the_largest_bodies(world: MakeWorld, bodies: in
         w.produce_later(Source.OP, f"big{number}", b"", op_headers(), 1)
     w.half("too-big", 0, b"x" * (LARGEST + 1))
     w.tick(1_000)
-    with PeakMemory() as footprint:
+    with PeakMemory() as memory:
         [report] = w.resolve()
     assert report.counts[Count.COMMITTED] == bodies
     found = {key: body == body_of(int(key.removeprefix("big"))) for key, body in bodies_of(warehouse_of(w), Table.MESSAGES)}
     assert found == {f"big{number}": True for number in range(bodies)}
     [refused] = w.rows(Table.QUARANTINE)
     assert (refused.reason, bytes(refused.value)) == (Reason.BODY_TOO_LARGE, b"x" * (LARGEST + 1))
-    if footprint.peak_mib is not None:
-        assert footprint.peak_mib["workers"] < 1_500, "workers read bodies in portions"
+    if memory.peak_mib is not None:
+        assert memory.peak_mib["workers"] < 1_500, "workers read bodies in portions"
 
 
 def warehouse_of(w: World) -> Path:
@@ -99,15 +99,15 @@ def test_r2_r10_one_id_may_have_thousands_of_ops(world: MakeWorld) -> None:
 def test_many_halves_without_a_verdict_are_all_checked_and_discarded(world: MakeWorld) -> None:
     w, halves = world(**{"kafka.max_offsets_per_trigger": 25_000, "resolution.transactionCheckMax": 1}), 100_000
     settings = going_on(w)
-    with PeakMemory() as footprint:
+    with PeakMemory() as memory:
         pending, state_bytes = unanswered(settings, lambda: w.spark, halves, 2)
         assert (pending.counts[Count.HALVES], pending.rows.total()) == (halves, 0)
         assert state_bytes < 100
         settled = settle_unanswered(settings, lambda: w.spark, 1, 2)
     assert (settled.counts[Count.CHECKED], settled.counts[Count.DISCARDED]) == (halves, halves)
     assert dict(settled.rows) == {Table.DISCARDED: halves}
-    if footprint.peak_mib is not None:
-        assert footprint.peak_mib["workers"] < 1_500
+    if memory.peak_mib is not None:
+        assert memory.peak_mib["workers"] < 1_500
 
 
 @pytest.mark.slow
