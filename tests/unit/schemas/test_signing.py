@@ -68,7 +68,7 @@ def test_invalid_signatures(signature: str | None) -> None:
 
 
 def test_keys_are_changed_without_a_gap() -> None:
-    """Add the new key second, let it sign, then remove the old one. Each step verifies the signatures of its neighbours."""
+    """Add the new key second, let it sign, then remove the old one. Each step verifies what its neighbours sign."""
     steps = [keyring(OLD), keyring(OLD, KEY), keyring(KEY, OLD), keyring(KEY)]
     for before, after in pairwise(steps):
         assert after.problem(*OP, before.sign(*OP)) is None
