@@ -17,11 +17,12 @@ from halfway.pipelines.storage.delta_tables import (
     owner_of,
     read_log_ahead,
     read_table,
+    stored_tables,
     table_exists,
     table_path,
 )
 from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
-from halfway.schemas.errors import SetupError
+from halfway.schemas.errors import HalfwayError, SetupError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
 
@@ -45,12 +46,17 @@ def broken(spark: SparkSession, *offsets: int) -> DataFrame:
 
 def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, storage: StorageSettings) -> None:
     assert not table_exists(spark, storage, Table.MESSAGES)
-    assert not table_exists(spark, storage, Table.MESSAGES)
     create_tables(spark, storage, "first")
     create_tables(spark, storage, "second")
     assert {owner_of(spark, storage, table) for table in Table} == {"second"}
     assert all(table_exists(spark, storage, table) for table in Table)
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
+
+
+def test_a_missing_table_is_named_with_the_setting_that_places_it(spark: SparkSession, storage: StorageSettings) -> None:
+    setting, name = ("storage.catalog_schema", "`payments`.`messages`") if storage.catalog_schema else ("storage.warehouse", "/messages`")
+    with pytest.raises(HalfwayError, match=rf"there is no table .*{name} yet: .*, or set {setting}$"):
+        stored_tables(spark, storage)
 
 
 def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, storage: StorageSettings) -> None:
