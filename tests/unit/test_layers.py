@@ -89,8 +89,8 @@ def test_nothing_is_imported_under_its_old_name() -> None:
 def test_tests_import_no_test_module_and_benchmarks_only_what_supports_tests() -> None:
     for path in modules("tests"):
         assert not [name for name in imported(path) if name.startswith("tests.") and re.search(r"\.(test_\w+|conftest)", name)], path
-    for path in modules("benchmarks"):
-        assert not [name for name in imported(path) if re.match(r"tests(?!\.support)", name)], path
+    for path in modules("benchmarks", "examples", "notebooks"):
+        assert not [name for name in imported(path) if re.match(r"tests(?!\.support)|halfway\.pipelines\.cli", name)], path
 
 
 def test_the_core_needs_nothing_but_python() -> None:
