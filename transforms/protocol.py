@@ -216,7 +216,7 @@ class _Resolver:
 
     def take_waiting(self, halves: Iterable[Half]) -> list[Op]:
         """Remove and return the verdicts that waited for one of these halves (R1)."""
-        arrived = dict.fromkeys(half.transaction_id for half in halves if half.transaction_id in self.waiting)
+        arrived = dict.fromkeys([half.transaction_id for half in halves if half.transaction_id in self.waiting])
         return [op for transaction_id in arrived for op in self.waiting.pop(transaction_id)]
 
     def on_op(self, op: Op) -> None:
