@@ -111,5 +111,5 @@ def test_old_log_files_are_deleted_and_the_table_stays_whole(spark: SparkSession
 
 def test_without_tables_the_error_names_the_folder(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    with pytest.raises(SetupError, match=f"no tables in {tmp_path}: `halfway resolve` makes them"):
+    with pytest.raises(SetupError, match=f"no tables in {tmp_path}: `halfway resolve` creates them"):
         compact_tables(spark, storage)
