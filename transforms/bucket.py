@@ -6,7 +6,7 @@ horizon has reached. No rule is needed to tell.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -58,12 +58,12 @@ class Bucket:
 
     def after(self, batch: Batch, rules: Rules) -> tuple["Bucket", list[Outcome], Counter[str]]:
         """Apply a batch. Return the bucket after it, the outcomes, and what this batch counted."""
-        horizon_ms = self.clock.after(batch.ticks).horizon_ms()
-        untouched, affected = self._split(batch, horizon_ms)
-        resolution = resolve(_to_state(self.clock, affected), batch, rules)
+        clock = self.clock.after(batch.ticks)
+        untouched, affected = self._split(batch, clock.horizon_ms())
+        resolution = resolve(_to_state(clock, affected), replace(batch, ticks=()), rules)
         entries = _join(untouched, _to_entries(resolution.state, rules))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
-        return Bucket(entries, resolution.state.clock, totals), resolution.outcomes, resolution.counts
+        return Bucket(entries, clock, totals), resolution.outcomes, resolution.counts
 
     def pending(self) -> pa.Table:
         """Return the pending entries (ENTRY_SCHEMA)."""
