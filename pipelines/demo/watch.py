@@ -17,7 +17,7 @@ from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer,
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
-from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError
+from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError, TopicError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
 from halfway.schemas.settings import KafkaSettings, StorageSettings
@@ -153,7 +153,8 @@ class TopicWatch:
                         with suppress(RecordError, UnicodeDecodeError):
                             self._note(record)
                     read_to.update(ends)
-        except KafkaUnavailableError:
+        except (KafkaUnavailableError, TopicError):
+            # A broker that has just started knows no topic for a moment.
             return False
         return True
 

@@ -139,9 +139,10 @@ class PartitionReader:
         while self._position < end:
             record = self._next(self._position, end - 1)
             if record is None:
-                if self._position >= self._low:
+                if self._low <= self._position and end <= self._high:
                     return
-                self._seek(self._low)
+                self._is_kept(end - 1)
+                self._seek(max(self._position, self._low))
                 continue
             self._position = (record.offset() or 0) + 1
             if self._position <= end:

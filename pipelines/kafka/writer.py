@@ -34,6 +34,34 @@ def check_writable(client: Admin, topic: str) -> None:
     check_rights(client, {topic: (AclOperation.WRITE,)})
 
 
+class _DeliveryReports:
+    """Keeps the results of the records. librdkafka holds it while records are in flight, so it must not hold the writer."""
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self._failure: tuple[str, KafkaError] | None = None
+
+    def of(self, on_delivered: Callable[[Message], None] | None) -> Callable[[KafkaError | None, Message], None]:
+        """Return the callback for one record."""
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                self._failure = self._failure or (str(message.topic()), error)
+                return
+            self.delivered += 1
+            if on_delivered is not None:
+                on_delivered(message)
+
+        return report
+
+    def raise_failure(self) -> None:
+        """Raise the first failure since the last call."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            topic, error = failure
+            raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")
+
+
 class RecordWriter:
     """Sends records that all replicas in sync acknowledge.
 
@@ -58,8 +86,12 @@ class RecordWriter:
             options["message.max.bytes"] = largest_bytes
         self._limit_ms = limit_ms
         self._producer = Producer(options, logger=librdkafka_log)
-        self._failure: tuple[str, KafkaError] | None = None
-        self.delivered = 0
+        self._reports = _DeliveryReports()
+
+    @property
+    def delivered(self) -> int:
+        """Return how many records Kafka has acknowledged."""
+        return self._reports.delivered
 
     def put(
         self,
@@ -84,24 +116,23 @@ class RecordWriter:
             on_delivered: receives the acknowledged record.
 
         Raises:
-            KafkaUnavailableError: an earlier record was not acknowledged.
+            KafkaUnavailableError: the queue is full, and an earlier record was not acknowledged.
             KafkaException: librdkafka refuses the record, or has failed for good.
         """
-
-        def report(error: KafkaError | None, message: Message) -> None:
-            if error is not None:
-                self._failure = self._failure or (topic, error)
-                return
-            self.delivered += 1
-            if on_delivered is not None:
-                on_delivered(message)
-
         while True:
-            self._raise_failure()
             try:
-                self._producer.produce(topic, value, key, partition=partition, headers=list(headers), timestamp=at_ms, on_delivery=report)
+                self._producer.produce(
+                    topic,
+                    value,
+                    key,
+                    partition=partition,
+                    headers=list(headers),
+                    timestamp=at_ms,
+                    on_delivery=self._reports.of(on_delivered),
+                )
             except BufferError:
                 self._producer.poll(_FULL_QUEUE_POLL_S)
+                self._reports.raise_failure()
             else:
                 self._producer.poll(0)
                 return
@@ -113,12 +144,6 @@ class RecordWriter:
             KafkaUnavailableError: a record failed or was not acknowledged in time.
         """
         left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
-        self._raise_failure()
+        self._reports.raise_failure()
         if left:
             raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")
-
-    def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            topic, error = failure
-            raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")

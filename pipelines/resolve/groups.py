@@ -11,8 +11,9 @@ from typing import NamedTuple
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
 
-from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.schemas.headers import check_group
+from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
@@ -42,14 +43,15 @@ class GroupWatch:
     away.
     """
 
-    def __init__(self, client: Admin, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kafka: KafkaSettings, clock: Callable[[], float] = time.monotonic) -> None:
         """Prepare to ask. Sends no request.
 
         Args:
-            client: an admin client.
+            kafka: where Kafka is.
             clock: returns seconds.
         """
-        self._client = client
+        # Kafka answers the requests of a connection in order. With the ticks' client, a slow listing would delay ticks.
+        self._client = admin_client(kafka)
         self._clock = clock
         self._asked_s: float | None = None
         self._request: Future[ListConsumerGroupsResult] | None = None

@@ -94,7 +94,7 @@ class ResolveJob:
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
             manifest = ownership.manifest or write_manifest(spark, settings, adopt=self._adopt)
-            groups = GroupWatch(client)
+            groups = GroupWatch(settings.kafka)
             ticks = TickPublisher(settings, client, groups.absent)
             if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
                 ticks.publish()

@@ -1,4 +1,4 @@
-"""The Spark session: taken from the cluster, or made here on a single machine."""
+"""Provides the Spark session: the cluster's, or a local one on a single machine."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ REQUIRED_CONF = {
     "parquet.enable.dictionary#body": "false",
     "parquet.enable.dictionary#half_offset": "false",
 }
-"""What the job sets on every session: without it the job would be wrong or slow."""
+"""What the job sets on every session. Without these values the job would be wrong or slow."""
 
 _LOCAL_CONF = {
     # The default log store starts `readlink` four times for each commit on a local disk, 8 ms each.
@@ -137,28 +137,32 @@ def is_submitted() -> bool:
 
 
 @contextmanager
-def _stdout_is_stderr() -> Iterator[None]:
-    """Start JVMs with stderr as stdout within the block: Spark's lines must not mix with a command's output."""
+def redirected(target: int, *descriptors: int) -> Iterator[None]:
+    """Let these file descriptors write to `target` until the block ends. A JVM that starts in the block inherits them."""
     sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
+    sys.stderr.flush()
+    before = {number: os.dup(number) for number in descriptors}
     try:
+        for number in descriptors:
+            os.dup2(target, number)
         yield
     finally:
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        for number, kept in before.items():
+            os.dup2(kept, number)
+            os.close(kept)
 
 
 def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> SparkSession:
     java = find_java()
-    os.environ.setdefault("JAVA_HOME", str(Path(java).resolve().parent.parent))
+    os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     jars = ensure_jars("spark")
     conf = {**_LOCAL_CONF, **(_SMALL_CONF if small else {"spark.master": os.environ.get("SPARK_MASTER", "local[*]")})}
     # The JVM's own class path: the class archive cannot hold classes of Spark's class loader.
     conf["spark.driver.extraClassPath"] = class_path(jars)
-    if conf["spark.master"].partition("[")[0] != "local":  # executors run in their own processes, also of a local-cluster[...]
+    # Executors run in their own processes, also those of local-cluster[...].
+    if conf["spark.master"].partition("[")[0] != "local":
         conf["spark.jars"] = ",".join(map(str, jars))
     conf["spark.driver.extraJavaOptions"] += f" {_archive_option(java, archive_classes)}"
     # Nothing is written there, but Spark creates the folder, in the current directory by default.
@@ -167,7 +171,7 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     builder = SparkSession.builder.appName("halfway")
     for name, value in conf.items():
         builder = builder.config(name, value)
-    with _stdout_is_stderr():
+    with redirected(2, 1):  # Spark's lines must not mix with a command's output.
         spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
     jvm: Any = spark._jvm

@@ -92,12 +92,7 @@ def names_in(spark: SparkSession, uri: str) -> list[str]:
     return [entry.getPath().getName() for entry in file_system.listStatus(path)] if file_system.exists(path) else []
 
 
-def has_files(spark: SparkSession, uri: str) -> bool:
-    """Return True if `uri` is a folder that is not empty."""
-    return bool(names_in(spark, uri))
-
-
-def check_writable(spark: SparkSession, uri: str) -> None:
+def verify_folder_writable(spark: SparkSession, uri: str) -> None:
     """Write a small file in the folder `uri` and delete it.
 
     Raises:

@@ -9,7 +9,7 @@ refuse the second of two commits to a table.
 import fcntl
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from time import sleep
 
@@ -23,28 +23,23 @@ _REPLAY_LOCK_FILE = ".replay.lock"
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def job_lock(storage: StorageSettings) -> Iterator[None]:
+def job_lock(storage: StorageSettings) -> AbstractContextManager[None]:
     """Hold the checkpoint against a second job until the block ends.
 
     Raises:
         CheckpointInUseError: another job holds it.
     """
     advice = "stop it first, or give this one a checkpoint, a warehouse and topics of its own"
-    with _held(storage, LOCK_FILE, f"another job is running on the checkpoint {storage.checkpoint}: {advice}"):
-        yield
+    return _held(storage, LOCK_FILE, f"another job is running on the checkpoint {storage.checkpoint}: {advice}")
 
 
-@contextmanager
-def replay_lock(storage: StorageSettings) -> Iterator[None]:
+def replay_lock(storage: StorageSettings) -> AbstractContextManager[None]:
     """Hold the checkpoint against a second replay, but not against the job, until the block ends.
 
     Raises:
         CheckpointInUseError: another replay holds it.
     """
-    refusal = f"another replay is running on the checkpoint {storage.checkpoint}: wait until it is done"
-    with _held(storage, _REPLAY_LOCK_FILE, refusal):
-        yield
+    return _held(storage, _REPLAY_LOCK_FILE, f"another replay is running on the checkpoint {storage.checkpoint}: wait until it is done")
 
 
 def is_in_use(storage: StorageSettings) -> bool:

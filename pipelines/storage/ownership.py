@@ -1,4 +1,4 @@
-"""Which checkpoint owns which tables, and the refusal of a start where they do not belong together (decision 6)."""
+"""Reads which checkpoint owns which tables, and refuses a start where they do not belong together (decision 6)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import NoReturn
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.delta_tables import owner_of, table_exists, table_name
-from halfway.pipelines.storage.file_systems import has_files, read_json
+from halfway.pipelines.storage.file_systems import names_in, read_json
 from halfway.pipelines.storage.manifest import Manifest, checkpoint_file, read_manifest
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
@@ -34,7 +34,7 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,
-        has_run=has_files(spark, checkpoint_file(storage, "commits")),
+        has_run=bool(names_in(spark, checkpoint_file(storage, "commits"))),
         tables=owners,
     )
 

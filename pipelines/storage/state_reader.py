@@ -52,7 +52,8 @@ def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: in
         except (PySparkException, Py4JJavaError, FileNotFoundError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _committed(spark, storage, batches_ago) == batch_id:
-                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {_first_line(error)}") from None
+                first_line = str(error).strip().partition("\n")[0]
+                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line}") from None
             log.info("event=state_read_again batch_id=%d", batch_id)
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
 
@@ -79,8 +80,7 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
 
 
 def _rows(spark: SparkSession, storage: StorageSettings, batch_id: int) -> list[tuple[int, bytes]]:
-    states = _states(spark, storage, batch_id)
-    return [(format_version, bytes(payload)) for format_version, payload in states.collect()]
+    return [(format_version, bytes(payload)) for format_version, payload in _states(spark, storage, batch_id).collect()]
 
 
 def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
@@ -102,7 +102,3 @@ def ends_in(offsets: str) -> dict[str, dict[int, int]]:
     """Return the end offsets of a batch from a file of Spark's offset log, where they are the third line."""
     topics: dict[str, dict[str, int]] = json.loads(offsets.splitlines()[2])
     return {topic: {int(partition): offset for partition, offset in places.items()} for topic, places in topics.items()}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -131,8 +131,10 @@ def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:
     with operator_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
         tail = OffsetRange(max(first, end - _TAIL), end)
-        records = list(read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S))
-    return next((record for record in reversed(records) if {TICK, PARTITIONS} <= _headers(record).keys()), None)
+        tick = None
+        for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S):
+            tick = record if {TICK, PARTITIONS} <= _headers(record).keys() else tick
+    return tick
 
 
 def _headers(record: Message) -> dict[str, str | bytes | None]:

@@ -15,7 +15,7 @@ from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_
 from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.delta_tables import OWNER_PROPERTY
-from halfway.pipelines.storage.file_systems import check_writable, local_path
+from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
 from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, Manifest
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
@@ -38,7 +38,7 @@ def storage_findings(settings: Settings) -> Iterator[Finding]:
 def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
     folder = local_path(uri)
     if folder is None:
-        check_writable(spark_session(settings), uri)
+        verify_folder_writable(spark_session(settings), uri)
         yield Finding(name, Health.OK, f"{uri} can be written")
         return
     there = nearest_existing(folder)

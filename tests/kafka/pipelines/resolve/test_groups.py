@@ -42,11 +42,11 @@ def member(settings: Settings, group: str) -> Iterator[None]:
 def test_a_group_is_away_when_its_last_member_has_left_and_only_then(topics: MakeTopics) -> None:
     settings = topics()
     group = settings.kafka.half_topic
-    watch = GroupWatch(admin_client(settings.kafka))
+    watch = GroupWatch(settings.kafka)
     assert group not in watch.absent(), "an unknown group counts as present"
     with member(settings, group):
-        assert group not in GroupWatch(admin_client(settings.kafka)).absent()
-    assert group in GroupWatch(admin_client(settings.kafka)).absent(), "a new watch waits for its first answer"
+        assert group not in GroupWatch(settings.kafka).absent()
+    assert group in GroupWatch(settings.kafka).absent(), "a new watch waits for its first answer"
     until(lambda: group in watch.absent(), "a later answer")
     with member(settings, group):
         until(lambda: group not in watch.absent(), "the group's return")
@@ -59,12 +59,12 @@ def test_a_group_that_kafka_has_deleted_stays_away_for_a_minute(topics: MakeTopi
     with member(settings, group):
         pass
     now_s = 0.0
-    watch = GroupWatch(admin_client(settings.kafka), clock=lambda: now_s)
+    watch = GroupWatch(settings.kafka, clock=lambda: now_s)
     assert group in watch.absent()
     client = admin_client(settings.kafka)
     for deleted in client.delete_consumer_groups([check_group(group)]).values():
         deleted.result()
-    fresh = GroupWatch(admin_client(settings.kafka))
+    fresh = GroupWatch(settings.kafka)
     assert group not in fresh.absent(), "Kafka has deleted the group"
     for _ in range(int(GRACE_S)):
         now_s += ASK_EVERY_S
@@ -78,7 +78,7 @@ def test_a_group_that_kafka_has_deleted_stays_away_for_a_minute(topics: MakeTopi
 def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
     settings = load_settings(environ={}, overrides=unique_topics(broker))
     now_s = 0.0
-    watch = GroupWatch(admin_client(settings.kafka), clock=lambda: now_s)
+    watch = GroupWatch(settings.kafka, clock=lambda: now_s)
     watch.absent()
     watch._away = {"gone": _Away(0.0, 0.0)}
     watch._client = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})  # type: ignore[assignment]

@@ -35,7 +35,7 @@ class Broker:
 
     def __init__(self, ends: list[Any], low: int = 0, end: int = 10) -> None:
         self._ends, self._low, self._end = ends, low, end
-        self._position = 0
+        self._position = self._reported = 0
         self.refuse_once: int | None = None
 
     def get_watermark_offsets(self, _: TopicPartition, timeout: float) -> tuple[int, int]:
@@ -43,6 +43,7 @@ class Broker:
         said = self._ends.pop(0) if len(self._ends) > 1 else self._ends[0]
         if isinstance(said, KafkaException):
             raise said
+        self._reported = said
         return self._low, said
 
     def list_topics(self, _: str, timeout: float) -> None:
@@ -59,9 +60,9 @@ class Broker:
         if self.refuse_once is not None:
             code, self.refuse_once = self.refuse_once, None
             return [Record(self._position, code)]
-        found = [Record(offset) for offset in range(max(self._position, self._low), min(self._position + count, self._end))]
-        self._position += count
-        return found
+        found = range(max(self._position, self._low), min(self._position + count, self._end, self._reported))
+        self._position = found[-1] + 1 if found else self._position
+        return [Record(offset) for offset in found] or [Record(self._reported, KafkaError._PARTITION_EOF)]
 
 
 def read(broker: Any, *offsets: int, limit_s: float = 5.0) -> list[int | None]:
@@ -115,3 +116,13 @@ def test_a_range_goes_on_behind_records_that_retention_deletes_meanwhile() -> No
     broker = Broker([10], low=5)
     broker.refuse_once = KafkaError._AUTO_OFFSET_RESET
     assert ranged(broker, 5, 8) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("ends", [[4, 4, 10], [4, UNKNOWN, 10]], ids=str)
+def test_a_range_is_not_taken_for_read_while_the_broker_reports_too_low_an_end(ends: list[Any]) -> None:
+    assert ranged(Broker(ends), 0, 10) == list(range(10))
+
+
+def test_a_range_whose_last_offsets_hold_no_records_ends() -> None:
+    """The marker of a Kafka transaction takes an offset."""
+    assert ranged(Broker([10], end=8), 5, 10) == [5, 6, 7]
