@@ -138,7 +138,7 @@ def is_submitted() -> bool:
 
 @contextmanager
 def redirected(target: int, *descriptors: int) -> Iterator[None]:
-    """Let these file descriptors write to `target` until the block ends. A JVM that starts in the block inherits them."""
+    """Let these file descriptors write to `target` until the block ends. A JVM that starts in it inherits them."""
     sys.stdout.flush()
     sys.stderr.flush()
     before = {number: os.dup(number) for number in descriptors}

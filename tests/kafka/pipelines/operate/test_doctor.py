@@ -23,7 +23,7 @@ from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.file_systems import check_writable
+from halfway.pipelines.storage.file_systems import verify_folder_writable
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.ownership import read_ownership
 from halfway.schemas.errors import SetupError
@@ -183,12 +183,12 @@ def test_the_doctor_finds_the_owner_of_the_tables_without_spark(world: MakeWorld
 
 
 def test_spark_checks_the_places_that_only_it_can_reach(spark: SparkSession, tmp_path: Path) -> None:
-    check_writable(spark, tmp_path.as_uri())
+    verify_folder_writable(spark, tmp_path.as_uri())
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(SetupError, match="cannot be written"):
-        check_writable(spark, "file:///proc/none")
+        verify_folder_writable(spark, "file:///proc/none")
     with pytest.raises(SetupError, match="cannot be written"):
-        check_writable(spark, "nosuchfs://bucket/place")
+        verify_folder_writable(spark, "nosuchfs://bucket/place")
 
 
 def test_tables_of_a_catalog_are_not_searched_in_folders(spark: SparkSession, tmp_path: Path) -> None:

@@ -30,5 +30,5 @@ def test_an_early_manifest_has_numbered_buckets_and_adopted_nothing() -> None:
 
 
 def test_a_manifest_without_buckets_is_refused() -> None:
-    with pytest.raises(OwnershipError, match="state.buckets = None, not 64"):
+    with pytest.raises(OwnershipError, match=r"state\.buckets = None, not 64"):
         verify({name: value for name, value in THIS.items() if name != "buckets"})
