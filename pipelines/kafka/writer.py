@@ -35,7 +35,7 @@ def check_writable(client: Admin, topic: str) -> None:
 
 
 class _DeliveryReports:
-    """Keeps the results of the records. librdkafka holds it while records are in flight: it must not hold the writer."""
+    """Keeps the results of records. librdkafka holds it while they are in flight, so it must not hold the writer."""
 
     def __init__(self) -> None:
         self.delivered = 0
