@@ -7,7 +7,7 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
-from halfway.pipelines.kafka.topic_setup import BROKER_DEFAULT_REPLICATION, DEFAULT_PARTITIONS, UNLIMITED, TopicReport, create_topics
+from halfway.pipelines.kafka.topic_setup import BROKER_DEFAULT_REPLICATION, DEFAULT_PARTITIONS, TopicReport, create_topics
 from halfway.pipelines.local.command_settings import command_settings
 
 app = typer.Typer(no_args_is_help=True, help="Create and verify the topics.")
@@ -35,12 +35,10 @@ def create(
     if as_json:
         show_json([asdict(report) for report in reports])
         return
-    columns = ["topic", "partitions", "time", "kept", "largest", ""]
-    show_table(columns, [_row(report) for report in reports])
+    show_table(["topic", "partitions", "time", "kept", "largest", ""], [_row(report) for report in reports])
 
 
 def _row(report: TopicReport) -> tuple[object, ...]:
-    kept = "for ever" if report.retention_ms == UNLIMITED else f"{report.retention_ms / 86_400_000:.3g} d"
     largest = f"{report.max_message_bytes / 1024**2:.3g} MiB"
     remarks = "; ".join(["created" if report.created else "existed", *report.notes])
-    return report.topic, report.partitions, report.timestamp_type, kept, largest, remarks
+    return report.topic, report.partitions, report.timestamp_type, report.retention_text, largest, remarks

@@ -1,7 +1,7 @@
-"""Kafka's administration: a client that is quiet, gives up soon, and explains a failure in one line."""
+"""Provides an admin client for Kafka that prints nothing, times out soon, and explains a failure in one line."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -38,7 +38,7 @@ class _LastError:
 
 
 def _rank(error: KafkaError) -> int:
-    """Return how much an error explains."""
+    """Return how much an error explains; a larger number explains more."""
     return {KafkaError._ALL_BROKERS_DOWN: 0, KafkaError._TRANSPORT: 1}.get(error.code(), 2)
 
 
@@ -69,11 +69,6 @@ class Admin(AdminClient):
         self.poll(0)  # serves `error_cb`
         return self._last_error.error
 
-    def note_answer(self) -> None:
-        """Record that Kafka has answered, and forget earlier errors."""
-        self._has_answered = True
-        self._last_error.error = None
-
     def refusal(self) -> str | None:
         """Return why waiting is useless, and what to do: a wrong password, a wrong protocol or a refused certificate.
 
@@ -84,7 +79,7 @@ class Admin(AdminClient):
         return self.diagnosis() if is_new and not self._has_answered else None
 
     def diagnosis(self) -> str | None:
-        """Return what the last error of the connections means; None if it only means that nobody answers."""
+        """Return what the last error of the connections means; None if it only means that no broker answers."""
         error = self.last_error()
         if error is None:
             return None
@@ -105,7 +100,7 @@ class Admin(AdminClient):
                 if refusal:
                     raise KafkaUnavailableError(refusal) from None
             else:
-                self.note_answer()
+                self._has_answered, self._last_error.error = True, None
                 return answer
 
 
@@ -160,17 +155,9 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
     return found
 
 
-def requested(client: Admin, request: Callable[[], _T]) -> _T:
-    """Return the result of `request`.
-
-    Raises:
-        KafkaUnavailableError: Kafka cannot be reached, refuses the connection, or fails the request. The message gives
-            the cause.
-    """
-    try:
-        return request()
-    except KafkaException as error:
-        raise unavailable(client, error.args[0]) from None
+def missing_topics(topics: Collection[str]) -> str:
+    """Return the message for missing topics."""
+    return f"no topic {', '.join(topics)}: `halfway topics create` makes it"
 
 
 def unavailable(client: Admin, failure: KafkaError) -> KafkaUnavailableError:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.settings import KafkaSettings
@@ -81,7 +81,7 @@ def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetR
     """
     count = partition_counts(client, [topic]).get(topic)
     if count is None:
-        raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
+        raise TopicError(missing_topics([topic]))
     places = (TopicPartition(topic, partition) for partition in range(count))
     return {place.partition: OffsetRange(*consumer.get_watermark_offsets(place, timeout=REQUEST_LIMIT_S)) for place in places}
 

@@ -60,7 +60,7 @@ def missing_rights(
     return missing
 
 
-def check_rights(
+def verify_rights(
     client: Admin, topics: Mapping[str, Collection[AclOperation]], groups: Collection[str] = (), group_prefixes: Collection[str] = ()
 ) -> None:
     """Refuse to start what would fail midway because a right is missing; see `missing_rights`.

@@ -9,7 +9,7 @@ from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client
 from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
-from halfway.pipelines.kafka.rights import OPERATOR_GROUP, check_rights
+from halfway.pipelines.kafka.rights import OPERATOR_GROUP, verify_rights
 from halfway.schemas.settings import KafkaSettings
 
 _PROGRESS_RECORDS = 4_096
@@ -49,7 +49,7 @@ class TopicScan:
             KafkaUnavailableError: Kafka cannot be reached.
         """
         client = admin_client(kafka)
-        check_rights(client, {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
+        verify_rights(client, {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
         with operator_consumer(kafka) as consumer:
             yield cls(consumer, client, topic)
 

@@ -3,14 +3,13 @@
 import logging
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import ConfigEntry, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
 
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, partition_counts, unavailable
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, missing_topics, partition_counts, unavailable
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
 from halfway.schemas.settings import Settings
 
@@ -36,6 +35,11 @@ class TopicReport:
     min_insync_replicas: int
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+
+    @property
+    def retention_text(self) -> str:
+        """Return how long the topic keeps its records: `7 d`, or `for ever`."""
+        return "for ever" if self.retention_ms == UNLIMITED else f"{self.retention_ms / _DAY_MS:.3g} d"
 
 
 def create_topics(
@@ -72,7 +76,7 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     return [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
 
 
-def check_half_retention(client: Admin, settings: Settings) -> None:
+def verify_half_retention(client: Admin, settings: Settings) -> None:
     """Refuse a half topic that deletes halves before they expire (R17). Each start of the job calls it.
 
     Raises:
@@ -147,14 +151,11 @@ def _verify(client: Admin, settings: Settings, created: list[str], partitions: i
     problems = [problem for report in reports for problem in report.problems]
     if problems:
         raise TopicError("; ".join(problems))
-    return [_created(report, report.topic in created, partitions) for report in reports]
-
-
-def _created(report: TopicReport, created: bool, partitions: int) -> TopicReport:
-    notes = list(report.notes)
-    if report.partitions != partitions:
-        notes.append(f"has {report.partitions} partitions, not {partitions}: existing topics are left as they are")
-    return replace(report, created=created, notes=tuple(notes))
+    for number, report in enumerate(reports):
+        other = f"has {report.partitions} partitions, not {partitions}: existing topics are left as they are"
+        notes = report.notes if report.partitions == partitions else (*report.notes, other)
+        reports[number] = replace(report, created=report.topic in created, notes=notes)
+    return reports
 
 
 def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str, str]) -> TopicReport:
@@ -174,17 +175,15 @@ def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str
 def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures = client.describe_configs(resources, request_timeout=REQUEST_LIMIT_S)
-    answers = {resource.name: _config(client, resource.name, future) for resource, future in futures.items()}
-    return {topic: {name: str(entry.value) for name, entry in answer.items()} for topic, answer in answers.items()}
-
-
-def _config(client: Admin, topic: str, future: "Future[dict[str, ConfigEntry]]") -> dict[str, ConfigEntry]:
-    try:
-        return future.result()
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", topic)) from None
-        raise unavailable(client, error.args[0]) from None
+    configs = {}
+    for resource, future in futures.items():
+        try:
+            configs[resource.name] = {name: str(entry.value) for name, entry in future.result().items()}
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", resource.name)) from None
+            raise unavailable(client, error.args[0]) from None
+    return configs
 
 
 def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
@@ -223,8 +222,3 @@ def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[st
 
 def _alter(topic: str, name: str, value: object) -> str:
     return f"set it by `kafka-configs.sh --bootstrap-server … --alter --topic {topic} --add-config {name}={value}`"
-
-
-def missing_topics(topics: list[str]) -> str:
-    """Return the message for missing topics."""
-    return f"no topic {', '.join(topics)}: `halfway topics create` makes it"

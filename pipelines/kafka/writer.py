@@ -7,8 +7,8 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
-from halfway.pipelines.kafka.admin import Admin, librdkafka_log, partition_counts
-from halfway.pipelines.kafka.rights import check_rights
+from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, missing_topics, partition_counts
+from halfway.pipelines.kafka.rights import verify_rights
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.settings import KafkaSettings
 
@@ -21,7 +21,7 @@ HeaderList = list[tuple[str, bytes | None]]
 ANY_PARTITION = -1
 
 
-def check_writable(client: Admin, topic: str) -> None:
+def verify_topic_writable(kafka: KafkaSettings, topic: str) -> None:
     """Refuse a topic that cannot be written. Without any right to write, librdkafka's producer would not even start.
 
     Raises:
@@ -29,9 +29,10 @@ def check_writable(client: Admin, topic: str) -> None:
         AccessError: this user may not write to it.
         KafkaUnavailableError: Kafka cannot be reached.
     """
+    client = admin_client(kafka)
     if topic not in partition_counts(client, [topic]):
-        raise TopicError(f"no topic {topic}: `halfway topics create` makes it")
-    check_rights(client, {topic: (AclOperation.WRITE,)})
+        raise TopicError(missing_topics([topic]))
+    verify_rights(client, {topic: (AclOperation.WRITE,)})
 
 
 class _DeliveryReports:

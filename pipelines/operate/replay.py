@@ -28,9 +28,8 @@ from confluent_kafka import Message
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, check_writable
+from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, verify_topic_writable
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
@@ -202,7 +201,7 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
     """Send the halves. Return how many Kafka has acknowledged."""
     progress = _ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
-    check_writable(admin_client(settings.kafka), half_topic)
+    verify_topic_writable(settings.kafka, half_topic)
     writer = RecordWriter(settings.kafka, largest_bytes=settings.resolution.max_record_bytes)
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
         discarded = candidates.pop(row["transaction_id"], None)

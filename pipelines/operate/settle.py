@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, check_writable
+from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, verify_topic_writable
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import NotPendingError
@@ -86,7 +85,7 @@ def settle(settings: Settings, target: Target, action: LocalTransactionState, re
     def note(message: Message) -> None:
         placed.append((message.partition() or 0, message.offset() or 0))
 
-    check_writable(admin_client(settings.kafka), settings.kafka.op_topic)
+    verify_topic_writable(settings.kafka, settings.kafka.op_topic)
     writer = RecordWriter(settings.kafka)
     writer.put(settings.kafka.op_topic, encode_key(target.transaction_id), None, headers, on_delivered=note)
     writer.flush()

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client
-from halfway.pipelines.kafka.rights import JOB_GROUPS, check_rights, job_rights
-from halfway.pipelines.kafka.topic_setup import check_half_retention
+from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
+from halfway.pipelines.kafka.topic_setup import verify_half_retention
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.report import BatchReport
@@ -88,8 +88,8 @@ class ResolveJob:
         settings = self._settings
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
-            self._check_rights(client)
-            check_half_retention(client, settings)
+            self._verify_rights(client)
+            verify_half_retention(client, settings)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
@@ -106,13 +106,13 @@ class ResolveJob:
                 ticks.stop()
                 groups.close()
 
-    def _check_rights(self, client: Admin) -> None:
-        check_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
+    def _verify_rights(self, client: Admin) -> None:
+        verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
 
     def _explain_lost_right(self, client: Admin) -> None:
         """Raise an error that names a right taken away while the job ran: Spark's own message is a page long."""
         try:
-            self._check_rights(client)
+            self._verify_rights(client)
         except AccessError:
             raise
         except KafkaUnavailableError as error:

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from time import time
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message
 from confluent_kafka.admin import TopicDescription
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, requested
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, missing_topics, unavailable
 from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
-from halfway.pipelines.kafka.topic_setup import UNLIMITED, TopicReport, inspect_topics, missing_topics
+from halfway.pipelines.kafka.topic_setup import TopicReport, inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.settings import KafkaSettings, Settings
@@ -38,7 +38,10 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
 
 def _reachable(settings: Settings, clients: list[Admin]) -> Iterator[Finding]:
     client = admin_client(settings.kafka)
-    brokers = requested(client, lambda: client.list_topics(timeout=REQUEST_LIMIT_S)).brokers
+    try:
+        brokers = client.list_topics(timeout=REQUEST_LIMIT_S).brokers
+    except KafkaException as error:
+        raise unavailable(client, error.args[0]) from None
     clients.append(client)
     count = f"{len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
     yield Finding("kafka", Health.OK, f"{settings.kafka.servers()} answers: {count}, {settings.kafka.security.protocol}")
@@ -54,9 +57,8 @@ def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> It
         yield from (Finding("topics", Health.PROBLEM, problem) for problem in report.problems)
         yield from (Finding("topics", Health.WARNING, f"{report.topic}: {note}") for note in report.notes)
         if not report.problems and not report.notes:
-            kept = "kept for ever" if report.retention_ms == UNLIMITED else f"kept {report.retention_ms / 86_400_000:.3g} d"
             partitions = f"{report.partitions} partition{'s' if report.partitions != 1 else ''}"
-            yield Finding("topics", Health.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, {kept}")
+            yield Finding("topics", Health.OK, f"{report.topic}: {partitions}, {report.timestamp_type}, kept {report.retention_text}")
 
 
 def _access(client: Admin, settings: KafkaSettings, descriptions: dict[str, TopicDescription]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka import admin as kafka_module
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
-from halfway.pipelines.kafka.topic_setup import check_half_retention, create_topics, inspect_topics
+from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
@@ -114,16 +114,16 @@ def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention
     settings = names()
     make(settings, settings.kafka.half_topic, retention_ms=retention_ms)
     if ok:
-        check_half_retention(admin_client(settings.kafka), settings)
+        verify_half_retention(admin_client(settings.kafka), settings)
     else:
         with pytest.raises(TopicError, match=f"shorter than half_retention \\({3 * DAY_MS} ms\\)"):
-            check_half_retention(admin_client(settings.kafka), settings)
+            verify_half_retention(admin_client(settings.kafka), settings)
 
 
 def test_the_error_of_a_missing_topic_names_the_command_that_creates_it(names: MakeSettings) -> None:
     settings = names()
     with pytest.raises(TopicError, match="halfway topics create"):
-        check_half_retention(admin_client(settings.kafka), settings)
+        verify_half_retention(admin_client(settings.kafka), settings)
 
 
 def test_a_creation_that_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:
