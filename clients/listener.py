@@ -51,7 +51,7 @@ class TransactionListener(Protocol):
 
 
 class Answer(NamedTuple):
-    """A listener's answer. `remark` tells why the answer is UNKNOWN if the listener returned no state."""
+    """A listener's answer. `remark` gives the reason for an UNKNOWN if the listener returned no state."""
 
     state: LocalTransactionState
     remark: str | None = None

@@ -12,7 +12,7 @@ from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, H
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfMessage:
-    """A message that nobody can read yet. Its `repr` shows neither body nor properties.
+    """A message that consumers cannot read yet. Its `repr` shows neither body nor properties.
 
     Attributes:
         transaction_id: 1 to 255 bytes of UTF-8.

@@ -48,7 +48,7 @@ def pending(
         _show_json_rows(wanted.select(_JSON_COLUMNS).slice(0, limit))
         return
     shown = wanted.slice(0, limit or SHOWN)
-    rows = [_row(row, view, settings) for row in shown.to_pylist()]
+    rows = [_row(row, view, settings.resolution.transactionCheckMax) for row in shown.to_pylist()]
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)
     if wanted.num_rows > shown.num_rows:
         typer.echo(f"... and {wanted.num_rows - shown.num_rows} younger ones (--limit)")
@@ -83,7 +83,7 @@ def matching(transactions: pa.Table, group: str | None, older_than_ms: int | Non
     return transactions
 
 
-def _row(row: dict[str, Any], view: PendingView, settings: Settings) -> tuple[object, ...]:
+def _row(row: dict[str, Any], view: PendingView, check_max: int) -> tuple[object, ...]:
     due = "unknown" if view.horizon_ms is None else duration_text(row["next_due_ms"] - view.horizon_ms)
     return (
         row["transaction_id"],
@@ -93,7 +93,7 @@ def _row(row: dict[str, Any], view: PendingView, settings: Settings) -> tuple[ob
         duration_text(row["age_ms"]),
         row["check_times"],
         due,
-        _waits_for(row, view, settings.resolution.transactionCheckMax),
+        _waits_for(row, view, check_max),
     )
 
 

@@ -42,8 +42,8 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
             target = Target(transaction_id, group, incarnation or 0)
         else:
             with reader_session(settings, say) as spark:
-                target = find_pending(spark, settings, transaction_id)
-        sent = settle(settings, target, action, remark)
+                target = find_pending(spark, settings.storage, transaction_id)
+        sent = settle(settings.kafka, target, action, remark)
         if as_json:
             show_json(asdict(sent))
             return

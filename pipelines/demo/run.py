@@ -82,7 +82,7 @@ def run_demo(
         say("a job is running: the demo uses it")
     else:
         say(f"no job is running: starting one (its log: {job_log()})")
-    with nullcontext(_check_nothing) if job_options is None else own_job(settings.storage, job_options) as check_job:
+    with nullcontext(lambda: None) if job_options is None else own_job(settings.storage, job_options) as check_job:
         say(f"sending {len(traffic.planned)} transactions and {len(traffic.quarantined)} invalid records as {traffic.prefix}*")
         verdict, seconds = _follow(settings, traffic, judge, check_job, show)
         if job_options is not None:
@@ -123,7 +123,3 @@ def _follow(
                 sent_s = now_s
             if verdict.is_settled or (sent_s is not None and now_s - sent_s > limit_s):
                 return verdict, now_s - started_s
-
-
-def _check_nothing() -> None:
-    """Stand for the check of a job that the demo has not started."""

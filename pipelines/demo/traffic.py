@@ -60,9 +60,9 @@ class PlannedTransaction(NamedTuple):
     body: bytes
     tags: str
     keys: str
-    group: str
-    outcome: LocalTransactionState
-    end: TransactionEnd
+    group: str = ORDERS_GROUP
+    outcome: LocalTransactionState = LocalTransactionState.UNKNOWN
+    end: TransactionEnd = TransactionEnd.COMMITTED
 
 
 class RecordPosition(NamedTuple):
@@ -161,16 +161,12 @@ class Traffic:
                 f"Hello Halfway {index}".encode(),
                 TAGS[index % len(TAGS)],
                 f"KEY{index}",
-                ORDERS_GROUP,
-                _local_outcome(index),
-                TransactionEnd.ROLLED_BACK if _local_outcome(index) is LocalTransactionState.ROLLBACK else TransactionEnd.COMMITTED,
+                outcome=_local_outcome(index),
+                end=TransactionEnd.ROLLED_BACK if _local_outcome(index) is LocalTransactionState.ROLLBACK else TransactionEnd.COMMITTED,
             )
             for index in range(messages)
         ]
-        unknown = LocalTransactionState.UNKNOWN
-        stranger = PlannedTransaction(
-            self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger", ORDERS_GROUP, unknown, TransactionEnd.COMMITTED
-        )
+        stranger = PlannedTransaction(self.stranger_id, _EVERY_BYTE, TAGS[0], "KEY-stranger")
         # The silent ones go last: before they are discarded, the job would ask about a rollback that it has missed.
         silent = [
             PlannedTransaction(
@@ -179,8 +175,7 @@ class Traffic:
                 TAGS[1],
                 f"KEY-silent{n}",
                 SILENT_GROUP,
-                unknown,
-                TransactionEnd.DISCARDED,
+                end=TransactionEnd.DISCARDED,
             )
             for n in range(SILENT_MESSAGES)
         ]

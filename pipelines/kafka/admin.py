@@ -59,7 +59,9 @@ class Admin(AdminClient):
             "reconnect.backoff.max.ms": 1_000,
         }
         super().__init__({**own, **config}, logger=librdkafka_log)
-        self._way_in = {name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config}
+        self._connection = {
+            name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
+        }
         self._has_answered = False
         self.user: str | None = config.get("sasl.username")
         self.protocol = str(config.get("security.protocol", "PLAINTEXT"))
@@ -83,7 +85,7 @@ class Admin(AdminClient):
         error = self.last_error()
         if error is None:
             return None
-        return f"{WRONG_LOGIN} ({_text(error)})" if error.code() == KafkaError._AUTHENTICATION else tls_problem(self._way_in)
+        return f"{WRONG_LOGIN} ({_text(error)})" if error.code() == KafkaError._AUTHENTICATION else tls_problem(self._connection)
 
     def result(self, future: "Future[_T]") -> _T:
         """Wait for the result of a request.

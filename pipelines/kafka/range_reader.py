@@ -1,7 +1,7 @@
 """The one reader of Kafka's records by offset: ranges of a partition, or single records by their pointers.
 
-The executors use it to read halves back (decision 3), the commands to look at a topic's end or to scan it. Dense
-pointers are read through and the records between them dropped; sparse ones are sought.
+The executors use it to read halves back (decision 3), the commands to look at a topic's end or to scan it. It reads
+through dense pointers and drops the records between them, and seeks sparse ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,7 +109,7 @@ class PartitionReader:
     """
 
     def __init__(self, consumer: Consumer, topic: str, partition: int, limit_s: float = READ_LIMIT_S) -> None:
-        """Name the partition. The block asks Kafka."""
+        """Store the partition. Does not connect."""
         self._consumer = consumer
         self._place, self._limit_s = (topic, partition), limit_s
         self._low = self._high = 0

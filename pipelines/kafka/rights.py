@@ -1,4 +1,4 @@
-"""Kafka's access control (ACLs): which rights the job and its commands need, and which of them are missing."""
+"""Lists the rights (ACLs) that the job and its commands need, and finds the missing ones."""
 
 from collections.abc import Collection, Mapping
 

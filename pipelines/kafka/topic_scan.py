@@ -1,4 +1,4 @@
-"""One pass over a topic, from a time to its present end: how a command finds out what was sent before."""
+"""Scans a topic from a time to its present end, so that a command finds what was sent before."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ class TopicScan:
 
         Args:
             at_ms: by record timestamp.
-            progress: receives now and then how many offsets are done, and of how many.
+            progress: called now and then with the number of records read, and the number of offsets in all.
 
         Raises:
             KafkaUnavailableError: Kafka does not answer for a minute.

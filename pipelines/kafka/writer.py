@@ -108,11 +108,11 @@ class RecordWriter:
         """Queue a record; waits while the queue is full.
 
         Args:
-            topic: where to.
+            topic: the topic to append it to.
             key: the transaction id; None for a record without one.
             value: the body.
-            headers: of the record.
-            partition: where to; by default it follows from the key.
+            headers: the record's headers.
+            partition: the partition; by default it follows from the key.
             at_ms: the record's time in a topic with CreateTime; 0 for now.
             on_delivered: receives the acknowledged record.
 

@@ -17,7 +17,7 @@ from halfway.schemas.errors import NotPendingError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.records import OpHeaders, RecordError, encode_key
-from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import phase_of, view_pending
 
@@ -44,25 +44,25 @@ class SentOp:
     offset: int
 
 
-def find_pending(spark: SparkSession, settings: Settings, transaction_id: str) -> Target:
+def find_pending(spark: SparkSession, storage: StorageSettings, transaction_id: str) -> Target:
     """Look up a pending transaction in the state.
 
     Raises:
         NotPendingError: the transaction is not pending. The message says what is known about it.
     """
-    stored = read_state(spark, settings.storage)
+    stored = read_state(spark, storage)
     pending = view_pending(stored.rows).transactions
     for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
         return Target(transaction_id, row["producer_group"], row["incarnation"])
-    known = _what_is_known(spark, settings.storage, stored, transaction_id)
+    known = _what_is_known(spark, storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 
 
-def settle(settings: Settings, target: Target, action: LocalTransactionState, remark: str | None = None) -> SentOp:
+def settle(kafka: KafkaSettings, target: Target, action: LocalTransactionState, remark: str | None = None) -> SentOp:
     """Send COMMIT or ROLLBACK, and wait until Kafka acknowledges. The job applies it if it is the first verdict (R2).
 
     Args:
-        settings: the job's.
+        kafka: where Kafka is, the names of the topics, and the keys that sign ops.
         target: the transaction.
         action: the verdict.
         remark: the reason. The name of the user is put before it.
@@ -78,19 +78,19 @@ def settle(settings: Settings, target: Target, action: LocalTransactionState, re
         op = OpHeaders(action=action, producer_group=target.producer_group, incarnation=target.incarnation, remark=text)
     except ValidationError as error:
         raise RecordError.from_validation(error) from None
-    keyring = settings.kafka.signing.keyring_of(target.producer_group)
+    keyring = kafka.signing.keyring_of(target.producer_group)
     headers: HeaderList = list(op.signed(target.transaction_id, keyring).to_headers())
     placed: list[tuple[int, int]] = []
 
     def note(message: Message) -> None:
         placed.append((message.partition() or 0, message.offset() or 0))
 
-    verify_topic_writable(settings.kafka, settings.kafka.op_topic)
-    writer = RecordWriter(settings.kafka)
-    writer.put(settings.kafka.op_topic, encode_key(target.transaction_id), None, headers, on_delivered=note)
+    verify_topic_writable(kafka, kafka.op_topic)
+    writer = RecordWriter(kafka)
+    writer.put(kafka.op_topic, encode_key(target.transaction_id), None, headers, on_delivered=note)
     writer.flush()
     [(partition, offset)] = placed
-    return SentOp(target.transaction_id, target.producer_group, target.incarnation, action, settings.kafka.op_topic, partition, offset)
+    return SentOp(target.transaction_id, target.producer_group, target.incarnation, action, kafka.op_topic, partition, offset)
 
 
 def _user() -> str:

@@ -13,7 +13,7 @@ from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.outcomes import Count
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.views.pending import GroupPending, PendingView, pending_by_group, view_pending
 
 RATE_BATCHES = 30
@@ -62,8 +62,8 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
     last_batch = read_json(spark, checkpoint_file(storage, STATUS_FILE))
     stored = read_state(spark, storage)
     view = view_pending(stored.rows)
-    unread, kafka_error = _unread(settings, stored)
-    rates, rates_over_s = _rates(spark, settings, stored, view)
+    unread, kafka_error = _unread(settings.kafka, stored)
+    rates, rates_over_s = _rates(spark, storage, stored, view)
     return Status(
         is_running=None if local_path(storage.checkpoint) is None else is_in_use(storage),
         batch_id=stored.batch_id,
@@ -82,11 +82,11 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
     )
 
 
-def _unread(settings: Settings, stored: StoredState) -> tuple[dict[str, int] | None, str | None]:
+def _unread(kafka: KafkaSettings, stored: StoredState) -> tuple[dict[str, int] | None, str | None]:
     """Count the records after the last committed batch; before the first batch, all records that the topics retain."""
-    topics = [settings.kafka.half_topic, settings.kafka.op_topic]
+    topics = [kafka.half_topic, kafka.op_topic]
     try:
-        retained = retained_ranges(settings.kafka, topics)
+        retained = retained_ranges(kafka, topics)
     except HalfwayError as error:
         return None, str(error)
 
@@ -97,12 +97,14 @@ def _unread(settings: Settings, stored: StoredState) -> tuple[dict[str, int] | N
     return {topic: sum(left(topic, number, place) for number, place in retained[topic].items()) for topic in topics}, None
 
 
-def _rates(spark: SparkSession, settings: Settings, stored: StoredState, view: PendingView) -> tuple[dict[str, float] | None, float | None]:
+def _rates(
+    spark: SparkSession, storage: StorageSettings, stored: StoredState, view: PendingView
+) -> tuple[dict[str, float] | None, float | None]:
     """Compute rates from the totals in an older version of the state, which needs no clock and no waiting."""
     if not stored.batch_id or view.horizon_ms is None:
         return None, None
     try:
-        before = view_pending(read_state(spark, settings.storage, batches_ago=RATE_BATCHES).rows)
+        before = view_pending(read_state(spark, storage, batches_ago=RATE_BATCHES).rows)
     except HalfwayError:
         # The job has removed that version, because it is set to keep fewer. Rates are optional.
         return None, None

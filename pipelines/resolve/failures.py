@@ -5,12 +5,12 @@ import re
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, SetupError, StateDamagedError
 from halfway.schemas.settings import Settings
 
-_WAY_OUT = (
+_REMEDY = (
     "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`, which reads the topics from the earliest record "
     "that is left and writes nothing that the tables hold"
 )
-_TOLD_CHARS = 400
-_NO_PROSE = re.compile(r"\n\s*at |\n\n")
+_MESSAGE_CHARS = 400
+_STACK_TRACE = re.compile(r"\n\s*at |\n\n")
 # Some of Spark's messages have the error condition in brackets, others only its text.
 _RECORDS_LOST = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
@@ -36,12 +36,12 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
     if found := _RECORDS_LOST.search(text):
         return RecordsLostError(
             f"records of {kafka.half_topic} or {kafka.op_topic} were deleted before this job had read them, or the topic was "
-            f"({_told(text, found)}): what they held is lost. If Kafka has just been down, start again first. To go on with what is left, "
-            f"{_WAY_OUT}; `halfway topics create` first, if a topic is missing"
+            f"({_cause(text, found)}): what they held is lost. If Kafka has just been down, start again first. To go on with what is left, "
+            f"{_REMEDY}; `halfway topics create` first, if a topic is missing"
         )
     if found := _STATE_DAMAGED.search(text):
         return StateDamagedError(
-            f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_told(text, found)}): {_WAY_OUT}"
+            f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_cause(text, found)}): {_REMEDY}"
         )
     if _DISK_FULL.search(text):
         places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
@@ -49,13 +49,13 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
     if found := _NO_POSITION.search(text):
         return KafkaUnavailableError(
             f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
-            f"If the topic was deleted, {_WAY_OUT}; `halfway topics create` first"
+            f"If the topic was deleted, {_REMEDY}; `halfway topics create` first"
         )
     if found := _UNAVAILABLE.search(text):
         return KafkaUnavailableError(found[1])
     return None
 
 
-def _told(text: str, found: re.Match[str]) -> str:
+def _cause(text: str, found: re.Match[str]) -> str:
     """Return Spark's own words from there on, up to the stack trace."""
-    return " ".join(_NO_PROSE.split(text[found.end() :], 1)[0].split())[:_TOLD_CHARS]
+    return " ".join(_STACK_TRACE.split(text[found.end() :], 1)[0].split())[:_MESSAGE_CHARS]

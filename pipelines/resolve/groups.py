@@ -1,4 +1,4 @@
-"""Which producer groups are away (R15): the consumer groups `txn-check-*` that Kafka knows and that have no member."""
+"""Finds the producer groups that are away (R15): their consumer groups `txn-check-*` exist and have no member."""
 
 import json
 import logging

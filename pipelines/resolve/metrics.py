@@ -6,8 +6,7 @@ reported, with the first tick: a sum over some of the buckets would be wrong.
 
 import errno
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate
 from threading import Lock
@@ -16,7 +15,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from halfway.pipelines.resolve.report import BatchReport
+from halfway.pipelines.resolve.report import BatchReport, summed
 from halfway.schemas.errors import SetupError
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.reports import LATENCY_BOUNDS_S, LATENCY_SUM_MS, BucketReport, latency_counts
@@ -79,12 +78,8 @@ class JobMetrics(Collector):
         )
         lag_s = None if self._horizon_ms is None else max(0.0, self._clock() - self._horizon_ms / 1000)
         yield _gauge("horizon_lag_seconds", "How far the horizon, up to which everything is read, is behind the clock here.", lag_s)
-        unread = GaugeMetricFamily(
-            "halfway_unread_records", "Records that Kafka held and the job had not read when its last batch was done.", labels=["topic"]
-        )
-        for topic, records in sorted(self._unread.items()):
-            unread.add_metric([topic], records)
-        yield unread
+        text = "Records that Kafka held and the job had not read when its last batch was done."
+        yield _gauges("unread_records", text, "topic", self._unread)
 
 
 def _of_pending(buckets: list[BucketReport], horizon_ms: int | None) -> Iterator[Metric]:
@@ -92,36 +87,30 @@ def _of_pending(buckets: list[BucketReport], horizon_ms: int | None) -> Iterator
     pending, checked = sum(bucket.pending for bucket in buckets), sum(bucket.checked for bucket in buckets)
     yield _gauge("half_messages", "Half messages without a verdict: all that are pending.", pending if known else None)
     by_checked = {"false": pending - checked, "true": checked} if known else {}
-    split = GaugeMetricFamily(
-        "halfway_pending_messages",
-        "The messages of halfway_half_messages, by whether a check request has been sent for them.",
-        labels=["checked"],
-    )
-    for label, value in by_checked.items():
-        split.add_metric([label], value)
-    yield split
+    text = "The messages of halfway_half_messages, by whether a check request has been sent for them."
+    yield _gauges("pending_messages", text, "checked", by_checked)
     oldest_ms = min((bucket.oldest_ms for bucket in buckets if bucket.oldest_ms is not None), default=horizon_ms)
     age_s = None if not known or horizon_ms is None or oldest_ms is None else max(0, horizon_ms - oldest_ms) / 1000
     yield _gauge("oldest_half_message_age_seconds", "Age of the oldest pending half message at the horizon; 0 without one.", age_s)
     absent = max((bucket.absent_groups for bucket in buckets), default=None)
-    yield _gauge("absent_groups", "Producer groups of which no instance is there to be asked: their checks are put off.", absent)
+    yield _gauge("absent_groups", "Producer groups without a running instance. Their checks are put off.", absent)
 
 
 def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
-    totals = _sum(bucket.totals for bucket in buckets) if buckets else None
+    totals = summed(bucket.totals for bucket in buckets) if buckets else None
     halves_and_ops = {"half": Count.HALVES, "op": Count.OPS}
     yield _counter("records", "Halves and ops read that keep the contract.", totals, ("kind", halves_and_ops))
     yield _counter("commit_messages", "Messages committed: rows of the messages table.", totals, Count.COMMITTED)
     yield _counter("rollback_messages", "Messages rolled back.", totals, Count.ROLLED_BACK)
-    yield _counter("checks", "Check requests due and sent; one sent again after a crash counts once.", totals, Count.CHECKED)
+    yield _counter("checks", "Check requests sent. One that is resent after a crash counts once.", totals, Count.CHECKED)
     yield _counter("checks_put_off", "Checks and discards put off because the producer group was away.", totals, Count.PUT_OFF)
-    yield _counter("unknown_answers", "Ops that said UNKNOWN.", totals, Count.UNKNOWN)
+    yield _counter("unknown_answers", "Ops with the action UNKNOWN.", totals, Count.UNKNOWN)
     by_reason = {str(reason): str(reason) for reason in DISCARD_REASONS}
     yield _counter("discarded_messages", "Messages discarded: rows of the discarded table.", totals, ("reason", by_reason))
     by_reason = {str(reason): _COUNTED_AS.get(reason, str(reason)) for reason in QUARANTINE_REASONS}
     yield _counter("quarantined_records", "Records quarantined: rows of the quarantine table.", totals, ("reason", by_reason))
     duplicates = {"half": Count.DUPLICATE_HALF, "op": Count.DUPLICATE_OP}
-    yield _counter("duplicates", "Halves and ops that said again what was known, and changed nothing.", totals, ("kind", duplicates))
+    yield _counter("duplicates", "Repeated halves and ops, which changed nothing.", totals, ("kind", duplicates))
     yield _histogram(
         "finish_message_latency",
         "Seconds from half to commit, between the timestamps of their records.",
@@ -131,15 +120,16 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     )
 
 
-def _sum(parts: Iterable[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part)
-    return total
-
-
 def _gauge(name: str, text: str, value: float | None) -> Metric:
     return GaugeMetricFamily(f"halfway_{name}", text, value=value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Return a gauge with one value for each value of a label."""
+    family = GaugeMetricFamily(f"halfway_{name}", text, labels=[label])
+    for of, value in sorted(values.items()):
+        family.add_metric([of], value)
+    return family
 
 
 def _counter(name: str, text: str, totals: Mapping[str, int] | None, of: str | tuple[str, Mapping[str, str]]) -> Metric:

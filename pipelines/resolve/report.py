@@ -1,7 +1,7 @@
 """What one batch of the job did: the source of the progress line, the metrics and the status file."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from halfway.schemas.outcomes import Kind
@@ -29,10 +29,7 @@ class BatchReport:
     @property
     def counts(self) -> Counter[str]:
         """Return what the batch counted: by `Count`, or by the reason of a quarantine."""
-        counts: Counter[str] = Counter()
-        for bucket in self.buckets.values():
-            counts.update(bucket.counts)
-        return counts
+        return summed(bucket.counts for bucket in self.buckets.values())
 
     @property
     def horizon_ms(self) -> int | None:
@@ -43,3 +40,11 @@ class BatchReport:
     def pending(self) -> int:
         """Return how many transactions are pending in the buckets known so far."""
         return sum(bucket.pending for bucket in self.known.values())
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Return the sum of several buckets' counts, with those that are 0."""
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return total

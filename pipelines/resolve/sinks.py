@@ -180,9 +180,7 @@ class BatchWriter:
     def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
         """Quarantine lost halves, each once, and notify the operator, so that their ids count as settled (R17)."""
         spark, storage = frames[0].sparkSession, self._settings.storage
-        lost = frames[0]
-        for frame in frames[1:]:
-            lost = lost.union(frame)
+        lost = reduce(DataFrame.union, frames)
         known = read_table(spark, storage, Table.QUARANTINE).where(
             (F.col("reason") == str(Reason.HALF_LOST)) & (F.col("batch_id") != report.batch_id)
         )

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, switched off where millions of small objects come and go without cycles.
+"""Pauses Python's cyclic garbage collector where millions of small objects come and go without cycles.
 
 The collector would scan every live record again and again. Measured on two cores: reading 90,000 records back from
 Kafka takes 0.7 s instead of 2.1 s, and resolving takes 4.2 µs an event instead of 6. Reference counts still free the

@@ -10,7 +10,7 @@ from pathlib import Path
 from halfway.schemas.errors import HalfwayError, SetupError
 
 MIN_VERSION = 17
-_WAY_OUT = f"install Java {MIN_VERSION} or newer and set JAVA_HOME to it, or put its `java` on the PATH"
+_REMEDY = f"install Java {MIN_VERSION} or newer and set JAVA_HOME to it, or put its `java` on the PATH"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _ASK_LIMIT_S = 60
 
@@ -24,7 +24,7 @@ def find_java() -> Path:
     java = _locate()
     version = _version(java)
     if version < MIN_VERSION:
-        raise SetupError(f"{java} is Java {version}, Halfway needs {MIN_VERSION} or newer: {_WAY_OUT}")
+        raise SetupError(f"{java} is Java {version}, Halfway needs {MIN_VERSION} or newer: {_REMEDY}")
     return java
 
 
@@ -33,11 +33,11 @@ def _locate() -> Path:
     if java_home:
         java = Path(java_home) / "bin" / "java"
         if not os.access(java, os.X_OK):
-            raise SetupError(f"JAVA_HOME is {java_home}, which has no bin/java: unset it, or {_WAY_OUT}")
+            raise SetupError(f"JAVA_HOME is {java_home}, which has no bin/java: unset it, or {_REMEDY}")
         return java
     found = shutil.which("java")
     if found is None:
-        raise SetupError(f"there is no Java: {_WAY_OUT}")
+        raise SetupError(f"there is no Java: {_REMEDY}")
     return Path(found)
 
 
@@ -48,11 +48,11 @@ def _version(java: Path) -> int:
             [str(java), "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SetupError(f"{java} does not run ({type(error).__name__}): {_WAY_OUT}") from None
+        raise SetupError(f"{java} does not run ({type(error).__name__}): {_REMEDY}") from None
     match = _VERSION.search(asked.stderr + asked.stdout)
     # macOS has a /usr/bin/java that only prints that Java is missing.
     if asked.returncode != 0 or match is None:
-        raise SetupError(f"{java} -version prints no version: {_WAY_OUT}")
+        raise SetupError(f"{java} -version prints no version: {_REMEDY}")
     major, minor = match.groups()
     return int(minor) if major == "1" and minor else int(major)
 

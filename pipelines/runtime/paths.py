@@ -1,4 +1,4 @@
-"""Where Halfway keeps its files on this machine."""
+"""Locates Halfway's files on this machine, and locks files."""
 
 import fcntl
 import os

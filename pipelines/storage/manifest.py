@@ -1,4 +1,4 @@
-"""The checkpoint's manifest: what must not change as long as the checkpoint is used (decision 6)."""
+"""Reads and writes the checkpoint's manifest: what must not change as long as the checkpoint is used (decision 6)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields

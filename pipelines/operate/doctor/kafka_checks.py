@@ -23,7 +23,7 @@ _READ_LIMIT_S = 5.0
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
     """Check Kafka and the three topics. If Kafka cannot be reached, the topics are not checked."""
     clients: list[Admin] = []
-    yield from errors_as_findings("kafka", lambda: _reachable(settings, clients))
+    yield from errors_as_findings("kafka", lambda: _reachable(settings.kafka, clients))
     if not clients:
         yield Finding("topics", Health.UNKNOWN, "not checked: Kafka cannot be reached")
         return
@@ -36,15 +36,15 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
 
 
-def _reachable(settings: Settings, clients: list[Admin]) -> Iterator[Finding]:
-    client = admin_client(settings.kafka)
+def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:
+    client = admin_client(kafka)
     try:
         brokers = client.list_topics(timeout=REQUEST_LIMIT_S).brokers
     except KafkaException as error:
         raise unavailable(client, error.args[0]) from None
     clients.append(client)
     count = f"{len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
-    yield Finding("kafka", Health.OK, f"{settings.kafka.servers()} answers: {count}, {settings.kafka.security.protocol}")
+    yield Finding("kafka", Health.OK, f"{kafka.servers()} answers: {count}, {kafka.security.protocol}")
 
 
 def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> Iterator[Finding]:
