@@ -1,4 +1,4 @@
 """The client: sends transactional messages, runs local transactions, answers checks. Services import it from `halfway`.
 
-May import `schemas`.
+May import `schemas` and `clients/kafka`.
 """

@@ -1,4 +1,4 @@
 """The contract: headers, records, events, tables, state format, settings, errors. No I/O, no clock.
 
-May import nothing else of Halfway.
+May import nothing.
 """

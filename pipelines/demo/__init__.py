@@ -1,4 +1,4 @@
 """`halfway demo`: real traffic through the real client, and a verdict on its outcome.
 
-May import `clients`, `kafka`, `storage` and `runtime`.
+May import `schemas`, `clients`, `kafka`, `storage` and `runtime`.
 """

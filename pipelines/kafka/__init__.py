@@ -1,4 +1,4 @@
 """The job's and the commands' way into Kafka: administration, topics, range reader, producer.
 
-May import `clients.kafka` and `schemas`.
+May import `schemas` and `clients/kafka`.
 """

@@ -1,4 +1,4 @@
 """The operator's tools: settle, replay, status, doctor.
 
-May import `kafka`, `storage`, `runtime` and `transforms`.
+May import `schemas`, `transforms/views`, `kafka` and `storage`.
 """

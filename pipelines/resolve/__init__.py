@@ -1,4 +1,4 @@
 """The job: one streaming query from the half and op topics to the tables and the check topic.
 
-May import `kafka`, `storage`, `runtime` and `transforms`.
+May import `schemas`, `transforms`, `kafka`, `storage` and `runtime`.
 """

@@ -1,4 +1,4 @@
 """Views for people, computed from state, tables and topics: pending transactions, audit, the story of one transaction.
 
-May import `schemas` and the rest of `transforms`.
+May import `schemas` and `transforms`.
 """

@@ -1,4 +1,4 @@
 """The checks of `halfway doctor`: machine, Kafka, storage.
 
-May import what `operate` may import.
+May import `schemas`, `kafka`, `storage` and `runtime`.
 """
