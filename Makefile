@@ -28,6 +28,8 @@ tools:
 	  { echo "error: $(PYTHON) is older than Python 3.11: run make PYTHON=/path/to/python3 with a newer one" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "error: $(PYTHON) has no venv module: install it (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@test -d src/halfway/schemas/ || \
+	  { echo "error: this checkout has no symbolic links: git config core.symlinks true && git checkout -- src" >&2; exit 1; }
 	@PYTHONPATH=src $(PYTHON) -m halfway.pipelines.runtime.java
 
 $(STAMP):
