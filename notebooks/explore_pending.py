@@ -89,7 +89,9 @@ stuck = pending_frames.stuck(pending, answers, facts.absent_groups).toPandas()
 stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_ms"]]
 columns = ["producer_group", "why", "transactions", "oldest", "most_checks", "remark", "example"]
 page.table("Why it is pending", stuck[columns].fillna(""))
-page.table("What to do", pd.DataFrame([(str(why), way_out) for why, way_out in pending_frames.WAY_OUT.items()], columns=["why", "way out"]))
+page.table(
+    "What to do", pd.DataFrame([(str(why), way_out) for why, way_out in pending_frames.REMEDIES.items()], columns=["why", "way out"])
+)
 
 # COMMAND ----------
 

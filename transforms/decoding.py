@@ -142,6 +142,7 @@ def _event_columns(config: DecoderConfig) -> list[Column]:
 def _problem(config: DecoderConfig) -> Column:
     """Return the first problem that breaks the contract, as struct<reason,detail>; null if there is none."""
     kind = F.col("record_kind")
+    body_size = F.concat(F.col("body_bytes"), F.lit(f" bytes, at most {config.max_body_bytes}"))
     half = _first(
         _key_problems()
         + [(~_has(name), Reason.MISSING_HEADER, F.lit(name)) for name in (h.REAL_TOPIC, h.PGROUP)]
@@ -151,7 +152,7 @@ def _problem(config: DecoderConfig) -> Column:
         + [(_not_utf8(), Reason.BAD_HEADER, F.lit("a header is not UTF-8"))]
         + [_duplicate_problem(h.HALF_HEADERS)]
         + [(_has(name), Reason.DELAY_NOT_SUPPORTED, F.lit(name)) for name in h.DELAY_HEADERS]
-        + [(F.col("body_bytes") > config.max_body_bytes, Reason.BODY_TOO_LARGE, _too_large(config.max_body_bytes))]
+        + [(F.col("body_bytes") > config.max_body_bytes, Reason.BODY_TOO_LARGE, body_size)]
     )
     op = _first(
         _key_problems()
@@ -222,10 +223,6 @@ def _not_utf8() -> Column:
     """
     bad_value = ~F.is_valid_utf8(F.expr("array_join(CAST(headers.value AS array<string>), ',')"))
     return bad_value | F.array_join("headers.key", ",").contains("\N{REPLACEMENT CHARACTER}")
-
-
-def _too_large(max_body_bytes: int) -> Column:
-    return F.concat(F.col("body_bytes"), F.lit(f" bytes, at most {max_body_bytes}"))
 
 
 def _action() -> Column:

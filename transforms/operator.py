@@ -28,6 +28,7 @@ BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
 _SOURCES = {int(source): source for source in Source}
+_POINTER = ("transaction_id", "partition", "offset", "at_ms")
 
 
 def rules_of(settings: ResolutionSettings) -> Rules:
@@ -110,21 +111,8 @@ def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> 
         ):
             absent = json.loads(detail).get("absent_groups") if detail else None
             ticks.append(Tick(_SOURCES[source], partition, partitions, at_ms, tuple(group for group in absent or () if group)))
-        for transaction_id, source, partition, offset, at_ms, reason, detail in columns.rows(
-            kinds == EventKind.BROKEN, "transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail"
-        ):
-            broken.append(
-                Outcome(
-                    kind=Kind.QUARANTINE,
-                    transaction_id=transaction_id,
-                    source=_SOURCES[source],
-                    partition=partition,
-                    offset=offset,
-                    at_ms=at_ms,
-                    reason=reason,
-                    detail=detail,
-                )
-            )
+        for source, *pointer, reason, detail in columns.rows(kinds == EventKind.BROKEN, "source", *_POINTER, "reason", "detail"):
+            broken.append(_quarantined(_SOURCES[source], pointer, reason, detail))
     return Batch(halves, ops, lost, ticks, broken)
 
 
@@ -132,24 +120,17 @@ def _unsigned(columns: "_Columns", ops: Mask, keyring: Keyring, broken: list[Out
     """Return which of the ops are not signed as the keyring demands, and append them to `broken`."""
     refused = np.zeros(len(ops), bool)
     signed = columns.rows(ops, "transaction_id", "action", "producer_group", "incarnation", "signature")
-    places = columns.rows(ops, "transaction_id", "partition", "offset", "at_ms")
-    for row, fields, (transaction_id, partition, offset, at_ms) in zip(np.flatnonzero(ops), signed, places, strict=True):
+    for row, fields, pointer in zip(np.flatnonzero(ops), signed, columns.rows(ops, *_POINTER), strict=True):
         problem = keyring.problem(*fields)
         if problem is not None:
             refused[row] = True
-            broken.append(
-                Outcome(
-                    kind=Kind.QUARANTINE,
-                    transaction_id=transaction_id,
-                    source=Source.OP,
-                    partition=partition,
-                    offset=offset,
-                    at_ms=at_ms,
-                    reason=Reason.BAD_SIGNATURE,
-                    detail=problem,
-                )
-            )
+            broken.append(_quarantined(Source.OP, pointer, Reason.BAD_SIGNATURE, problem))
     return refused
+
+
+def _quarantined(source: Source, pointer: Sequence[Any], reason: str, detail: str) -> Outcome:
+    """Return the quarantine of a broken record. `pointer` has the fields that `_POINTER` names."""
+    return Outcome(kind=Kind.QUARANTINE, source=source, **dict(zip(_POINTER, pointer, strict=True)), reason=reason, detail=detail)
 
 
 class _Columns:

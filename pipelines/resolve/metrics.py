@@ -69,13 +69,8 @@ class JobMetrics(Collector):
     def _of_the_run(self) -> Iterator[Metric]:
         yield _gauge("start_timestamp_seconds", "When this run of the job began (Unix time).", self._started_s)
         yield _gauge("last_batch_timestamp_seconds", "When the last batch of this run was done (Unix time).", self._last_batch_s)
-        yield _histogram(
-            "batch_seconds",
-            "Seconds a batch of this run took, its writes included.",
-            BATCH_BOUNDS_S,
-            self._batch_counts,
-            self._batch_sum_s,
-        )
+        text = "Seconds a batch of this run took, its writes included."
+        yield _histogram("batch_seconds", text, BATCH_BOUNDS_S, self._batch_counts, self._batch_sum_s)
         lag_s = None if self._horizon_ms is None else max(0.0, self._clock() - self._horizon_ms / 1000)
         yield _gauge("horizon_lag_seconds", "How far the horizon, up to which everything is read, is behind the clock here.", lag_s)
         text = "Records that Kafka held and the job had not read when its last batch was done."
@@ -111,13 +106,9 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     yield _counter("quarantined_records", "Records quarantined: rows of the quarantine table.", totals, ("reason", by_reason))
     duplicates = {"half": Count.DUPLICATE_HALF, "op": Count.DUPLICATE_OP}
     yield _counter("duplicates", "Repeated halves and ops, which changed nothing.", totals, ("kind", duplicates))
-    yield _histogram(
-        "finish_message_latency",
-        "Seconds from half to commit, between the timestamps of their records.",
-        LATENCY_BOUNDS_S,
-        latency_counts(totals) if totals is not None else None,
-        0 if totals is None else totals[LATENCY_SUM_MS] / 1000,
-    )
+    counts, sum_s = (None, 0.0) if totals is None else (latency_counts(totals), totals[LATENCY_SUM_MS] / 1000)
+    text = "Seconds from half to commit, between the timestamps of their records."
+    yield _histogram("finish_message_latency", text, LATENCY_BOUNDS_S, counts, sum_s)
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:

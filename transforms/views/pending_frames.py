@@ -20,27 +20,8 @@ from halfway.schemas import headers as h
 from halfway.schemas.reports import common_horizon_ms
 from halfway.transforms.views.pending import PENDING_SCHEMA, view_pending
 
-_S, _M, _H, _D = 1_000, 60_000, 3_600_000, 86_400_000
-AGE_EDGES_MS = (
-    0,
-    _S,
-    2 * _S,
-    5 * _S,
-    10 * _S,
-    30 * _S,
-    _M,
-    2 * _M,
-    5 * _M,
-    10 * _M,
-    30 * _M,
-    _H,
-    3 * _H,
-    6 * _H,
-    12 * _H,
-    _D,
-    2 * _D,
-    3 * _D,
-)
+_AGE_EDGES_S = (0, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400, 172_800, 259_200)
+AGE_EDGES_MS = tuple(edge_s * 1_000 for edge_s in _AGE_EDGES_S)
 """Lower bounds of the age classes. Each is about twice the one before, because ages span six powers of ten."""
 OTHERS = "(all others)"
 
@@ -65,7 +46,7 @@ class Why(StrEnum):
     UNSETTLED = "a verdict came that does not settle it"
 
 
-WAY_OUT = {
+REMEDIES = {
     Why.NOT_ASKED: "nothing to do: its first check is not due yet",
     Why.AWAY: "start an instance of the group; until then its checks are put off and not counted (R15)",
     Why.SILENT: "check that the group's consumer txn-check-<group> reads the check topic, and read the service's log",
@@ -111,16 +92,12 @@ def bucket_facts(states: DataFrame) -> DataFrame:
 
     def view(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            views = [view_pending([row]) for row in _rows(batch)]
-            columns = [
-                [view.horizon_ms for view in views],
-                [sorted(view.absent_groups) for view in views],
-                [json.dumps(view.totals) for view in views],
-                [view.waiting for view in views],
-                [view.remembered for view in views],
+            rows = [
+                (view.horizon_ms, sorted(view.absent_groups), json.dumps(view.totals), view.waiting, view.remembered)
+                for view in (view_pending([row]) for row in _rows(batch))
             ]
-            arrays = [pa.array(column, field.type) for column, field in zip(columns, _BUCKET_FACTS_SCHEMA, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=_BUCKET_FACTS_SCHEMA)
+            facts = [dict(zip(_BUCKET_FACTS_SCHEMA.names, row, strict=True)) for row in rows]
+            yield pa.RecordBatch.from_pylist(facts, schema=_BUCKET_FACTS_SCHEMA)
 
     return states.mapInArrow(view, from_arrow_schema(_BUCKET_FACTS_SCHEMA))
 

@@ -1,4 +1,4 @@
-"""Tells the story of one transaction: its Kafka records and its table rows, in order of time."""
+"""Describes the story of one transaction: its Kafka records and its table rows, in order of time."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from halfway.schemas import headers as h
 from halfway.schemas.tables import Table
 
-_TOLD = {
+_SHOWN = {
     Table.MESSAGES: ("committed_at", "delivered"),
     Table.DISCARDED: ("discarded_at", "discarded"),
     Table.QUARANTINE: ("source_timestamp", "quarantined"),
@@ -44,7 +44,7 @@ def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
 
 def rows_of(table: DataFrame, name: Table, transaction_id: str) -> DataFrame:
     """Return a table's rows of one transaction, without bodies, with at_ms added, and half_ms if there is a half."""
-    mine = table.where(F.col("transaction_id") == transaction_id).withColumn("at_ms", F.unix_millis(_TOLD[name][0]))
+    mine = table.where(F.col("transaction_id") == transaction_id).withColumn("at_ms", F.unix_millis(_SHOWN[name][0]))
     if name is not Table.QUARANTINE:
         mine = mine.withColumn("half_ms", F.unix_millis("half_at"))
     return mine.drop("body", "key", "value", "headers", "properties").orderBy("at_ms")
@@ -67,7 +67,7 @@ def of_record(record: Mapping[str, Any], half_topic: str, op_topic: str) -> Even
 
 def of_row(row: Mapping[str, Any], table: Table) -> Event:
     """Describe a table row of a transaction (a row of `rows_of`)."""
-    what = _TOLD[table][1]
+    what = _SHOWN[table][1]
     if table is Table.QUARANTINE:
         source = f"{row['source_topic']} {row['source_partition']}.{row['source_offset']}"
         return Event(row["at_ms"], what, f"{row['reason']}: {row['detail']} ({source})", f"{table}, batch {row['batch_id']}")
