@@ -1,7 +1,7 @@
 """A bucket's state between batches: entries as columns, of which each batch turns only the affected ones into objects.
 
 A batch affects a transaction whose id it holds, a waiting verdict whose half it holds, and any entry whose `due_ms` the
-horizon has reached. No rule is needed to tell.
+horizon has reached. This follows from the entries alone, without the rules.
 """
 
 from collections import Counter
