@@ -15,6 +15,9 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.demo.run import time_limit_s
 from halfway.pipelines.demo.traffic import PlannedTransaction, Traffic, TransactionEnd
 from halfway.pipelines.demo.verdict import DemoJudge
+from halfway.pipelines.demo.watch import TopicWatch
+from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.locks import is_in_use
@@ -138,6 +141,17 @@ def test_the_time_limit_is_the_time_of_a_discard_and_a_minute() -> None:
 @pytest.fixture
 def demo_settings(topics: MakeTopics, tmp_path: Path) -> Settings:
     return topics(overrides={"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")})
+
+
+def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_read_later(demo_settings: Settings) -> None:
+    kafka = demo_settings.kafka
+    watch, client = TopicWatch(kafka, "demo-"), admin_client(kafka)
+    assert watch.read()
+    client.delete_topics([kafka.op_topic])[kafka.op_topic].result()
+    until(lambda: not partition_counts(client, [kafka.op_topic]), "the end of the topic")
+    assert not watch.read()
+    create_topics(demo_settings, 2)
+    assert watch.read()
 
 
 def row(planned: PlannedTransaction, **changes: object) -> dict[str, object]:

@@ -3,15 +3,38 @@
 import gc
 import weakref
 
+import pytest
+
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
+from tests.support.waiting import until
+
+NOBODY = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
 
 def test_a_writer_with_records_in_flight_can_be_dropped() -> None:
     """The tick publisher replaces a failed writer, and librdkafka holds the callbacks of its records in flight."""
-    writer = RecordWriter(KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    writer = RecordWriter(NOBODY)
     writer.put("half", b"id", b"body", [])
     dropped = weakref.ref(writer)
     del writer
     gc.collect()
     assert dropped() is None
+
+
+def test_a_failed_record_keeps_no_later_record_from_being_queued_and_is_raised_once() -> None:
+    """The tick publisher queues a tick for every partition, and then asks what became of them."""
+    writer = RecordWriter(NOBODY, limit_ms=100, linger_ms=0)
+    writer.put("half", b"id", b"body", [])
+
+    def has_failed() -> bool:
+        writer._producer.poll(0.05)
+        return len(writer._producer) == 0
+
+    until(has_failed, "the failure of the first record")
+    writer.put("half", b"id", b"body", [])
+    assert len(writer._producer) == 1
+    with pytest.raises(KafkaUnavailableError, match="cannot write to half"):
+        writer.flush()
+    writer.flush()
