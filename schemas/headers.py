@@ -32,6 +32,8 @@ CHECK_HEADERS = (TRANSACTION_CHECK_TIMES, CHECK_ID)
 DELAY_HEADERS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 MAX_KEY_BYTES = 255
+MAX_TICK_BYTES = 32 * 1024
+"""The longest value of a tick."""
 MAX_INT = 2**31 - 1
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the latest time that every reader of the tables can show."""
