@@ -4,9 +4,6 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
-
-from halfway.schemas.tables import HEADERS_TYPE
 
 
 class EventKind(IntEnum):
@@ -38,7 +35,7 @@ RECORD_SCHEMA = pa.schema(
 the value of a record that may be a tick: without a key, and of at most `MAX_TICK_BYTES`.
 """
 
-EVENT_ROW_SCHEMA = pa.schema(
+EVENT_SCHEMA = pa.schema(
     [
         pa.field("event", pa.int8(), nullable=False),
         pa.field("source", pa.int8(), nullable=False),
@@ -58,50 +55,45 @@ EVENT_ROW_SCHEMA = pa.schema(
 )
 """One row for each record but the ticks, whose times travel beside the events."""
 
-EVENT_SCHEMA = StructType(
+OUTCOME_SCHEMA = pa.schema(
     [
-        StructField("bucket", IntegerType()),
-        StructField("event", IntegerType()),
-        StructField("source", IntegerType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("at_ms", LongType()),
-        StructField("transaction_id", StringType()),
-        StructField("producer_group", StringType()),
-        StructField("topic", StringType()),
-        StructField("incarnation", IntegerType()),
-        StructField("immunity_ms", LongType()),
-        StructField("action", StringType()),
-        StructField("signature", StringType()),
-        StructField("half_pointer", StringType()),
-        StructField("tick_partitions", IntegerType()),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
-    ]
-)
-"""One row for each record; for a tick, one row for each bucket.
-
-Numbers are never null, because pandas turns an integer column with nulls into floats.
-"""
-
-OUTCOME_SCHEMA = StructType(
-    [
-        StructField("kind", IntegerType()),
-        StructField("transaction_id", StringType()),
-        StructField("source", IntegerType()),
-        StructField("partition", IntegerType()),
-        StructField("offset", LongType()),
-        StructField("at_ms", LongType()),
-        StructField("decided_ms", LongType()),
-        StructField("producer_group", StringType()),
-        StructField("topic", StringType()),
-        StructField("incarnation", IntegerType()),
-        StructField("check_times", IntegerType()),
-        StructField("reason", StringType()),
-        StructField("detail", StringType()),
+        pa.field("kind", pa.int32()),
+        pa.field("transaction_id", pa.string()),
+        pa.field("source", pa.int32()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("at_ms", pa.int64()),
+        pa.field("decided_ms", pa.int64()),
+        pa.field("producer_group", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("incarnation", pa.int32()),
+        pa.field("check_times", pa.int32()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
     ]
 )
 """The columns of `halfway.transforms.protocol.Outcome`, in its order."""
+
+PACKED_EVENTS_SCHEMA = pa.schema([pa.field("bucket", pa.int32()), pa.field("events", pa.binary()), pa.field("times", pa.binary())])
+"""A bucket's share of a task's records.
+
+`events` is a pack of EVENT_SCHEMA, and empty without events. `times` is what the task's records say of time.
+"""
+
+PACKED_OUTCOMES_SCHEMA = pa.schema(
+    [
+        pa.field("kind", pa.int32()),
+        pa.field("slot", pa.int32()),
+        pa.field("may_be_held", pa.bool_()),
+        pa.field("rows", pa.int32()),
+        pa.field("outcomes", pa.binary()),
+    ]
+)
+"""Outcomes of a bucket that are of one kind, and whose records one task reads back.
+
+`may_be_held` is true for halves that adopted tables may hold. `outcomes` is a pack of OUTCOME_SCHEMA; for the kind
+REPORT, it is the bucket's report as JSON.
+"""
 
 
 class StoredRecord(NamedTuple):
@@ -113,9 +105,3 @@ class StoredRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]] | None
-
-
-CHECK_REQUEST_SCHEMA = StructType(
-    [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("headers", HEADERS_TYPE)]
-)
-"""The columns that Spark's Kafka sink takes."""

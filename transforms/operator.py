@@ -1,34 +1,31 @@
 """The protocol as Spark's stateful operator: each group is one bucket, and its state is one row (decision 2)."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
-from pyspark.sql.types import DataType, IntegerType, LongType
 
-from halfway.schemas.events import OUTCOME_SCHEMA, EventKind
+from halfway.schemas.events import EVENT_SCHEMA, PACKED_OUTCOMES_SCHEMA, EventKind
 from halfway.schemas.headers import LocalTransactionState, Source
-from halfway.schemas.outcomes import Kind, Reason
+from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import ResolutionSettings
-from halfway.schemas.signing import Keyring
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.packing import pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 
-_NUMPY_TYPES: dict[type[DataType], str] = {IntegerType: "int32", LongType: "int64"}
-_OUTCOME_TYPES = {field.name: _NUMPY_TYPES.get(type(field.dataType), "object") for field in OUTCOME_SCHEMA}
 Mask = npt.NDArray[np.bool_]
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
 _SOURCES = {int(source): source for source in Source}
-_POINTER = ("transaction_id", "partition", "offset", "at_ms")
 
 
 def rules_of(settings: ResolutionSettings) -> Rules:
@@ -42,110 +39,78 @@ def rules_of(settings: ResolutionSettings) -> Rules:
     )
 
 
-def resolve_events(events: DataFrame, function: BucketFunction) -> DataFrame:
+def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     """Join halves and ops per transaction. This is the only stateful step of the job.
 
     Args:
-        events: a streaming frame of EVENT_SCHEMA.
+        packs: a streaming frame of PACKED_EVENTS_SCHEMA.
         function: the function that `bucket_function` returns.
 
     Returns:
-        OUTCOME_SCHEMA: one row for each outcome, and one REPORT for each bucket that had input.
+        PACKED_OUTCOMES_SCHEMA.
     """
-    return events.groupBy("bucket").applyInPandasWithState(function, OUTCOME_SCHEMA, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
+    schema = from_arrow_schema(PACKED_OUTCOMES_SCHEMA)
+    return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: Rules, keyring: Keyring | None = None) -> BucketFunction:
+def bucket_function(rules: Rules, slots: int, few: int, adopted: Mapping[int, int]) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
         rules: the numbers of R4 to R11.
-        keyring: the keys that ops must be signed with (R14). Spark sends it to the Python workers inside the function,
-            so that no key is in the query plan.
+        slots: see `pack_outcomes`, like the next two.
+        few: the number of outcomes that are not divided among the slots.
+        adopted: the ends of the halves that adopted tables may hold.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
         bucket = Bucket.decode(*group_state.get) if group_state.exists else Bucket()
-        bucket, outcomes, counts = bucket.after(to_batch(frames, keyring), rules)
+        bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
         group_state.update(bucket.encode())
-        report = bucket.report(int(key[0]), counts).to_json()
-        outcomes.append(Outcome(kind=Kind.REPORT, detail=report))
-        yield to_frame(outcomes)
+        report = bucket.report(int(key[0]), counts).to_json().encode()
+        rows = [*pack_outcomes(outcomes, slots, adopted, few), (int(Kind.REPORT), 0, False, 1, report)]
+        yield pd.DataFrame(rows, columns=PACKED_OUTCOMES_SCHEMA.names)
 
     return resolve_bucket
 
 
-def to_frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Turn outcomes into rows of OUTCOME_SCHEMA.
-
-    The columns are typed, because pandas would look at every value to infer a type.
-    """
-    columns = zip(_OUTCOME_TYPES.items(), zip(*outcomes, strict=True), strict=True)
-    return pd.DataFrame({name: np.array(values, np.dtype(dtype)) for (name, dtype), values in columns})
-
-
-def to_batch(frames: Iterable[pd.DataFrame], keyring: Keyring | None = None) -> Batch:
-    """Turn a bucket's rows (EVENT_SCHEMA) into the protocol's records.
-
-    An op that is not signed as the keyring demands becomes a broken record (R14).
-    """
+def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
+    """Turn a bucket's rows (PACKED_EVENTS_SCHEMA) into the protocol's records."""
     halves: list[Half] = []
     ops: list[Op] = []
     lost: list[Lost] = []
-    ticks: list[Tick] = []
     broken: list[Outcome] = []
+    ticks: list[Tick] = []
+    read_ms: dict[Place, int] = {}
     for frame in frames:
-        columns = _Columns(frame)
-        kinds = columns["event"]
-        halves.extend(map(Half._make, columns.rows(kinds == EventKind.HALF, *Half._fields)))
-        of_ops = kinds == EventKind.OP
-        if keyring is not None:
-            of_ops &= ~_unsigned(columns, of_ops, keyring, broken)
-        ids, groups, incarnations, actions, *places = columns.lists(of_ops, *Op._fields)
-        ops.extend(map(Op._make, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
-        for transaction_id, pointer, at_ms in columns.rows(kinds == EventKind.LOST, "transaction_id", "half_pointer", "at_ms"):
-            half_partition, half_offset = pointer.split(":")
-            lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
-        for source, partition, partitions, at_ms, detail in columns.rows(
-            kinds == EventKind.TICK, "source", "partition", "tick_partitions", "at_ms", "detail"
-        ):
-            absent = json.loads(detail).get("absent_groups") if detail else None
-            ticks.append(Tick(_SOURCES[source], partition, partitions, at_ms, tuple(group for group in absent or () if group)))
-        for source, *pointer, reason, detail in columns.rows(kinds == EventKind.BROKEN, "source", *_POINTER, "reason", "detail"):
-            broken.append(_quarantined(_SOURCES[source], pointer, reason, detail))
-    return Batch(halves, ops, lost, ticks, broken)
+        for pack, times in zip(frame["events"], frame["times"], strict=True):
+            heard, read = unpack_times(times)
+            ticks.extend(heard)
+            for place, at_ms in read.items():
+                read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
+            if pack:
+                _sort_out(unpack(pack, EVENT_SCHEMA), halves, ops, lost, broken)
+    return Batch(halves, ops, lost, ticks, broken, read_ms)
 
 
-def _unsigned(columns: "_Columns", ops: Mask, keyring: Keyring, broken: list[Outcome]) -> Mask:
-    """Return which of the ops are not signed as the keyring demands, and append them to `broken`."""
-    refused = np.zeros(len(ops), bool)
-    signed = columns.rows(ops, "transaction_id", "action", "producer_group", "incarnation", "signature")
-    for row, fields, pointer in zip(np.flatnonzero(ops), signed, columns.rows(ops, *_POINTER), strict=True):
-        problem = keyring.problem(*fields)
-        if problem is not None:
-            refused[row] = True
-            broken.append(_quarantined(Source.OP, pointer, Reason.BAD_SIGNATURE, problem))
-    return refused
+def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lost], broken: list[Outcome]) -> None:
+    """Append the records of EVENT_SCHEMA to the lists of their kinds."""
+    kinds = events["event"].to_numpy()
+    halves.extend(map(Half._make, zip(*_columns(events, kinds == EventKind.HALF, Half._fields), strict=True)))
+    ids, groups, incarnations, actions, *places = _columns(events, kinds == EventKind.OP, Op._fields)
+    ops.extend(map(Op._make, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
+    fields = ("transaction_id", "half_pointer", "at_ms")
+    for transaction_id, pointer, at_ms in zip(*_columns(events, kinds == EventKind.LOST, fields), strict=True):
+        half_partition, half_offset = pointer.split(":")
+        lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
+    fields = ("transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail")
+    for transaction_id, source, *place, reason, detail in zip(*_columns(events, kinds == EventKind.BROKEN, fields), strict=True):
+        broken.append(Outcome(Kind.QUARANTINE, transaction_id, _SOURCES[source], *place, reason=reason, detail=detail))
 
 
-def _quarantined(source: Source, pointer: Sequence[Any], reason: str, detail: str) -> Outcome:
-    """Return the quarantine of a broken record. `pointer` has the fields that `_POINTER` names."""
-    return Outcome(kind=Kind.QUARANTINE, source=source, **dict(zip(_POINTER, pointer, strict=True)), reason=reason, detail=detail)
-
-
-class _Columns:
-    """A frame's columns as arrays. Most frames are small, and pandas takes 0.05 ms to select rows of one column."""
-
-    def __init__(self, frame: pd.DataFrame) -> None:
-        self._columns = {name: frame[name].to_numpy() for name in frame.columns}
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        return self._columns[name]
-
-    def rows(self, chosen: Mask, *names: str) -> Iterator[tuple[Any, ...]]:
-        """Return the chosen rows, of the named columns only. A frame holds several kinds, which need few columns."""
-        return zip(*self.lists(chosen, *names), strict=True) if chosen.any() else iter(())
-
-    def lists(self, chosen: Mask, *names: str) -> Iterator[list[Any]]:
-        """Return the same as `rows`, column by column."""
-        return (self._columns[name][chosen].tolist() for name in names)
+def _columns(events: pa.Table, chosen: Mask, names: Sequence[str]) -> list[list[Any]]:
+    """Return the named columns of the chosen rows: a pack holds several kinds, which need few columns."""
+    if not chosen.any():
+        return [[] for _ in names]
+    # numpy turns a column into Python's values several times faster than `to_pylist`.
+    return [column.to_numpy().tolist() for column in events.select(names).filter(pa.array(chosen)).columns]

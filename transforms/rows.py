@@ -5,7 +5,7 @@ Python. As Spark expressions over maps this took longer than reading the records
 for each entry of a map.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,19 +15,18 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import CHECK_REQUEST_SCHEMA, OUTCOME_SCHEMA, StoredRecord
+from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
 
 Records = Sequence[StoredRecord | None]
+HeaderList = list[tuple[str, bytes | None]]
 RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
 """Takes outcomes (OUTCOME_SCHEMA), and for each the record that it points to, or None if that record is gone."""
 
 _MESSAGES = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
 _DISCARDED = to_arrow_schema(DISCARDED_SCHEMA, timezone="UTC")
 _QUARANTINE = to_arrow_schema(QUARANTINE_SCHEMA, timezone="UTC")
-_CHECK_REQUESTS = to_arrow_schema(CHECK_REQUEST_SCHEMA, timezone="UTC")
-_OUTCOMES = to_arrow_schema(OUTCOME_SCHEMA, timezone="UTC")
 
 
 def messages_of(batch_id: int) -> RowMaker:
@@ -78,31 +77,24 @@ def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
     return rows
 
 
-def check_requests(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
-    """Turn checks into CHECK_REQUEST_SCHEMA: the half as it was, with the check's number and `CHECK_ID`.
+def check_requests(outcomes: pa.RecordBatch, records: Records) -> Iterator[tuple[bytes | None, bytes, HeaderList]]:
+    """Yield key, value and headers of each check: the half as it was, with the check's number and `CHECK_ID`.
 
     Halves that are gone are left out.
     """
     outcomes, found = _found(outcomes, records)
-    headers = []
     pointers = (outcomes[name].to_pylist() for name in ("transaction_id", "partition", "offset", "check_times"))
     for record, (transaction_id, partition, offset, check_times) in zip(found, zip(*pointers, strict=True), strict=True):
-        own: list[tuple[str, bytes | None]] = [(name, value) for name, value in record.headers or () if name not in h.CHECK_HEADERS]
+        own: HeaderList = [(name, value) for name, value in record.headers or () if name not in h.CHECK_HEADERS]
         own.append((h.TRANSACTION_CHECK_TIMES, str(check_times).encode()))
         own.append((h.CHECK_ID, h.check_id(transaction_id, partition, offset, check_times).encode()))
-        headers.append(own)
-    columns = {
-        "key": pa.array([record.key for record in found], pa.binary()),
-        "value": pa.array([record.value or b"" for record in found], pa.binary()),
-        "headers": _header_lists(headers, _CHECK_REQUESTS.field("headers").type),
-    }
-    return _batch(columns, _CHECK_REQUESTS)
+        yield record.key, record.value or b"", own
 
 
 def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
     """Return the outcomes whose records are gone (OUTCOME_SCHEMA)."""
     gone = pa.array([record is None for record in records], pa.bool_())
-    return pa.RecordBatch.from_arrays(outcomes.filter(gone).columns, schema=_OUTCOMES)
+    return pa.RecordBatch.from_arrays(outcomes.filter(gone).columns, schema=OUTCOME_SCHEMA)
 
 
 def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFrame:

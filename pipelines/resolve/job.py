@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client
@@ -18,6 +19,7 @@ from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_setup import verify_half_retention
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
+from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.resolve.sources import read_records, unread_records
@@ -29,9 +31,11 @@ from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file, write_manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
 from halfway.schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
+from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.settings import Settings
-from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events, rules_of
+from halfway.transforms.packing import pack_events, to_records
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +126,7 @@ class ResolveJob:
         query = self._start(spark, manifest)
         try:
             create_tables(spark, self._settings.storage, query.id)
-            self._writer = BatchWriter(self._settings, query.id, manifest.adopted)
+            self._writer = BatchWriter(self._settings, query.id)
         finally:
             self._writer_made.set()
         while query.isActive and not self._stop.wait(0.2):
@@ -151,12 +155,15 @@ class ResolveJob:
 
     def _start(self, spark: SparkSession, manifest: Manifest) -> StreamingQuery:
         settings, kafka, resolution = self._settings, self._settings.kafka, self._settings.resolution
-        keyring = kafka.signing.keyring()
-        config = DecoderConfig(kafka.half_topic, kafka.op_topic, resolution.max_body_bytes, manifest.bucket_keys, keyring is not None)
+        config = DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring())
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
-        records = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
-        outcomes = resolve_events(decode(records, config), without_collector(bucket_function(rules_of(resolution), keyring)))
+        records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
+        pack = without_collector(pack_events(config, manifest.bucket_keys))
+        packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
+        slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
+        function = without_collector(bucket_function(rules_of(resolution), slots, few, manifest.adopted))
+        outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)
         writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)

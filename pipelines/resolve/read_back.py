@@ -1,83 +1,54 @@
 """Reads records back from Kafka by their pointers, on the executors (decision 3)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import itemgetter
 from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Message
-from pyspark import Accumulator
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, reading_options
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
 from halfway.schemas.events import StoredRecord
 from halfway.schemas.headers import Source
-from halfway.transforms.rows import RowMaker
 
-CHUNK_OFFSETS = 16_384
-"""The number of consecutive offsets that one task reads."""
-ROWS_PER_TASK = 2_000
-"""With fewer rows, another task, and with it another file, costs more than it saves."""
 FLUSH_BYTES = 16 * 1024 * 1024
 
 Pointer = tuple[int, int, int, int, str | None]
 """source, partition, offset, at_ms, transaction id."""
+Portion = tuple[pa.RecordBatch, list[StoredRecord | None]]
+"""Outcomes (OUTCOME_SCHEMA), and for each the record that it points to, or None if that record is gone."""
 
 
-def fetch(
-    outcomes: DataFrame,
-    connection: Mapping[str, str],
-    topics: Mapping[Source, str],
-    make_rows: RowMaker,
-    schema: StructType,
-    *,
-    rows: int,
-    lost: Accumulator[int],
-) -> DataFrame:
-    """Read the records that outcomes point to, and make rows of them.
+class RecordFetcher:
+    """Reads the records that outcomes point to, on an executor or on the driver."""
 
-    Args:
-        outcomes: OUTCOME_SCHEMA.
-        connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not in
-            the plan.
-        topics: the names of the half and op topics.
-        make_rows: makes rows of outcomes and their records, on the executors. It holds the values that differ from
-            batch to batch: as literals they would be part of Spark's generated code, compiled again for every batch.
-        schema: the schema of the rows.
-        rows: the number of outcomes, to choose the number of tasks.
-        lost: receives the number of records that were not found.
+    def __init__(self, connection: Mapping[str, str], topics: Mapping[Source, str]) -> None:
+        """Store the configuration. Does not connect.
 
-    Returns:
-        The rows.
-    """
-    tasks = max(1, min(outcomes.sparkSession.sparkContext.defaultParallelism, -(-rows // ROWS_PER_TASK)))
-    task = F.pmod(F.col("partition") + F.floor(F.col("offset") / CHUNK_OFFSETS), F.lit(tasks)).cast("int")
-    placed = outcomes.repartitionById(tasks, task) if tasks > 1 else outcomes.coalesce(1)
-    return placed.sortWithinPartitions("source", "partition", "offset").mapInArrow(
-        _fetch_function(dict(connection), dict(topics), make_rows, lost), schema
-    )
+        Args:
+            connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not
+                in the plan.
+            topics: the names of the half and op topics.
+        """
+        self._connection, self._topics = dict(connection), dict(topics)
 
+    def portions(self, outcomes: pa.Table) -> Iterator[Portion]:
+        """Yield outcomes with their records, in portions of `FLUSH_BYTES`, in the order of their pointers.
 
-def _fetch_function(
-    connection: dict[str, str], topics: dict[Source, str], make_rows: RowMaker, lost: Accumulator[int]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def fetch_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        Args:
+            outcomes: OUTCOME_SCHEMA.
+        """
         with collector_paused():
-            for batch in batches:
-                names = ("source", "partition", "offset", "at_ms", "transaction_id")
-                pointers: list[Pointer] = list(zip(*(batch.column(name).to_pylist() for name in names), strict=True))
-                done = 0
-                for records in _in_portions(_read(connection, topics, pointers)):
-                    yield make_rows(batch.slice(done, len(records)), records)
-                    done += len(records)
-                    lost.add(sum(record is None for record in records))
-
-    return fetch_batches
+            ordered = outcomes.sort_by([(name, "ascending") for name in ("source", "partition", "offset")]).combine_chunks()
+            names = ("source", "partition", "offset", "at_ms", "transaction_id")
+            pointers: list[Pointer] = list(zip(*(ordered[name].to_pylist() for name in names), strict=True))
+            done = 0
+            for records in _in_portions(_read(self._connection, self._topics, pointers)):
+                yield ordered.slice(done, len(records)).to_batches()[0], records
+                done += len(records)
 
 
 def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[StoredRecord | None]]:

@@ -9,7 +9,13 @@ from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
-_MODULES = ("pandas", "pyarrow.compute", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator")
+_MODULES = (
+    "pandas",
+    "pyarrow.compute",
+    "halfway.pipelines.resolve.check_sender",
+    "halfway.pipelines.resolve.batch_outcomes",
+    "halfway.transforms.operator",
+)
 
 
 def start_workers(spark: SparkSession) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.resolve import sinks
+from halfway.pipelines.resolve.batch_outcomes import BatchOutcomes
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage import delta_tables
@@ -65,8 +65,11 @@ class Failpoints:
         self._folder = folder
         self._order: dict[str, Any] = {}
         self._reached = 0
+        self._batch_id = -1
 
-    def reach(self, step: Step, batch_id: int) -> None:
+    def reach(self, step: Step, batch_id: int | None = None) -> None:
+        if batch_id is not None:
+            self._batch_id = batch_id
         try:
             order = json.loads((self._folder / ARM_FILE).read_text())
         except FileNotFoundError:
@@ -79,7 +82,7 @@ class Failpoints:
         if self._reached < order["batches"]:
             return
         (self._folder / ARM_FILE).unlink()
-        write_atomically(self._folder / REACHED_FILE, {"step": step, "batch_id": batch_id})
+        write_atomically(self._folder / REACHED_FILE, {"step": step, "batch_id": self._batch_id})
         if order["action"] == "die":
             os.killpg(os.getpgrp(), signal.SIGKILL)
         deadline_s = time.monotonic() + WAIT_LIMIT_S
@@ -105,22 +108,22 @@ def wrap(folder: Path) -> None:
         failpoints.reach(Step.BEFORE_COMMIT, batch_id)
         return report
 
-    def counted(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> int:
-        adopted = count(self, outcomes, report)
-        failpoints.reach(Step.AFTER_COUNT, report.batch_id)
-        return adopted
+    def counted(self: BatchWriter, packs: DataFrame, report: BatchReport) -> BatchOutcomes:
+        outcomes = count(self, packs, report)
+        failpoints.reach(Step.AFTER_COUNT)
+        return outcomes
 
     def appended(rows: DataFrame, storage: Any, table: Table, app_id: str, batch_id: int) -> None:
         append_once(rows, storage, table, app_id, batch_id)
         failpoints.reach(AFTER_TABLE[table], batch_id)
 
-    def sent(self: BatchWriter, outcomes: DataFrame, report: BatchReport) -> DataFrame | None:
-        if not report.rows[Kind.CHECK]:
-            return send_checks(self, outcomes, report)
+    def sent(self: BatchWriter, outcomes: BatchOutcomes) -> DataFrame | None:
+        if not outcomes.rows[Kind.CHECK]:
+            return send_checks(self, outcomes)
         write_to_journal(folder / JOURNAL_FILE, outcomes)
-        failpoints.reach(Step.BEFORE_CHECKS, report.batch_id)
-        lost = send_checks(self, outcomes, report)
-        failpoints.reach(Step.AFTER_CHECKS, report.batch_id)
+        failpoints.reach(Step.BEFORE_CHECKS)
+        lost = send_checks(self, outcomes)
+        failpoints.reach(Step.AFTER_CHECKS)
         return lost
 
     replaced: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -133,10 +136,9 @@ def wrap(folder: Path) -> None:
         setattr(owner, name, wrapped)
 
 
-def write_to_journal(journal: Path, outcomes: DataFrame) -> None:
+def write_to_journal(journal: Path, outcomes: BatchOutcomes) -> None:
     """Append CHECK_ID and horizon of each check of a batch, and sync the file."""
-    checks = outcomes.where(F.col("kind") == int(Kind.CHECK))
-    rows = checks.select("transaction_id", "partition", "offset", "check_times", "decided_ms").collect()
+    rows = outcomes.of(Kind.CHECK).select("transaction_id", "partition", "offset", "check_times", "decided_ms").collect()
     with journal.open("a") as lines:
         for transaction_id, partition, offset, times, decided_ms in rows:
             # The line break comes first, because an earlier kill may have cut off the last line.

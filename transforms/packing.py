@@ -1,0 +1,191 @@
+"""Packs events and outcomes for their way through Spark: a few rows a bucket instead of one a record (decision 2).
+
+Spark carries rows between the JVM and Python one by one, which took more time than the rules. A *pack* is a table in
+one BINARY value, as an Arrow IPC stream.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from halfway.schemas.events import EVENT_SCHEMA, OUTCOME_SCHEMA, PACKED_EVENTS_SCHEMA, PACKED_OUTCOMES_SCHEMA, EventKind
+from halfway.schemas.headers import MAX_TICK_BYTES, Source
+from halfway.schemas.outcomes import Kind
+from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.protocol import Outcome
+
+ROWS_IN_MEMORY = 500_000
+"""A task packs its events when it holds this many."""
+CHUNK_OFFSETS = 16_384
+"""The number of consecutive offsets whose records one task reads back."""
+
+Numbers = npt.NDArray[np.int64]
+Times = tuple[Sequence[Tick], Mapping[Place, int]]
+"""The ticks, and by partition the newest broker time: what every bucket has to know."""
+PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def to_records(records: DataFrame, op_topic: str) -> DataFrame:
+    """Select RECORD_SCHEMA from Spark's Kafka columns. Bodies stay in the JVM."""
+    may_be_tick = F.col("key").isNull() & (F.length("value") <= MAX_TICK_BYTES)
+    return records.select(
+        (F.col("topic") == op_topic).cast("int").alias("source"),
+        "partition",
+        "offset",
+        F.unix_millis("timestamp").alias("at_ms"),
+        F.col("timestampType").alias("timestamp_type"),
+        "key",
+        "headers",
+        F.coalesce(F.length("value"), F.lit(0)).alias("value_bytes"),
+        F.when(may_be_tick, F.col("value")).alias("tick_value"),
+    )
+
+
+def pack_events(config: DecoderConfig, bucket_keys: Sequence[int]) -> PackEvents:
+    """Return the function that decodes the records of a task (RECORD_SCHEMA) to PACKED_EVENTS_SCHEMA.
+
+    Args:
+        config: what decoding depends on.
+        bucket_keys: the keys that Spark groups the buckets by.
+    """
+
+    def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept: list[pa.RecordBatch] = []
+        ticks: dict[Place, Tick] = {}
+        read_ms: dict[Place, int] = {}
+        for batch in batches:
+            decoded = decode(batch, config)
+            kept.append(decoded.events)
+            for tick in decoded.ticks:
+                place = (tick.source, tick.partition)
+                ticks[place] = max(ticks.get(place, tick), tick)
+            for place, at_ms in decoded.read_ms.items():
+                read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
+            if sum(map(len, kept)) >= ROWS_IN_MEMORY:
+                yield _by_bucket(kept, b"", bucket_keys)
+                kept = []
+        yield _by_bucket(kept, _pack_times((list(ticks.values()), read_ms)), bucket_keys)
+
+    return pack
+
+
+def unpack(pack: bytes, schema: pa.Schema) -> pa.Table:
+    """Return the table in a pack, without copying it; an empty one if the pack is empty."""
+    if not pack:
+        return schema.empty_table()
+    with pa.ipc.open_stream(pack) as reader:
+        return reader.read_all()
+
+
+@lru_cache(maxsize=256)
+def unpack_times(pack: bytes) -> Times:
+    """Return the times in a pack. Cached, because a task's buckets have the same."""
+    if not pack:
+        return (), {}
+    ticks, read = json.loads(pack)
+    return (
+        [Tick(Source(source), partition, partitions, at_ms, tuple(absent)) for source, partition, partitions, at_ms, absent in ticks],
+        {(Source(source), partition): at_ms for source, partition, at_ms in read},
+    )
+
+
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, few: int, adopted: Mapping[int, int]) -> list[tuple[int, int, bool, int, bytes]]:
+    """Pack the outcomes of one bucket.
+
+    Args:
+        outcomes: the outcomes.
+        slots: the number of tasks that read records back.
+        few: up to this many outcomes are not divided among the slots.
+        adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
+
+    Returns:
+        Rows of PACKED_OUTCOMES_SCHEMA.
+    """
+    columns = zip(*outcomes, strict=True) if outcomes else [()] * len(OUTCOME_SCHEMA)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, OUTCOME_SCHEMA.types, strict=True)]
+    table = pa.table(arrays, schema=OUTCOME_SCHEMA)
+    kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
+    of_slot = np.zeros(len(outcomes), np.int64) if len(outcomes) <= few else (partitions + offsets // CHUNK_OFFSETS) % slots
+    ends = np.fromiter((adopted.get(partition, 0) for partition in partitions.tolist()), np.int64) if adopted else 0
+    may_be_held = (offsets < ends) & (kinds != Kind.QUARANTINE)
+    rows = []
+    for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
+        kind_and_held, slot = divmod(key, slots)
+        rows.append((kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
+    return rows
+
+
+def outcomes_in(packs: DataFrame) -> DataFrame:
+    """Return the outcomes of PACKED_OUTCOMES_SCHEMA, without reports, one row each (OUTCOME_SCHEMA)."""
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for pack in batch["outcomes"].to_pylist():
+                yield from unpack(pack, OUTCOME_SCHEMA).to_batches()
+
+    return packs.where(F.col("kind") != int(Kind.REPORT)).mapInArrow(rows, from_arrow_schema(OUTCOME_SCHEMA))
+
+
+def packed(outcomes: DataFrame) -> DataFrame:
+    """Pack outcomes (OUTCOME_SCHEMA) that no adopted table holds (PACKED_OUTCOMES_SCHEMA)."""
+
+    def packs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            table = pa.Table.from_batches([batch]).cast(OUTCOME_SCHEMA)
+            for kind, of_kind in _grouped(table, table["kind"].to_numpy()):
+                row = {"kind": kind, "slot": int(of_kind["partition"][0].as_py()), "may_be_held": False}
+                row |= {"rows": of_kind.num_rows, "outcomes": _to_bytes(of_kind)}
+                yield pa.RecordBatch.from_pylist([row], schema=PACKED_OUTCOMES_SCHEMA)
+
+    return outcomes.mapInArrow(packs, from_arrow_schema(PACKED_OUTCOMES_SCHEMA))
+
+
+def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequence[int]) -> pa.RecordBatch:
+    """Pack events by bucket. Time concerns every bucket, also one without events."""
+    events = pa.Table.from_batches(kept, EVENT_SCHEMA)
+    packs = {number: _to_bytes(rows) for number, rows in _grouped(events, _bucket_numbers(events, len(bucket_keys)))}
+    wanted = range(len(bucket_keys)) if times else list(packs)
+    columns = ([bucket_keys[number] for number in wanted], [packs.get(number, b"") for number in wanted], [times] * len(wanted))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, kind) for values, kind in zip(columns, PACKED_EVENTS_SCHEMA.types, strict=True)], schema=PACKED_EVENTS_SCHEMA
+    )
+
+
+def _bucket_numbers(events: pa.Table, buckets: int) -> Numbers:
+    """Return the bucket of each event: of its id, or of its place if the record is broken."""
+    ids = events["transaction_id"].cast(pa.binary()).to_numpy().tolist()
+    of_id = np.fromiter((crc32(key or b"") for key in ids), np.int64, len(ids))
+    of_place = events["partition"].to_numpy() + events["offset"].to_numpy()
+    return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place, of_id) % buckets
+
+
+def _grouped(table: pa.Table, keys: Numbers) -> Iterator[tuple[int, pa.Table]]:
+    """Yield each key with its rows, in their order."""
+    order = np.argsort(keys, kind="stable")
+    ordered, rows = keys[order], table.take(order).combine_chunks()
+    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1)) if len(ordered) else []
+    for begin, end in zip(begins, [*begins[1:], len(ordered)], strict=True):
+        yield int(ordered[begin]), rows.slice(begin, end - begin)
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _pack_times(times: Times) -> bytes:
+    ticks, read_ms = times
+    if not ticks and not read_ms:
+        return b""
+    return json.dumps([ticks, [(*place, at_ms) for place, at_ms in read_ms.items()]]).encode()
