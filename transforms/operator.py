@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from halfway.schemas.events import EVENT_SCHEMA, PACKED_OUTCOMES_SCHEMA, EventKind
-from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.state_format import STATE_SCHEMA
@@ -25,7 +25,7 @@ Mask = npt.NDArray[np.bool_]
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
-_SOURCES = {int(source): source for source in Source}
+_POINTER = ("transaction_id", "source", "partition", "offset", "at_ms")
 
 
 def rules_of(settings: ResolutionSettings) -> Rules:
@@ -68,7 +68,7 @@ def bucket_function(rules: Rules, slots: int, few: int, adopted: Mapping[int, in
         bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json().encode()
-        rows = [*pack_outcomes(outcomes, slots, adopted, few), (int(Kind.REPORT), 0, False, 1, report)]
+        rows = [*pack_outcomes(outcomes, slots, few, adopted), (int(Kind.REPORT), 0, False, 1, report)]
         yield pd.DataFrame(rows, columns=PACKED_OUTCOMES_SCHEMA.names)
 
     return resolve_bucket
@@ -99,13 +99,13 @@ def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lo
     halves.extend(map(Half._make, zip(*_columns(events, kinds == EventKind.HALF, Half._fields), strict=True)))
     ids, groups, incarnations, actions, *places = _columns(events, kinds == EventKind.OP, Op._fields)
     ops.extend(map(Op._make, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
-    fields = ("transaction_id", "half_pointer", "at_ms")
-    for transaction_id, pointer, at_ms in zip(*_columns(events, kinds == EventKind.LOST, fields), strict=True):
+    lost_rows = zip(*_columns(events, kinds == EventKind.LOST, ("transaction_id", "half_pointer", "at_ms")), strict=True)
+    for transaction_id, pointer, at_ms in lost_rows:
         half_partition, half_offset = pointer.split(":")
         lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
-    fields = ("transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail")
-    for transaction_id, source, *place, reason, detail in zip(*_columns(events, kinds == EventKind.BROKEN, fields), strict=True):
-        broken.append(Outcome(Kind.QUARANTINE, transaction_id, _SOURCES[source], *place, reason=reason, detail=detail))
+    refused = _columns(events, kinds == EventKind.BROKEN, (*_POINTER, "reason", "detail"))
+    for *pointer, reason, detail in zip(*refused, strict=True):
+        broken.append(Outcome(Kind.QUARANTINE, **dict(zip(_POINTER, pointer, strict=True)), reason=reason, detail=detail))
 
 
 def _columns(events: pa.Table, chosen: Mask, names: Sequence[str]) -> list[list[Any]]:

@@ -7,6 +7,7 @@ one BINARY value, as an Arrow IPC stream.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from zlib import crc32
 
 import numpy as np
@@ -142,8 +143,8 @@ def packed(outcomes: DataFrame) -> DataFrame:
         for batch in batches:
             table = pa.Table.from_batches([batch]).cast(OUTCOME_SCHEMA)
             for kind, of_kind in _grouped(table, table["kind"].to_numpy()):
-                row = {"kind": kind, "slot": int(of_kind["partition"][0].as_py()), "may_be_held": False}
-                row |= {"rows": of_kind.num_rows, "outcomes": _to_bytes(of_kind)}
+                values = (kind, of_kind["partition"][0].as_py(), False, of_kind.num_rows, _to_bytes(of_kind))
+                row = dict(zip(PACKED_OUTCOMES_SCHEMA.names, values, strict=True))
                 yield pa.RecordBatch.from_pylist([row], schema=PACKED_OUTCOMES_SCHEMA)
 
     return outcomes.mapInArrow(packs, from_arrow_schema(PACKED_OUTCOMES_SCHEMA))
@@ -172,8 +173,8 @@ def _grouped(table: pa.Table, keys: Numbers) -> Iterator[tuple[int, pa.Table]]:
     """Yield each key with its rows, in their order."""
     order = np.argsort(keys, kind="stable")
     ordered, rows = keys[order], table.take(order).combine_chunks()
-    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1)) if len(ordered) else []
-    for begin, end in zip(begins, [*begins[1:], len(ordered)], strict=True):
+    edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)] if len(ordered) else []
+    for begin, end in pairwise(edges):
         yield int(ordered[begin]), rows.slice(begin, end - begin)
 
 

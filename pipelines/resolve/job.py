@@ -17,9 +17,9 @@ from pyspark.sql.streaming import StreamingQuery
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_setup import verify_half_retention
+from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
-from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.resolve.sources import read_records, unread_records

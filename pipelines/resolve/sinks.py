@@ -10,8 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.writer import RecordWriter
-from halfway.pipelines.resolve.check_sender import CheckSender
 from halfway.pipelines.resolve.batch_outcomes import BatchOutcomes
+from halfway.pipelines.resolve.check_sender import CheckSender
 from halfway.pipelines.resolve.read_back import RecordFetcher
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import append_once, read_log_ahead, read_table
