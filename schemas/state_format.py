@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from halfway.schemas.errors import StateFormatError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 STATE_SCHEMA = StructType([StructField("format_version", IntegerType(), False), StructField("payload", BinaryType(), False)])
 
@@ -33,7 +33,7 @@ ENTRY_SCHEMA = pa.schema(
 )
 """`entry` is a `Phase`; WAITING_COMMIT or WAITING_ROLLBACK stand for a verdict that waits for its half.
 
-`due_ms` is the first horizon at which something is due for the entry.
+`due_ms` is the first time at which something is due for the entry: a horizon if it is pending, or else a read mark.
 """
 
 WAITING_COMMIT = 100
@@ -45,6 +45,14 @@ _METADATA_KEY = b"halfway"
 # than the work.
 _WRITING = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _READING = pa.ipc.IpcReadOptions(use_threads=False)
+
+
+def other_format(checkpoint: str, format_version: object) -> str:
+    """Return the message for a checkpoint of another format. It says what to do."""
+    return (
+        f"{checkpoint} has the state's format {format_version}, and this version of Halfway has {FORMAT_VERSION}: go on with the version "
+        "that wrote it, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+    )
 
 
 def encode_payload(table: pa.Table, metadata: dict[str, Any]) -> bytes:
@@ -63,10 +71,7 @@ def decode_payload(format_version: int, payload: bytes) -> tuple[pa.Table, dict[
         StateFormatError: this version of Halfway does not know the format version, or the payload is damaged.
     """
     if format_version != FORMAT_VERSION:
-        raise StateFormatError(
-            f"the checkpoint's state has format {format_version}, and this version of Halfway reads format {FORMAT_VERSION}: "
-            "run the version that wrote it"
-        )
+        raise StateFormatError(other_format("the checkpoint", format_version))
     try:
         with pa.ipc.open_stream(payload, options=_READING) as reader:
             table = reader.read_all()

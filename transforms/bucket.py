@@ -1,7 +1,7 @@
 """A bucket's state between batches: entries as columns, of which each batch turns only the affected ones into objects.
 
-A batch affects a transaction whose id it holds, a waiting verdict whose half it holds, and any entry whose `due_ms` the
-horizon has reached. This follows from the entries alone, without the rules.
+A batch affects a transaction whose id it holds, a waiting verdict whose half it holds, and any entry whose `due_ms` has
+been reached: by the horizon if it is pending, or else by the read mark. The rules are not needed to tell.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from halfway.schemas.state_format import (
     decode_payload,
     encode_payload,
 )
-from halfway.transforms.horizon import Clock, LatestTick, TopicSize
+from halfway.transforms.horizon import Clock, LatestTick, Times, TopicSize
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
@@ -58,9 +58,9 @@ class Bucket:
 
     def after(self, batch: Batch, rules: Rules) -> tuple["Bucket", list[Outcome], Counter[str]]:
         """Apply a batch. Return the bucket after it, the outcomes, and what this batch counted."""
-        clock = self.clock.after(batch.ticks)
-        untouched, affected = self._split(batch, clock.horizon_ms())
-        resolution = resolve(_to_state(clock, affected), replace(batch, ticks=()), rules)
+        clock = self.clock.after(batch.ticks, batch.read_ms)
+        untouched, affected = self._split(batch, clock)
+        resolution = resolve(_to_state(clock, affected), replace(batch, ticks=(), read_ms={}), rules)
         entries = _join(untouched, _to_entries(resolution.state, rules))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
         return Bucket(entries, clock, totals), resolution.outcomes, resolution.counts
@@ -84,22 +84,23 @@ class Bucket:
             totals=self.totals,
         )
 
-    def _split(self, batch: Batch, horizon_ms: int | None) -> tuple[pa.Table, pa.Table]:
+    def _split(self, batch: Batch, clock: Clock) -> tuple[pa.Table, pa.Table]:
         """Return the entries that the batch leaves untouched, and those that it affects.
 
         Only its half and time affect a waiting verdict. Further verdicts of its id do not: there may be very many.
         A settled entry that is due to be forgotten, and whose id is not in the batch, is in neither table. Dropping it
         here is what `resolve` would do, without an object for each entry.
         """
+        pending = pc.equal(self.entries["entry"], int(Phase.PENDING))
         waits = pc.greater_equal(self.entries["entry"], WAITING_COMMIT)
         touched = self._has_id_of((*batch.halves, *batch.ops, *batch.lost))
         if pc.any(waits).as_py():  # Verdicts seldom wait, and the second search takes 2 ms.
             touched = pc.and_(touched, pc.or_(pc.invert(waits), self._has_id_of(batch.halves)))
-        if horizon_ms is None:
+        horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
+        if horizon_ms is None or read_mark_ms is None:
             return self.entries.filter(pc.invert(touched)), self.entries.filter(touched)
-        due = pc.less_equal(self.entries["due_ms"], horizon_ms)
-        settled = pc.and_(pc.greater(self.entries["entry"], int(Phase.PENDING)), pc.invert(waits))
-        affected = pc.or_(touched, pc.and_(due, pc.invert(settled)))
+        due = pc.less_equal(self.entries["due_ms"], pc.if_else(pending, horizon_ms, read_mark_ms))
+        affected = pc.or_(touched, pc.and_(due, pc.or_(pending, waits)))
         return self.entries.filter(pc.invert(pc.or_(touched, due))), self.entries.filter(affected)
 
     def _has_id_of(self, records: Iterable[Any]) -> pa.ChunkedArray:
@@ -172,7 +173,8 @@ def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
 
 def _encode_clock(clock: Clock) -> dict[str, Any]:
     return {
-        "heard_ms": [[source, partition, at_ms] for (source, partition), at_ms in sorted(clock.heard_ms.items())],
+        "heard_ms": _encode_times(clock.heard_ms),
+        "read_ms": _encode_times(clock.read_ms),
         "partitions": [[source, size.at_ms, size.partitions] for source, size in sorted(clock.sizes.items())],
         "latest": list(clock.latest),
     }
@@ -181,7 +183,17 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
 def _decode_clock(stored: dict[str, Any]) -> Clock:
     at_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
-        heard_ms={(Source(source), partition): at_ms for source, partition, at_ms in stored["heard_ms"]},
+        heard_ms=_decode_times(stored["heard_ms"]),
+        read_ms=_decode_times(stored["read_ms"]),
         sizes={Source(source): TopicSize(at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
         latest=LatestTick(at_ms, Source(source), partition, tuple(absent_groups)),
     )
+
+
+def _encode_times(times_ms: Times) -> list[list[list[int]]]:
+    """Return [partitions, times] of each topic: a list for each partition would take three times as long."""
+    return [[list(times_ms[source]), list(times_ms[source].values())] for source in Source]
+
+
+def _decode_times(stored: list[list[list[int]]]) -> Times:
+    return {source: dict(zip(*of_topic, strict=True)) for source, of_topic in zip(Source, stored, strict=True)}

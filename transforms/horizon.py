@@ -1,10 +1,16 @@
-"""Time as the job knows it: the ticks it has read, and the horizon that follows from them (decision 1)."""
+"""Time as the job knows it: what it has read, and the horizon and the read mark that follow from that (decision 1)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple
 
 from halfway.schemas.headers import Source
+
+Place = tuple[Source, int]
+"""A partition of the half or the op topic."""
+Times = Mapping[Source, Mapping[int, int]]
+"""Topic → partition → time in ms."""
 
 
 class Tick(NamedTuple):
@@ -35,23 +41,32 @@ class TopicSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The ticks so far, from which the horizon (a low watermark) and the absent producer groups follow."""
+    """The times that the job has read, and what follows: horizon (a low watermark), read mark, absent producer groups."""
 
-    heard_ms: Mapping[tuple[Source, int], int] = field(default_factory=dict)
-    """Topic and partition → the time of its latest tick."""
+    heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
+    """The time of the latest tick of each partition."""
+    read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
+    """The newest time that the broker gave a record of a partition, where that is later than its latest tick."""
     sizes: Mapping[Source, TopicSize] = field(default_factory=dict)
     latest: LatestTick = field(default_factory=LatestTick)
 
-    def after(self, ticks: Iterable[Tick]) -> "Clock":
-        """Return the clock after more ticks, in any order. Time never goes back."""
-        heard, sizes, latest = dict(self.heard_ms), dict(self.sizes), self.latest
-        for tick in ticks:
-            place = (tick.source, tick.partition)
-            heard[place] = max(heard.get(place, tick.at_ms), tick.at_ms)
-            size = TopicSize(tick.at_ms, tick.partitions)
-            sizes[tick.source] = max(sizes.get(tick.source, size), size)
-            latest = max(latest, LatestTick(tick.at_ms, *place, tuple(sorted(tick.absent_groups))))
-        return Clock(heard, sizes, latest)
+    def after(self, ticks: Sequence[Tick], read_ms: Mapping[Place, int]) -> "Clock":
+        """Return the clock after more ticks, in any order, and newer times of records. Time never goes back."""
+        if not ticks and not read_ms:
+            return self
+        heard, read, sizes, latest = {}, {}, dict(self.sizes), self.latest
+        for source in Source:
+            of_topic = [tick for tick in ticks if tick.source is source]
+            heard[source] = _newest(self.heard_ms[source], [(tick.partition, tick.at_ms) for tick in of_topic])
+            newest = _newest(self.read_ms[source], [(partition, at_ms) for (of, partition), at_ms in read_ms.items() if of is source])
+            read[source] = {partition: at_ms for partition, at_ms in newest.items() if at_ms > heard[source].get(partition, -1)}
+            if of_topic:
+                size = TopicSize(*max(map(_SIZE, of_topic)))
+                sizes[source] = max(sizes.get(source, size), size)
+        if ticks:
+            last = max(ticks, key=_LATEST)
+            latest = max(latest, LatestTick(last.at_ms, last.source, last.partition, tuple(sorted(last.absent_groups))))
+        return Clock(heard, read, sizes, latest)
 
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away, as the latest tick says (R15)."""
@@ -62,9 +77,32 @@ class Clock:
         times_ms: list[int] = []
         for source in Source:
             partitions = self.sizes[source].partitions if source in self.sizes else 0
-            heard = [at_ms for (of, partition), at_ms in self.heard_ms.items() if of is source and partition < partitions]
             # A tick may name any number of partitions: iterate over those that were heard, not over that number.
+            heard = [at_ms for partition, at_ms in self.heard_ms[source].items() if partition < partitions]
             if not heard or len(heard) < partitions:
                 return None
             times_ms.extend(heard)
         return min(times_ms)
+
+    def read_mark_ms(self) -> int | None:
+        """Return the time up to which everything was read, by records too; None while the horizon is undefined.
+
+        In a partition the broker's times only grow, so that the newest one that was read proves as much as a tick.
+        """
+        horizon_ms = self.horizon_ms()
+        if horizon_ms is None:
+            return None
+        # A partition may hold records before the first tick that counts it.
+        return max(horizon_ms, min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source))
+
+
+_SIZE = attrgetter(*TopicSize._fields)
+_LATEST = attrgetter(*LatestTick._fields)
+
+
+def _newest(times_ms: Mapping[int, int], more: Iterable[tuple[int, int]]) -> dict[int, int]:
+    newest = dict(times_ms)
+    for partition, at_ms in more:
+        if at_ms >= newest.get(partition, at_ms):
+            newest[partition] = at_ms
+    return newest

@@ -1,8 +1,9 @@
 """The protocol: rules R1 to R13, R15 and R17 of docs/rules.md, in plain Python (decision 4).
 
 `resolve(state, batch, rules)` takes the state of one bucket and the records that were newly read, and returns the state
-after them and the outcomes. It does no I/O and reads no clock: the only time is the horizon, which ticks move.
-Transactions do not affect each other. A caller may therefore pass only those that the batch or the horizon affects.
+after them and the outcomes. It does no I/O and reads no clock. Time is what was read: checks and discards wait for the
+horizon, which ticks alone move; what is forgotten waits for the read mark, which is ahead of it in a backlog.
+Transactions do not affect each other. A caller may therefore pass only those that the batch or its time affects.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Kind, Phase, Reason
-from halfway.transforms.horizon import Clock, Tick
+from halfway.transforms.horizon import Clock, Place, Tick
 
 
 class Half(NamedTuple):
@@ -57,7 +58,7 @@ class Transaction(NamedTuple):
     phase: Phase
     half: Half
     due_ms: int
-    """When the check or discard of a pending half is due, or when a settled id is forgotten (see `Rules`)."""
+    """The horizon at which a pending half is due, or the read mark at which a settled id is forgotten (see `Rules`)."""
     check_times: int = 0
 
 
@@ -71,7 +72,7 @@ class Outcome(NamedTuple):
     offset: int = 0
     at_ms: int = 0
     decided_ms: int = 0
-    """The op's timestamp for a commit; the horizon for a check, a discard or a quarantined orphan (R16); or else 0."""
+    """The op's timestamp for a commit, the horizon for a check or discard, the read mark for an orphan (R16) or 0."""
     producer_group: str = ""
     topic: str = ""
     incarnation: int = 0
@@ -88,7 +89,8 @@ def first_ms_after(limit_ms: int) -> int:
 class Rules(NamedTuple):
     """The numbers in the rules (times in ms), and the due times that follow from them.
 
-    A due time is the first horizon at which something is due: it is due when the horizon is >= that time.
+    A due time is the first time at which something is due: for checks and discards the horizon must be >= that time,
+    for orphans and forgetting the read mark.
     """
 
     timeout_ms: int
@@ -98,8 +100,11 @@ class Rules(NamedTuple):
     resolved_retention_ms: int
 
     def first_check_ms(self, half: Half) -> int:
-        """Return when the first check is due: the age is > the half's immunity, or the timeout if it sets none (R4)."""
-        return first_ms_after(half.at_ms + (half.immunity_ms or self.timeout_ms))
+        """Return when the first check is due: the age is > the half's immunity, or the timeout if it sets none (R4).
+
+        An immunity that outlasts the retention of halves would leave a half in the state for ever.
+        """
+        return first_ms_after(half.at_ms + (min(half.immunity_ms, self.half_retention_ms) or self.timeout_ms))
 
     def next_check_ms(self, horizon_ms: int) -> int:
         """Return when the next check is due: the interval after the horizon of a check or put-off (R5, R15)."""
@@ -138,6 +143,8 @@ class Batch:
     ticks: Sequence[Tick] = ()
     broken: Sequence[Outcome] = ()
     """The quarantine of records that break the contract (R14), made where they were decoded."""
+    read_ms: Mapping[Place, int] = field(default_factory=dict)
+    """Partition → the newest time of a record there that keeps the contract and has the broker's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +158,9 @@ class Resolution:
 
 
 def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
-    """Apply a batch: the halves, then the ops, each in order of time, partition and offset, then the horizon.
+    """Apply a batch: the halves, then the ops, each in order of time, partition and offset. Then let time move.
 
-    The horizon comes last, so that every verdict up to it wins over the checks and discards that it makes due (R9).
+    Time comes last, so that every verdict up to the horizon wins over the checks and discards that it makes due (R9).
     """
     resolver = _Resolver(state, rules)
     resolver.counts.update({Count.HALVES: len(batch.halves), Count.OPS: len(batch.ops)})
@@ -164,10 +171,12 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
         resolver.on_lost(lost)
     for op in sorted([*batch.ops, *resolver.take_waiting(batch.halves)], key=_ORDER):
         resolver.on_op(op)
-    clock = state.clock.after(batch.ticks)
-    horizon_ms = clock.horizon_ms()
+    clock = state.clock.after(batch.ticks, batch.read_ms)
+    horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
     if horizon_ms is not None:
         resolver.on_horizon(horizon_ms, clock.absent_groups())
+    if read_mark_ms is not None:
+        resolver.on_read_mark(read_mark_ms)
     return Resolution(BucketState(clock, resolver.transactions, resolver.waiting), resolver.outcomes, resolver.counts)
 
 
@@ -250,16 +259,18 @@ class _Resolver:
         self._settle(known, _SETTLED_BY[op.action], op.at_ms)
 
     def on_horizon(self, horizon_ms: int, absent_groups: frozenset[str]) -> None:
-        """Do all that is due: checks and discards (R4 to R8, R15), orphaned verdicts (R10), forgetting (R11)."""
-        for transaction_id, known in list(self.transactions.items()):
-            if horizon_ms < known.due_ms:
-                continue
-            if known.phase is Phase.PENDING:
+        """Do the checks and discards that are due (R4 to R8, R15)."""
+        for known in list(self.transactions.values()):
+            if known.phase is Phase.PENDING and horizon_ms >= known.due_ms:
                 self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
-            else:
-                del self.transactions[transaction_id]
+
+    def on_read_mark(self, read_mark_ms: int) -> None:
+        """Let go of what no record can concern any more: orphaned verdicts (R10), ids that are forgotten (R11)."""
         for transaction_id, ops in list(self.waiting.items()):
-            self._quarantine_orphans(transaction_id, ops, horizon_ms)
+            self._quarantine_orphans(transaction_id, ops, read_mark_ms)
+        for transaction_id, known in list(self.transactions.items()):
+            if known.phase is not Phase.PENDING and read_mark_ms >= known.due_ms:
+                del self.transactions[transaction_id]
 
     def _on_due(self, known: Transaction, horizon_ms: int, *, is_away: bool) -> None:
         """Check, discard or put off a pending half."""
@@ -281,14 +292,14 @@ class _Resolver:
             self.outcomes.append(_outcome_of(Kind.CHECK, checked, horizon_ms))
             self.transactions[half.transaction_id] = checked
 
-    def _quarantine_orphans(self, transaction_id: str, ops: Sequence[Op], horizon_ms: int) -> None:
+    def _quarantine_orphans(self, transaction_id: str, ops: Sequence[Op], read_mark_ms: int) -> None:
         """Quarantine the verdicts that have waited too long for their half, each of them (R10)."""
         left = []
         for op in ops:
-            if horizon_ms < self.rules.orphan_ms(op):
+            if read_mark_ms < self.rules.orphan_ms(op):
                 left.append(op)
             else:
-                self._quarantine(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", horizon_ms)
+                self._quarantine(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", read_mark_ms)
         if left:
             self.waiting[transaction_id] = left
         else:

@@ -37,15 +37,11 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Read a manifest.
-
-        An early one has no bucket keys, because its buckets are numbered, and names no adopted halves. One of another
-        format is not interpreted: `verify_ownership` refuses it.
-        """
+        """Read a manifest. One of another format is not interpreted: `verify_ownership` refuses it."""
         known: dict[str, Any] = {field.name: content.get(field.name) for field in fields(cls)}
         if known["format_version"] == FORMAT_VERSION:
-            known["adopted"] = {int(partition): end for partition, end in content.get("adopted", {}).items()}
-            known["bucket_keys"] = tuple(content.get("bucket_keys") or range(content.get("buckets") or 0))
+            known["adopted"] = {int(partition): end for partition, end in content["adopted"].items()}
+            known["bucket_keys"] = tuple(content["bucket_keys"])
         return cls(**known)
 
 

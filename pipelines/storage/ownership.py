@@ -11,7 +11,7 @@ from halfway.pipelines.storage.file_systems import names_in, read_json
 from halfway.pipelines.storage.manifest import Manifest, checkpoint_file, read_manifest
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
-from halfway.schemas.state_format import FORMAT_VERSION
+from halfway.schemas.state_format import FORMAT_VERSION, other_format
 from halfway.schemas.tables import Table
 
 
@@ -63,8 +63,9 @@ def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> No
 
 
 def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
+    if manifest.format_version != FORMAT_VERSION:
+        _refuse(other_format(f"the checkpoint {settings.storage.checkpoint}", manifest.format_version))
     frozen = {
-        "the state's format": (manifest.format_version, FORMAT_VERSION),
         "state.buckets": (manifest.buckets, settings.state.buckets),
         "kafka.half_topic": (manifest.half_topic, settings.kafka.half_topic),
         "kafka.op_topic": (manifest.op_topic, settings.kafka.op_topic),

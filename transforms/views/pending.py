@@ -73,7 +73,7 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         states: one row per bucket (`STATE_SCHEMA`): format version and payload.
 
     Raises:
-        StateFormatError: a row is damaged, or a newer version wrote it.
+        StateFormatError: a row is damaged, or another version of Halfway wrote it.
     """
     tables, horizons, totals = [PENDING_SCHEMA.empty_table()], [], Counter[str]()
     latest: tuple[int, frozenset[str]] = (-1, frozenset())
@@ -130,7 +130,7 @@ def phase_of(states: Iterable[tuple[int, bytes]], transaction_id: str) -> Phase 
         transaction_id: the id.
 
     Raises:
-        StateFormatError: a row is damaged, or a newer version wrote it.
+        StateFormatError: a row is damaged, or another version of Halfway wrote it.
     """
     for format_version, payload in states:
         entries = Bucket.decode(format_version, payload).entries

@@ -361,25 +361,25 @@ def test_r16_same_input_same_outcomes_in_any_order() -> None:
 
 
 def test_time_never_goes_back_and_waits_for_new_partitions() -> None:
-    clock = Clock().after(tick(100))
+    clock = Clock().after(tick(100), {})
     assert clock.horizon_ms() == 100
-    assert clock.after(tick(50)).horizon_ms() == 100
-    grown = clock.after([Tick(Source.HALF, 0, 2, 200), Tick(Source.OP, 0, 1, 200)])
+    assert clock.after(tick(50), {}).horizon_ms() == 100
+    grown = clock.after([Tick(Source.HALF, 0, 2, 200), Tick(Source.OP, 0, 1, 200)], {})
     assert grown.horizon_ms() is None
-    assert grown.after([Tick(Source.HALF, 1, 2, 150)]).horizon_ms() == 150
+    assert grown.after([Tick(Source.HALF, 1, 2, 150)], {}).horizon_ms() == 150
 
 
 def test_the_next_tick_corrects_a_wrong_partition_count() -> None:
-    clock = Clock().after(tick(100)).after([Tick(Source.OP, 0, 1000, 101)])
+    clock = Clock().after(tick(100), {}).after([Tick(Source.OP, 0, 1000, 101)], {})
     assert clock.horizon_ms() is None
-    assert clock.after(tick(102)).horizon_ms() == 102
+    assert clock.after(tick(102), {}).horizon_ms() == 102
 
 
 @pytest.mark.timeout(5)
 def test_a_tick_may_name_any_number_of_partitions() -> None:
     ticks = [Tick(source, 0, 2**31 - 1, 5) for source in Source]
-    assert Clock().after(ticks).horizon_ms() is None
-    assert Clock().after([*ticks, *(Tick(source, 0, 1, 6) for source in Source)]).horizon_ms() == 6
+    assert Clock().after(ticks, {}).horizon_ms() is None
+    assert Clock().after([*ticks, *(Tick(source, 0, 1, 6) for source in Source)], {}).horizon_ms() == 6
 
 
 @pytest.mark.timeout(20)

@@ -22,6 +22,7 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.state_format import FORMAT_VERSION
 from halfway.schemas.tables import Table
 from tests.support.commands import as_options, halfway_command, run_halfway
 from tests.support.delta_rows import ids_in
@@ -107,7 +108,8 @@ def test_a_demo_succeeds_also_a_second_time_on_the_same_tables(overrides: dict[s
 def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[str, object]) -> None:
     checkpoint = Path(str(overrides["storage.checkpoint"]))
     checkpoint.mkdir()
-    facts = {"format_version": 1, "buckets": 3, "half_topic": overrides["kafka.half_topic"], "op_topic": overrides["kafka.op_topic"]}
+    topics = {name: overrides[f"kafka.{name}"] for name in ("half_topic", "op_topic")}
+    facts = {"format_version": FORMAT_VERSION, "buckets": 3, "adopted": {}, "bucket_keys": [0, 1, 2], **topics}
     (checkpoint / "halfway.json").write_text(json.dumps(facts))
     ended = run_demo(overrides, "--json")
     assert (ended.returncode, ended.stdout) == (1, "")

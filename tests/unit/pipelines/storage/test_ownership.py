@@ -8,8 +8,16 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import Ownership, verify_ownership
 from halfway.schemas.errors import OwnershipError
+from halfway.schemas.state_format import FORMAT_VERSION
 
-THIS = {"format_version": 1, "buckets": 64, "half_topic": "transactions.half", "op_topic": "transactions.op"}
+THIS = {
+    "format_version": FORMAT_VERSION,
+    "buckets": 64,
+    "half_topic": "transactions.half",
+    "op_topic": "transactions.op",
+    "adopted": {"0": 7},
+    "bucket_keys": [3, 1, 2],
+}
 
 
 def verify(content: dict[str, Any]) -> None:
@@ -19,13 +27,15 @@ def verify(content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("more", [{"adopted": None}, {"adopted": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
 def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[str, Any]) -> None:
-    with pytest.raises(OwnershipError, match="the state's format = 2, not 1"):
-        verify({**THIS, "format_version": 2, **more})
+    with pytest.raises(OwnershipError, match=r"format 1, and .* version of Halfway has 2: go on with the version that wrote it") as caught:
+        verify({**THIS, "format_version": 1, **more})
+    assert "or start a new checkpoint" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_early_manifest_has_numbered_buckets_and_adopted_nothing() -> None:
+def test_a_manifest_of_this_format_is_read() -> None:
     manifest = Manifest.from_json(THIS)
-    assert (manifest.bucket_keys, manifest.adopted) == (tuple(range(64)), {})
+    assert (manifest.bucket_keys, manifest.adopted) == ((3, 1, 2), {0: 7})
     verify(THIS)
 
 
