@@ -41,7 +41,7 @@ class TopicSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The times that the job has read, and what follows: horizon (a low watermark), read mark, absent producer groups."""
+    """The times that the job has read. Horizon (a low watermark), read mark and absent groups follow from them."""
 
     heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The time of the latest tick of each partition."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from halfway.schemas.headers import LocalTransactionState, Source
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.protocol import Batch, Half, Op, Rules
 
 
@@ -37,6 +37,17 @@ def horizon_of(ticks: Sequence[Tick]) -> int | None:
                 return None
             smallest.append(max(times))
     return min(smallest)
+
+
+def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
+    """Return the smallest time over all partitions of the newest tick or record with the broker's time."""
+    newest: dict[Place, int] = {}
+    for batch in batches:
+        for tick in batch.ticks:
+            newest[tick.source, tick.partition] = max(newest.get((tick.source, tick.partition), 0), tick.at_ms)
+        for place, at_ms in batch.read_ms.items():
+            newest[place] = max(newest.get(place, 0), at_ms)
+    return max(horizon_ms, min(newest.values()))
 
 
 def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
@@ -85,12 +96,13 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
         if horizon_ms is None:
             continue
         away = away_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
+        read_mark_ms = read_mark_of(batches[: number + 1], horizon_ms)
         if life is not None and life.ended == "PENDING":
             told.extend(_due(me, life, horizon_ms, life.half.producer_group in away, rules))
-        elif life is not None and horizon_ms > life.ended_ms + rules.resolved_retention_ms:
+        if life is not None and life.ended != "PENDING" and read_mark_ms > life.ended_ms + rules.resolved_retention_ms:
             life = None
         for op in list(waiting):
-            if horizon_ms > op.at_ms + rules.timeout_ms:
+            if read_mark_ms > op.at_ms + rules.timeout_ms:
                 waiting.remove(op)
                 told.append(f"quarantine {me} orphan_op")
     return told, life.ended if life is not None else None
@@ -116,7 +128,7 @@ def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
 def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list[str]:
     age_ms = horizon_ms - life.half.at_ms
     before = [*life.checks, *life.put_offs]
-    is_first_due = age_ms > (life.half.immunity_ms or rules.timeout_ms)
+    is_first_due = age_ms > (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms)
     is_next_due = bool(before) and horizon_ms >= max(before) + rules.check_interval_ms
     if not (is_next_due if before else is_first_due):
         return []

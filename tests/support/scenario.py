@@ -8,12 +8,12 @@ from typing import Any
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)
 
-Record = Half | Op | Lost | list[Tick]
+Record = Half | Op | Lost | list[Tick] | dict[Place, int]
 BUCKETS = 3
 
 
@@ -55,9 +55,14 @@ def tick(at_ms: int, *, away: Iterable[str] = ()) -> list[Tick]:
     return [Tick(source, 0, 1, at_ms, tuple(away)) for source in Source]
 
 
+def read(at_ms: int) -> dict[Place, int]:
+    """Move the read mark of the same topics without a tick, as a record of a backlog does."""
+    return {(source, 0): at_ms for source in Source}
+
+
 def to_batch(records: Iterable[Record]) -> Batch:
     """Sort records by their kind."""
-    halves, ops, losts, ticks = [], [], [], []
+    halves, ops, losts, ticks, read_ms = [], [], [], [], {}
     for record in records:
         if isinstance(record, Half):
             halves.append(record)
@@ -65,9 +70,11 @@ def to_batch(records: Iterable[Record]) -> Batch:
             ops.append(record)
         elif isinstance(record, Lost):
             losts.append(record)
-        else:
+        elif isinstance(record, list):
             ticks.extend(record)
-    return Batch(halves, ops, losts, ticks)
+        else:
+            read_ms.update(record)
+    return Batch(halves, ops, losts, ticks, read_ms=read_ms)
 
 
 def told(outcome: Outcome) -> str:
@@ -110,13 +117,13 @@ def run(batches: Iterable[Iterable[Record]], rules: Rules = RULES) -> Run:
     return Run(all_told, counts, phases, {transaction_id: len(ops) for transaction_id, ops in state.waiting.items()}, state)
 
 
-def bucket_of(record: Record) -> int:
+def bucket_of(record: Half | Op | Lost) -> int:
     """Return the bucket of a record's id. It is not the job's, which hashes by xxhash64."""
     return sum(record.transaction_id.encode()) % BUCKETS
 
 
 def states_after(batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, bytes]], list[BucketState]]:
-    """Play batches into encoded buckets, as the job does, and into the protocol core. Ticks go to every bucket.
+    """Play batches into encoded buckets, as the job does, and into the protocol core. Time goes to every bucket.
 
     Returns:
         (bucket, payload) of each state row, and the core's state of each bucket.
@@ -125,7 +132,7 @@ def states_after(batches: Iterable[Iterable[Record]]) -> tuple[list[tuple[int, b
     plain = [BucketState() for _ in range(BUCKETS)]
     for records in batches:
         for number in range(BUCKETS):
-            mine = to_batch(record for record in records if isinstance(record, list) or bucket_of(record) == number)
+            mine = to_batch(record for record in records if isinstance(record, list | dict) or bucket_of(record) == number)
             buckets[number] = buckets[number].after(mine, RULES)[0]
             plain[number] = resolve(plain[number], mine, RULES).state
     return [bucket.encode() for bucket in buckets], plain

@@ -10,7 +10,7 @@ from halfway.schemas.outcomes import Count
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.protocol import BucketState, resolve
 from tests.support.paths import ROOT
-from tests.support.scenario import RULES, commit, half, lost, rollback, run, tick, to_batch, unknown
+from tests.support.scenario import RULES, commit, half, lost, read, rollback, run, tick, to_batch, unknown
 
 DUE = 6_001
 """The first horizon at which a half of time 0 is checked."""
@@ -76,6 +76,14 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
     ("R4-longer-immunity-after", [[half("a", immunity_ms=10_000), tick(10_001)]], [["check a #1 @10001"]], {"a": "PENDING"}),
     ("R4-shorter-immunity-at", [[half("a", immunity_ms=1_000), tick(1_000)]], [[]], {"a": "PENDING"}),
     ("R4-shorter-immunity-after", [[half("a", immunity_ms=1_000), tick(1_001)]], [["check a #1 @1001"]], {"a": "PENDING"}),
+    ("R4-immunity-beyond-retention-at", [[half("a", immunity_ms=900_000), tick(200_000)]], [[]], {"a": "PENDING"}),
+    ("R4-immunity-beyond-retention-after", [[half("a", immunity_ms=900_000), tick(200_001)]], [["check a #1 @200001"]], {"a": "PENDING"}),
+    (
+        "R4-read-mark-makes-no-check-due",
+        [[half("a"), tick(10)], [read(900_000)], [tick(DUE)]],
+        [[], [], [f"check a #1 @{DUE}"]],
+        {"a": "PENDING"},
+    ),
     ("R4-no-horizon-no-check", [[half("a"), [Tick(Source.HALF, 0, 1, 99_999)]]], [[]], {"a": "PENDING"}),
     ("R4-one-partition-not-heard", [[half("a"), [Tick(Source.HALF, 0, 2, 99_999), Tick(Source.OP, 0, 1, 99_999)]]], [[]], {"a": "PENDING"}),
     ("R5-before-interval", [[half("a"), tick(DUE)], [tick(36_000)]], [[f"check a #1 @{DUE}"], []], {"a": "PENDING"}),
@@ -149,6 +157,12 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         [[f"check a #1 @{DUE}"], ["check a #2 @36001"], []],
         {"a": "ROLLED_BACK"},
     ),
+    (
+        "R6-read-mark-makes-no-discard-due",
+        [[half("a"), tick(DUE)], [tick(36_001)], [read(900_000)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], []],
+        {"a": "PENDING"},
+    ),
     ("R9-waiting-verdict-beats-check", [[commit("a", 1)], [half("a"), tick(6_001)]], [[], ["commit a @1"]], {"a": "COMMITTED"}),
     ("R10-at", [[commit("a", 100), tick(6_100)]], [[]], {}),
     ("R10-after", [[commit("a", 100), tick(6_101)]], [["quarantine a orphan_op"]], {}),
@@ -159,8 +173,37 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {},
     ),
     ("R10-half-in-time", [[commit("a", 100), tick(6_100)], [half("a", 50), tick(6_101)]], [[], ["commit a @100"]], {"a": "COMMITTED"}),
+    ("R10-read-mark-at", [[commit("a", 100), tick(200)], [read(6_100)]], [[], []], {}),
+    ("R10-read-mark-after", [[commit("a", 100), tick(200)], [read(6_101)]], [[], ["quarantine a orphan_op"]], {}),
+    ("R10-no-horizon-no-orphan", [[commit("a", 100), read(900_000)], [half("a")]], [[], ["commit a @100"]], {"a": "COMMITTED"}),
     ("R11-at", [[half("a"), commit("a", 10)], [tick(60_010)], [commit("a", 11)]], [["commit a @10"], [], []], {"a": "COMMITTED"}),
     ("R11-after-is-forgotten", [[half("a"), commit("a", 10)], [tick(60_011)]], [["commit a @10"], []], {}),
+    (
+        "R11-read-mark-at",
+        [[half("a"), commit("a", 10), tick(20)], [read(60_010)], [commit("a", 11)]],
+        [["commit a @10"], [], []],
+        {"a": "COMMITTED"},
+    ),
+    ("R11-read-mark-after-is-forgotten", [[half("a"), commit("a", 10), tick(20)], [read(60_011)]], [["commit a @10"], []], {}),
+    (
+        "R11-read-mark-comes-after-the-records",
+        [[half("a"), commit("a", 10), tick(20)], [half("a", 60_009, offset=9), commit("a", 60_010), read(60_011)]],
+        [["commit a @10"], []],
+        {},
+    ),
+    ("R11-no-horizon-forgets-nothing", [[half("a"), commit("a", 10), read(900_000)]], [["commit a @10"]], {"a": "COMMITTED"}),
+    (
+        "R11-producers-times-prove-nothing",
+        [[half("a"), commit("a", 10), tick(20)], [half("b", 900_000)]],
+        [["commit a @10"], []],
+        {"a": "COMMITTED", "b": "PENDING"},
+    ),
+    (
+        "R11-discard-counts-from-its-horizon-not-from-the-read-mark",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001), read(126_001)], [read(126_002)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], []],
+        {},
+    ),
     (
         "R11-verdict-for-discarded",
         [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [commit("a", 66_002)]],
@@ -373,6 +416,43 @@ def test_the_next_tick_corrects_a_wrong_partition_count() -> None:
     clock = Clock().after(tick(100), {}).after([Tick(Source.OP, 0, 1000, 101)], {})
     assert clock.horizon_ms() is None
     assert clock.after(tick(102), {}).horizon_ms() == 102
+
+
+def test_the_read_mark_is_the_newest_tick_or_record_of_the_partition_that_is_furthest_behind() -> None:
+    clock = Clock().after([Tick(Source.HALF, 0, 2, 100), Tick(Source.HALF, 1, 2, 110), Tick(Source.OP, 0, 1, 120)], {})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 100)
+    clock = clock.after([], {(Source.HALF, 0): 500, (Source.OP, 0): 600})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 110), "nothing new was read in the other partition"
+    clock = clock.after([], {(Source.HALF, 1): 400})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 400)
+    clock = clock.after([Tick(Source.HALF, 1, 2, 390)], {(Source.HALF, 1): 300})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 400), "an older tick or record moves nothing back"
+
+
+def test_a_record_is_forgotten_once_a_tick_has_passed_it() -> None:
+    clock = Clock().after(tick(100), read(200))
+    assert clock.after(tick(200), {}) == Clock().after(tick(200), {})
+
+
+def test_without_a_horizon_there_is_no_read_mark() -> None:
+    clock = Clock().after([Tick(Source.HALF, 0, 1, 100)], read(200))
+    assert clock.read_mark_ms() is None
+    assert clock.after([Tick(Source.OP, 0, 1, 150)], {}).read_mark_ms() == 200
+
+
+def test_records_of_a_new_partition_hold_the_read_mark_before_its_first_tick() -> None:
+    clock = Clock().after(tick(100), {**read(900), (Source.HALF, 1): 300})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 300)
+    counted = clock.after([Tick(source, 0, 2, 1_000) for source in Source], {})
+    assert counted.read_mark_ms() is None
+    assert counted.after([Tick(source, 1, 2, 1_000) for source in Source], {}).read_mark_ms() == 1_000
+
+
+def test_r10_a_half_further_behind_in_a_backlog_is_waited_for() -> None:
+    ticks = [*(Tick(Source.HALF, partition, 2, 50) for partition in range(2)), Tick(Source.OP, 0, 1, 50)]
+    ended = run([[ticks], [commit("a", 100), read(90_000)], [half("a", 90, partition=1), {(Source.HALF, 1): 90_000}]])
+    assert ended.batches == [[], [], ["commit a @100"]]
+    assert ended.phases == {}, "committed and forgotten in one batch"
 
 
 @pytest.mark.timeout(5)

@@ -10,7 +10,7 @@ from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Phase, Reason
 from halfway.schemas.reports import latency_counts
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import Clock, Place, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, resolve
 from tests.support.naive_model import all_outcomes
 from tests.support.scenario import told
@@ -23,7 +23,7 @@ _ids = st.sampled_from(["a", "b", "c", "d"])
 _groups = st.sampled_from(["g", "g", "g", "h"])
 _incarnations = st.sampled_from([0, 0, 0, 1, 2])
 _steps = st.sampled_from([0, 0, 1, 1, 2, 5, 11])
-_immunity = st.sampled_from([0, 0, 0, 3, 30])
+_immunity = st.sampled_from([0, 0, 0, 3, 30, 60])
 _actions = st.sampled_from([LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN])
 _away = st.sampled_from([(), (), (), ("g",), ("h",)])
 
@@ -33,6 +33,8 @@ class Log:
     """One partition of one topic, in order of offset and time."""
 
     records: tuple[Half | Op | Tick, ...]
+    has_broker_times: bool = False
+    """True with LogAppendTime, False with CreateTime."""
 
 
 @st.composite
@@ -48,7 +50,7 @@ def _logs(draw: st.DrawFn, source: Source, partition: int) -> Log:
         else:
             key = f"{draw(_ids)}{partition}"
             records.append(Op(key, draw(_groups), draw(_incarnations), draw(_actions), at_ms, partition, offset))
-    return Log(tuple(records))
+    return Log(tuple(records), draw(st.booleans()))
 
 
 _world = st.tuples(*(_logs(source, partition) for source in Source for partition in range(PARTITIONS)))
@@ -60,15 +62,20 @@ def _split(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> list[Batch]:
     batches, done = [], [0] * len(world)
     for cut in [*cuts, tuple(len(log.records) for log in world)]:
         read: list[Half | Op | Tick] = []
+        read_ms: dict[Place, int] = {}
         for place, log in enumerate(world):
             upto = max(done[place], min(cut[place], len(log.records)))
             read.extend(log.records[done[place] : upto])
+            for record in log.records[done[place] : upto] if log.has_broker_times else ():
+                if not isinstance(record, Tick):
+                    read_ms[Source.HALF if isinstance(record, Half) else Source.OP, record.partition] = record.at_ms
             done[place] = upto
         batches.append(
             Batch(
                 [record for record in read if isinstance(record, Half)],
                 [record for record in read if isinstance(record, Op)],
                 ticks=[record for record in read if isinstance(record, Tick)],
+                read_ms=read_ms,
             )
         )
     return batches
@@ -113,6 +120,19 @@ def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list
     assert bucket.clock == state.clock
     settled_and_pending = {row["transaction_id"]: row["due_ms"] for row in bucket.entries.to_pylist() if row["entry"] < 100}
     assert settled_and_pending == {transaction_id: known.due_ms for transaction_id, known in state.transactions.items()}
+
+
+@settings(max_examples=300, deadline=None)
+@given(_world, _cuts)
+def test_horizon_and_read_mark_never_go_back_and_the_mark_is_never_behind(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
+    clock, last = Clock(), (-1, -1)
+    for batch in _split(world, cuts):
+        clock = clock.after(batch.ticks, batch.read_ms)
+        horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
+        assert (horizon_ms is None) == (read_mark_ms is None)
+        if horizon_ms is not None and read_mark_ms is not None:
+            assert last[0] <= horizon_ms <= read_mark_ms >= last[1]
+            last = horizon_ms, read_mark_ms
 
 
 @settings(max_examples=300, deadline=None)
