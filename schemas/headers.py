@@ -32,6 +32,11 @@ CHECK_HEADERS = (TRANSACTION_CHECK_TIMES, CHECK_ID)
 DELAY_HEADERS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 MAX_KEY_BYTES = 255
+MAX_NAME_BYTES = 255
+"""The longest `REAL_TOPIC` and `PGROUP`."""
+MAX_HEADERS_BYTES = 32_767
+"""Names and values of all headers of a record together: RocketMQ's limit for properties."""
+MAX_INCARNATION = 999_999
 MAX_TICK_BYTES = 32 * 1024
 """The longest value of a tick."""
 MAX_INT = 2**31 - 1
@@ -47,6 +52,10 @@ class LocalTransactionState(StrEnum):
     COMMIT = "COMMIT"
     ROLLBACK = "ROLLBACK"
     UNKNOWN = "UNKNOWN"
+
+
+ACTIONS = {str(state): state for state in LocalTransactionState} | {"UNKNOW": LocalTransactionState.UNKNOWN}
+"""What `ACTION` may say. RocketMQ spells the third one `UNKNOW`."""
 
 
 class Source(IntEnum):

@@ -42,6 +42,7 @@ class Reason(StrEnum):
     MISSING_KEY = "missing_key"
     KEY_TOO_LONG = "key_too_long"
     KEY_NOT_UTF8 = "key_not_utf8"
+    HEADERS_TOO_LARGE = "headers_too_large"
     MISSING_HEADER = "missing_header"
     BAD_HEADER = "bad_header"
     DUPLICATE_HEADER = "duplicate_header"

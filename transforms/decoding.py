@@ -1,269 +1,347 @@
 """Decodes Kafka records to events: each record is a half, an op, a tick, a lost notice, or broken (R14).
 
-Everything is a column expression. Each header of the contract is looked up once per row, by its position in the header
-array, because Spark compiles that. A map per row takes three times as long. Higher-order functions take several times
-as long, because Spark interprets them.
+Works on columns: each check looks at all records of a batch at once. Only what is rare is looked at record by record:
+ticks, broken records, and ops whose signature is verified.
 """
 
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
+from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import EVENT_SCHEMA, EventKind
+from halfway.schemas.events import EVENT_ROW_SCHEMA, EventKind
+from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
+from halfway.schemas.signing import Keyring
+from halfway.transforms.horizon import Tick
 
-_ACTIONS = {"COMMIT": "COMMIT", "ROLLBACK": "ROLLBACK", "UNKNOWN": "UNKNOWN", "UNKNOW": "UNKNOWN"}
+_Mask = npt.NDArray[np.bool_]
+_Integers = npt.NDArray[np.int64]
+_Problem = tuple[_Mask, Reason, str | Callable[[int], str]]
+"""The broken records, why they are refused, and the detail, which may depend on the row."""
+
+
+class _Header(NamedTuple):
+    """A header of the contract: a number if it has `numbers`, a text that must not be empty if it has `max_bytes`."""
+
+    name: str
+    is_required: bool = False
+    max_bytes: int | None = None
+    numbers: range | None = None
+
+
+_PGROUP = _Header(h.PGROUP, is_required=True, max_bytes=h.MAX_NAME_BYTES)
+_INCARNATION = _Header(h.INCARNATION, numbers=range(h.MAX_INCARNATION + 1))
+_HALF = (
+    _Header(h.REAL_TOPIC, is_required=True, max_bytes=h.MAX_NAME_BYTES),
+    _PGROUP,
+    _Header(h.REAL_QID, numbers=range(-h.MAX_INT - 1, h.MAX_INT + 1)),
+    _Header(h.TAGS),
+    _Header(h.KEYS),
+    _Header(h.CHECK_IMMUNITY_TIME_IN_SECONDS, numbers=range(1, h.MAX_INT + 1)),
+    _Header(h.BORN_TIMESTAMP, numbers=range(h.MAX_TIMESTAMP_MS + 1)),
+    _INCARNATION,
+)
+_OP = (
+    _Header(h.ACTION, is_required=True),
+    _PGROUP,
+    _INCARNATION,
+    _Header(h.FROM_CHECK),
+    _Header(h.CHECK_TIMES, numbers=range(h.MAX_INT + 1)),
+    _Header(h.REMARK),
+)
+_TICK = _Header(h.TICK, is_required=True, numbers=range(h.MAX_TIMESTAMP_MS + 1))
+_PARTITIONS = _Header(h.PARTITIONS, is_required=True, numbers=range(1, h.MAX_INT + 1))
+_NAMES = (*dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS)), h.SIGNATURE, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
+_CODES = {name: code for code, name in enumerate(_NAMES)}
+# 1 to 19 digits. The first of 19 is 0, because a greater number is out of every range, and may need more than 64 bits.
 # Not `$`, which also matches before a line end.
-_NUMBER = r"^-?[0-9]{1,19}\z"
+_NUMBER = r"^-?0?[0-9]{1,18}\z"
 _POINTER = r"^[0-9]{1,9}:[0-9]{1,18}\z"
-_NAMES = tuple(dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)))
+_MAX_DETAIL = 500
+_LOG_APPEND_TIME = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What `decode` depends on: the two topics, the largest body, and the keys that Spark groups the buckets by."""
+    """What `decode` depends on: two limits, and the keys that ops must be signed with, if any."""
 
-    half_topic: str
-    op_topic: str
     max_body_bytes: int
-    bucket_keys: tuple[int, ...]
-    is_signed: bool = False
-    """True if ops keep their signatures. The operator verifies them, because no key may be part of a query plan."""
+    max_clock_skew_ms: int
+    keyring: Keyring | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
-    """A header that holds a whole number between `low` and `high`."""
+class Decoded(NamedTuple):
+    """What the records of a batch say."""
 
-    name: str
-    low: int
-    high: int
-
-    def value(self) -> Column:
-        return _text(self.name).try_cast("bigint")
-
-    def is_bad(self) -> Column:
-        text = _text(self.name)
-        in_range = text.rlike(_NUMBER) & self.value().between(self.low, self.high)
-        return _has(self.name) & ~F.coalesce(in_range, F.lit(False))
+    events: pa.RecordBatch
+    """EVENT_ROW_SCHEMA: one row for each record but the good ticks."""
+    ticks: list[Tick]
+    """The latest good tick of each topic and partition."""
+    read_ms: dict[tuple[Source, int], int]
+    """Topic and partition → the newest time that the broker gave to a record that keeps the contract (R10, R11)."""
 
 
-_REAL_QID = _Number(h.REAL_QID, -h.MAX_INT - 1, h.MAX_INT)
-_IMMUNITY = _Number(h.CHECK_IMMUNITY_TIME_IN_SECONDS, 1, h.MAX_INT)
-_BORN = _Number(h.BORN_TIMESTAMP, 0, h.MAX_TIMESTAMP_MS)
-_INCARNATION = _Number(h.INCARNATION, 0, h.MAX_INT)
-_CHECK_TIMES = _Number(h.CHECK_TIMES, 0, h.MAX_INT)
-_TICK = _Number(h.TICK, 0, h.MAX_TIMESTAMP_MS)
-_PARTITIONS = _Number(h.PARTITIONS, 1, h.MAX_INT)
+def decode(records: pa.RecordBatch, config: DecoderConfig) -> Decoded:
+    """Turn Kafka records (RECORD_SCHEMA) into events and ticks, whatever is in the records."""
+    batch = _Batch(records)
+    refused: dict[int, tuple[Reason, str]] = {}
+    for kind, problems_of in _PROBLEMS.items():
+        if not batch.are(kind).any():
+            continue
+        # A broken record is of its kind no more when the next problem is looked for: the first one counts.
+        for broken, reason, detail in problems_of(batch, config):
+            rows = np.flatnonzero(broken & batch.are(kind))
+            batch.kinds[rows] = EventKind.BROKEN
+            refused.update((row, (reason, detail if isinstance(detail, str) else detail(row))) for row in rows.tolist())
+    return Decoded(_events(batch, refused), _latest_ticks(batch), _read_ms(batch))
 
 
-def decode(records: DataFrame, config: DecoderConfig) -> DataFrame:
-    """Turn Kafka records into events.
+class _Batch:
+    """The records, their kinds, and where each record has its first header of each name of the contract."""
 
-    Args:
-        records: Spark's Kafka columns with headers, from the half and the op topic. Values may be large.
-        config: topics, limits and buckets.
+    def __init__(self, records: pa.RecordBatch) -> None:
+        self.records = records
+        self.ids = _texts(records["key"])
+        self.columns = {name: _integers(records[name]) for name in ("source", "partition", "at_ms", "timestamp_type", "value_bytes")}
 
-    Returns:
-        EVENT_SCHEMA: one row for each record; for a tick, one row for each bucket.
-    """
-    flat = records.select(
-        (F.col("topic") == config.op_topic).cast("int").alias("source"),
-        "partition",
-        "offset",
-        F.unix_millis("timestamp").alias("at_ms"),
-        "key",
-        F.col("key").cast("string").alias("id"),
-        F.when(F.length("value") <= 65_536, F.col("value")).alias("tick_value"),
-        F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes"),
-        F.coalesce("headers", F.expr("CAST(array() AS array<struct<key:string,value:binary>>)")).alias("headers"),
-    )
-    names = (*_NAMES, h.SIGNATURE) if config.is_signed else _NAMES
-    places = {_place_name(name): F.array_position(F.col("headers.key"), name).cast("int") for name in names}
-    placed = flat.withColumns(places).withColumn("reversed_names", F.reverse("headers.key"))
-    texts = {_text_name(name): F.get("headers", _place(name) - 1)["value"].cast("string") for name in names}
-    looked_up = placed.withColumns(texts)
-    kind = (
-        F.when(_has(h.TICK), EventKind.TICK)
-        .when(F.col("source") == int(h.Source.OP), EventKind.OP)
-        .when(_has(h.HALF_LOST) & ~_has(h.REAL_TOPIC), EventKind.LOST)
-        .otherwise(EventKind.HALF)
-    )
-    kinds = looked_up.select("*", kind.alias("record_kind"))
-    judged = kinds.select("*", _problem(config).alias("problem"))
-    buckets = F.when((F.col("record_kind") == EventKind.TICK) & F.col("problem").isNull(), _array(config.bucket_keys)).otherwise(
-        F.array(_bucket(config.bucket_keys))
-    )
-    return judged.select("*", F.explode(buckets).alias("bucket")).select(*_event_columns(config)).to(EVENT_SCHEMA)
+        names, values = records["headers"].flatten().flatten()
+        parents = np.repeat(np.arange(len(records)), _integers(pc.list_value_length(records["headers"])))
+        self.headers_bytes = np.bincount(parents, _lengths(names) + _lengths(values), len(records)).astype(np.int64)
+        # These have one entry more, for the headers that a record does not have.
+        self._none = len(values)
+        self._texts = _texts(values)
+        self._lengths: _Integers = np.append(_lengths(values), 0)
+        self._is_null: _Mask = np.append(_mask(values.is_null()), False)
+        self._is_not_utf8: _Mask = np.append(_mask(self._texts.is_null()), False) & ~self._is_null
 
+        codes = _integers(pc.index_in(names, pa.array(_NAMES)), null=-1)
+        own, others = np.flatnonzero(codes >= 0), np.flatnonzero(codes < 0)
+        places = codes[own] * len(records) + parents[own]
+        first: _Integers = np.full(len(_NAMES) * len(records), self._none)
+        np.minimum.at(first, places, own)
+        is_twice = np.zeros(len(first), bool)
+        is_twice[places[first[places] < own]] = True
+        self._first, self._is_twice = first.reshape(len(_NAMES), -1), is_twice.reshape(len(_NAMES), -1)
+        # Spark has replaced what is not UTF-8 in a name.
+        misnamed = others[_mask(pc.match_substring(names.take(pa.array(others)), "\N{REPLACEMENT CHARACTER}"))]
+        self.has_not_utf8 = np.zeros(len(records), bool)
+        self.has_not_utf8[parents[np.append(np.flatnonzero(self._is_not_utf8), misnamed)]] = True
 
-def _array(numbers: tuple[int, ...]) -> Column:
-    return F.expr(f"array({', '.join(map(str, numbers))})")
+        is_lost = self.has(h.HALF_LOST) & ~self.has(h.REAL_TOPIC)
+        kinds = [EventKind.TICK, EventKind.OP, EventKind.LOST]
+        self.kinds: npt.NDArray[np.int8] = np.select(
+            [self.has(h.TICK), self.columns["source"] == Source.OP, is_lost], kinds, EventKind.HALF
+        ).astype(np.int8)
 
+    def are(self, kind: EventKind) -> _Mask:
+        return self.kinds == kind
 
-def _bucket(keys: tuple[int, ...]) -> Column:
-    """Return the bucket of a transaction id. A broken record gets one that is the same when the batch is repeated."""
-    of_id = F.xxhash64("id")
-    of_place = F.xxhash64("source", "partition", "offset")
-    number = F.pmod(F.when(F.col("problem").isNull(), of_id).otherwise(of_place), F.lit(len(keys)))
-    return F.get(_array(keys), number.cast("int"))
+    def has(self, name: str) -> _Mask:
+        return self._first[_CODES[name]] < self._none
 
+    def has_twice(self, *names: str) -> _Mask:
+        return self._is_twice[[_CODES[name] for name in names]].any(axis=0)
 
-def _event_columns(config: DecoderConfig) -> list[Column]:
-    kind = F.col("record_kind")
-    is_half, is_tick = kind == EventKind.HALF, kind == EventKind.TICK
-    good = F.col("problem").isNull()
-    zero = F.lit(0)
-    return [
-        F.col("bucket"),
-        F.when(good, kind).otherwise(EventKind.BROKEN).alias("event"),
-        F.col("source"),
-        F.col("partition"),
-        F.col("offset"),
-        F.col("at_ms"),
-        F.when(F.is_valid_utf8("id"), F.col("id")).alias("transaction_id"),
-        F.when(good, _text(h.PGROUP)).alias("producer_group"),
-        F.when(good & is_half, _text(h.REAL_TOPIC)).alias("topic"),
-        F.when(good, F.coalesce(_INCARNATION.value(), zero)).otherwise(zero).cast("int").alias("incarnation"),
-        F.when(good & is_half, F.coalesce(_IMMUNITY.value(), zero) * 1000).otherwise(zero).cast("long").alias("immunity_ms"),
-        F.when(good & (kind == EventKind.OP), _action()).alias("action"),
-        _signature(config).alias("signature"),
-        F.when(good & (kind == EventKind.LOST), _text(h.HALF_LOST)).alias("half_pointer"),
-        F.when(good & is_tick, _PARTITIONS.value()).otherwise(zero).cast("int").alias("tick_partitions"),
-        F.col("problem.reason").alias("reason"),
-        F.when(good & is_tick, F.to_json(_tick_json())).otherwise(F.col("problem.detail")).alias("detail"),
-    ]
+    def is_null(self, name: str) -> _Mask:
+        return self._is_null[self._first[_CODES[name]]]
 
+    def is_not_utf8(self, name: str) -> _Mask:
+        return self._is_not_utf8[self._first[_CODES[name]]]
 
-def _problem(config: DecoderConfig) -> Column:
-    """Return the first problem that breaks the contract, as struct<reason,detail>; null if there is none."""
-    kind = F.col("record_kind")
-    body_size = F.concat(F.col("body_bytes"), F.lit(f" bytes, at most {config.max_body_bytes}"))
-    half = _first(
-        _key_problems()
-        + [(~_has(name), Reason.MISSING_HEADER, F.lit(name)) for name in (h.REAL_TOPIC, h.PGROUP)]
-        + [(_is_empty(name), Reason.BAD_HEADER, F.lit(f"{name} is empty or null")) for name in (h.REAL_TOPIC, h.PGROUP)]
-        + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.TAGS, h.KEYS)]
-        + [_number_problem(number) for number in (_REAL_QID, _IMMUNITY, _BORN, _INCARNATION)]
-        + [(_not_utf8(), Reason.BAD_HEADER, F.lit("a header is not UTF-8"))]
-        + [_duplicate_problem(h.HALF_HEADERS)]
-        + [(_has(name), Reason.DELAY_NOT_SUPPORTED, F.lit(name)) for name in h.DELAY_HEADERS]
-        + [(F.col("body_bytes") > config.max_body_bytes, Reason.BODY_TOO_LARGE, body_size)]
-    )
-    op = _first(
-        _key_problems()
-        + [(~_has(name), Reason.MISSING_HEADER, F.lit(name)) for name in (h.ACTION, h.PGROUP)]
-        + [(_is_empty(h.PGROUP), Reason.BAD_HEADER, F.lit(f"{h.PGROUP} is empty or null"))]
-        + [(_is_null(name), Reason.BAD_HEADER, F.lit(f"{name} is null")) for name in (h.ACTION, h.FROM_CHECK, h.REMARK)]
-        + [(~F.is_valid_utf8(_text(name)), Reason.BAD_HEADER, F.lit(f"{name} is not UTF-8")) for name in h.OP_HEADERS]
-        + [_number_problem(number) for number in (_INCARNATION, _CHECK_TIMES)]
-        + [_duplicate_problem((*h.OP_HEADERS, h.SIGNATURE) if config.is_signed else h.OP_HEADERS)]
-        + [(_action().isNull(), Reason.UNKNOWN_ACTION, F.concat(F.lit("ACTION is "), F.substring(_text(h.ACTION), 1, 100)))]
-    )
-    tick = _first([(condition, Reason.BAD_TICK, F.lit(detail)) for condition, detail in _tick_problems()])
-    is_pointer = F.coalesce(_text(h.HALF_LOST).rlike(_POINTER), F.lit(False))
-    lost = _first([*_key_problems(), (~is_pointer, Reason.BAD_HEADER, F.lit(h.HALF_LOST)), _duplicate_problem((h.HALF_LOST,))])
-    return F.when(kind == EventKind.HALF, half).when(kind == EventKind.OP, op).when(kind == EventKind.TICK, tick).otherwise(lost)
+    def length(self, name: str) -> _Integers:
+        return self._lengths[self._first[_CODES[name]]]
+
+    def texts(self, name: str, of: _Mask) -> pa.StringArray:
+        """Return a header's values of the records `of`. Missing, null, and not UTF-8 is null."""
+        first = self._first[_CODES[name]]
+        return self._texts.take(pa.array(first, mask=~of | (first == self._none)))
+
+    def matches(self, name: str, pattern: str) -> _Mask:
+        return _mask(pc.match_substring_regex(self.texts(name, self.has(name)), pattern).fill_null(False))
+
+    def numbers(self, name: str, of: _Mask) -> _Integers:
+        """Return a header's values of the records `of`, which must be numbers or missing. Missing is 0."""
+        return _integers(self.texts(name, of).cast(pa.int64()))
+
+    def has_number(self, header: _Header) -> _Mask:
+        assert header.numbers is not None
+        is_number = self.matches(header.name, _NUMBER)
+        numbers = self.numbers(header.name, is_number)
+        return is_number & (numbers >= header.numbers.start) & (numbers < header.numbers.stop)
+
+    def actions(self) -> pa.StringArray:
+        """Return what the ops say; null for what the contract does not know."""
+        codes = pc.index_in(self.texts(h.ACTION, self.are(EventKind.OP)), pa.array(list(h.ACTIONS)))
+        return pa.array([str(action) for action in h.ACTIONS.values()]).take(codes)
 
 
-def _first(problems: list[tuple[Column, Reason, Column]]) -> Column:
-    cases = F.when(F.lit(False), F.struct(F.lit("").alias("reason"), F.lit("").alias("detail")))
-    for condition, reason, detail in problems:
-        cases = cases.when(condition, F.struct(F.lit(str(reason)).alias("reason"), detail.alias("detail")))
-    return cases
+def _half_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
+    yield from _key_and_size_problems(batch)
+    yield from _header_problems(batch, _HALF)
+    yield batch.has_not_utf8, Reason.BAD_HEADER, "a header is not UTF-8"
+    yield _duplicates(batch, h.HALF_HEADERS)
+    for name in h.DELAY_HEADERS:
+        yield batch.has(name), Reason.DELAY_NOT_SUPPORTED, name
+    size, most = batch.columns["value_bytes"], config.max_body_bytes
+    yield size > most, Reason.BODY_TOO_LARGE, lambda row: f"{size[row]} bytes, at most {most}"
 
 
-def _key_problems() -> list[tuple[Column, Reason, Column]]:
-    length = F.length("key")
-    return [
-        (F.col("key").isNull() | (length == 0), Reason.MISSING_KEY, F.lit("the record key is the transaction id")),
-        (length > h.MAX_KEY_BYTES, Reason.KEY_TOO_LONG, F.concat(length, F.lit(f" bytes, at most {h.MAX_KEY_BYTES}"))),
-        (~F.is_valid_utf8("id"), Reason.KEY_NOT_UTF8, F.lit("the record key is not UTF-8")),
-    ]
+def _op_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
+    yield from _key_and_size_problems(batch)
+    yield from _header_problems(batch, _OP)
+    yield _duplicates(batch, (*h.OP_HEADERS, h.SIGNATURE) if config.keyring else h.OP_HEADERS)
+    said, actions = batch.texts(h.ACTION, batch.has(h.ACTION)), batch.actions()
+    yield _mask(actions.is_null()), Reason.UNKNOWN_ACTION, lambda row: f"ACTION is {said[row].as_py()[:100]}"
+    if config.keyring:
+        ops = batch.are(EventKind.OP)
+        numbers = pa.array(batch.numbers(h.INCARNATION, ops))
+        signed = (batch.ids, actions, batch.texts(h.PGROUP, ops), numbers, batch.texts(h.SIGNATURE, ops))
+        fields = zip(*(column.filter(pa.array(ops)).to_pylist() for column in signed), strict=True)
+        why = np.full(len(ops), None, object)
+        why[ops] = [config.keyring.problem(*each) for each in fields]
+        yield why.astype(bool), Reason.BAD_SIGNATURE, why.__getitem__
 
 
-def _number_problem(number: _Number) -> tuple[Column, Reason, Column]:
-    return number.is_bad(), Reason.BAD_HEADER, F.lit(f"{number.name} is not a number from {number.low} to {number.high}")
+def _tick_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
+    bad, most = Reason.BAD_TICK, config.max_clock_skew_ms
+    yield _mask(batch.records["key"].is_valid()), bad, "a tick has no key"
+    yield batch.headers_bytes > h.MAX_HEADERS_BYTES, bad, "the headers are too large"
+    yield ~batch.has_number(_TICK), bad, f"{h.TICK} is not a number"
+    yield ~batch.has_number(_PARTITIONS), bad, f"{h.PARTITIONS} is not a positive number"
+    yield batch.has_twice(h.TICK, h.PARTITIONS), bad, "a header occurs twice"
+    partitions = batch.numbers(h.PARTITIONS, batch.are(EventKind.TICK))
+    yield batch.columns["partition"] >= partitions, bad, f"{h.PARTITIONS} is not above the tick's own partition"
+    yield batch.columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
+    ticks = batch.are(EventKind.TICK)
+    is_other = np.zeros(len(ticks), bool)
+    is_other[ticks] = [_absent_groups(value.as_py()) is None for value in batch.records["tick_value"].filter(pa.array(ticks))]
+    yield is_other, bad, 'the value is not {"absent_groups": [...]}'
+    skew = np.abs(batch.numbers(h.TICK, ticks) - batch.columns["at_ms"])
+    yield skew > most, bad, lambda row: f"{h.TICK} is {skew[row]} ms from the record's timestamp, at most {most}"
 
 
-def _duplicate_problem(names: tuple[str, ...]) -> tuple[Column, Reason, Column]:
-    twice = [_has(name) & (F.array_position("reversed_names", name) + _place(name) != F.size("headers") + 1) for name in names]
-    named = [F.when(is_twice, F.lit(name)) for is_twice, name in zip(twice, names, strict=True)]
-    return reduce(or_, twice), Reason.DUPLICATE_HEADER, F.concat_ws(" ", *named)
+def _lost_problems(batch: _Batch, _: DecoderConfig) -> Iterator[_Problem]:
+    yield from _key_and_size_problems(batch)
+    yield ~batch.matches(h.HALF_LOST, _POINTER), Reason.BAD_HEADER, h.HALF_LOST
+    yield _duplicates(batch, (h.HALF_LOST,))
 
 
-def _tick_problems() -> list[tuple[Column, str]]:
-    parsed = _tick_json()
-    bad_json = parsed.isNull() | parsed["corrupt"].isNotNull()
-    return [
-        (F.col("key").isNotNull(), "a tick has no key"),
-        (_TICK.is_bad(), f"{_TICK.name} is not a number"),
-        (~_has(h.PARTITIONS) | _PARTITIONS.is_bad(), f"{_PARTITIONS.name} is not a positive number"),
-        (_duplicate_problem((h.TICK, h.PARTITIONS))[0], "a header occurs twice"),
-        (F.col("partition") >= _PARTITIONS.value(), f"{_PARTITIONS.name} is not above the tick's own partition"),
-        (F.col("body_bytes") > 65_536, "the value is over 64 KiB"),
-        ((F.col("body_bytes") > 0) & bad_json, 'the value is not {"absent_groups": [...]}'),
-    ]
+_PROBLEMS = {
+    EventKind.HALF: _half_problems,
+    EventKind.OP: _op_problems,
+    EventKind.TICK: _tick_problems,
+    EventKind.LOST: _lost_problems,
+}
 
 
-def _tick_json() -> Column:
-    options = {"columnNameOfCorruptRecord": "corrupt", "allowSingleQuotes": "false"}
-    return F.from_json(F.col("tick_value").cast("string"), "absent_groups array<string>, corrupt string", options)
+def _key_and_size_problems(batch: _Batch) -> Iterator[_Problem]:
+    key, headers = _lengths(batch.records["key"]), batch.headers_bytes
+    yield key == 0, Reason.MISSING_KEY, "the record key is the transaction id"
+    yield key > h.MAX_KEY_BYTES, Reason.KEY_TOO_LONG, lambda row: f"{key[row]} bytes, at most {h.MAX_KEY_BYTES}"
+    yield _mask(batch.ids.is_null()), Reason.KEY_NOT_UTF8, "the record key is not UTF-8"
+    yield headers > h.MAX_HEADERS_BYTES, Reason.HEADERS_TOO_LARGE, lambda row: f"{headers[row]} bytes, at most {h.MAX_HEADERS_BYTES}"
 
 
-def _not_utf8() -> Column:
-    """Return True if a header's value or name is not UTF-8.
-
-    Values are joined to test them all at once: a comma between two of them completes no broken sequence. Spark has
-    replaced the bytes of a name that were not UTF-8.
-    """
-    bad_value = ~F.is_valid_utf8(F.expr("array_join(CAST(headers.value AS array<string>), ',')"))
-    return bad_value | F.array_join("headers.key", ",").contains("\N{REPLACEMENT CHARACTER}")
-
-
-def _action() -> Column:
-    action = F.when(F.lit(False), F.lit(""))
-    for name, meaning in _ACTIONS.items():
-        action = action.when(_text(h.ACTION) == name, F.lit(meaning))
-    return action
-
-
-def _signature(config: DecoderConfig) -> Column:
-    """Return an op's signature as text; null if there is none, or it is not UTF-8."""
-    if not config.is_signed:
-        return F.lit(None).cast("string")
-    is_op = (F.col("record_kind") == EventKind.OP) & F.col("problem").isNull()
-    return F.when(is_op & F.is_valid_utf8(_text(h.SIGNATURE)), _text(h.SIGNATURE))
+def _header_problems(batch: _Batch, headers: tuple[_Header, ...]) -> Iterator[_Problem]:
+    for header in headers:
+        if header.is_required:
+            yield ~batch.has(header.name), Reason.MISSING_HEADER, header.name
+    for header in headers:
+        name, _, max_bytes, numbers = header
+        has = batch.has(name)
+        if numbers and has.any():
+            yield has & ~batch.has_number(header), Reason.BAD_HEADER, f"{name} is not a number from {numbers[0]} to {numbers[-1]}"
+        elif has.any():
+            if max_bytes:
+                yield batch.length(name) == 0, Reason.BAD_HEADER, f"{name} is empty or null"
+                yield batch.length(name) > max_bytes, Reason.BAD_HEADER, f"{name} has over {max_bytes} bytes"
+            yield batch.is_null(name), Reason.BAD_HEADER, f"{name} is null"
+            yield batch.is_not_utf8(name), Reason.BAD_HEADER, f"{name} is not UTF-8"
 
 
-def _place(name: str) -> Column:
-    """Return the position of a header's first occurrence, from 1; 0 if the record does not have it."""
-    return F.col(_place_name(name))
+def _duplicates(batch: _Batch, names: tuple[str, ...]) -> _Problem:
+    return batch.has_twice(*names), Reason.DUPLICATE_HEADER, lambda row: " ".join(name for name in names if batch.has_twice(name)[row])
 
 
-def _text(name: str) -> Column:
-    return F.col(_text_name(name))
+def _events(batch: _Batch, refused: dict[int, tuple[Reason, str]]) -> pa.RecordBatch:
+    halves, ops, lost = batch.are(EventKind.HALF), batch.are(EventKind.OP), batch.are(EventKind.LOST)
+    problems = np.full((2, len(batch.kinds)), None, object)
+    for row, (reason, detail) in refused.items():
+        problems[:, row] = str(reason), detail[:_MAX_DETAIL]
+    columns = {
+        "event": pa.array(batch.kinds),
+        "source": batch.records["source"].cast(pa.int8()),
+        **{name: batch.records[name] for name in ("partition", "offset", "at_ms")},
+        "transaction_id": batch.ids,
+        "producer_group": batch.texts(h.PGROUP, halves | ops),
+        "topic": batch.texts(h.REAL_TOPIC, halves),
+        "incarnation": pa.array(batch.numbers(h.INCARNATION, halves | ops).astype(np.int32)),
+        "immunity_ms": pa.array(batch.numbers(h.CHECK_IMMUNITY_TIME_IN_SECONDS, halves) * 1000),
+        "action": batch.actions(),
+        "half_pointer": batch.texts(h.HALF_LOST, lost),
+        **{name: pa.array(values, pa.string()) for name, values in zip(("reason", "detail"), problems, strict=True)},
+    }
+    rows = pa.RecordBatch.from_arrays([columns[name] for name in EVENT_ROW_SCHEMA.names], schema=EVENT_ROW_SCHEMA)
+    return rows.filter(pa.array(~batch.are(EventKind.TICK)))
 
 
-def _has(name: str) -> Column:
-    return _place(name) > 0
+def _latest_ticks(batch: _Batch) -> list[Tick]:
+    is_tick = batch.are(EventKind.TICK)
+    latest: dict[tuple[int, int], Tick] = {}
+    partitions = batch.numbers(h.PARTITIONS, is_tick)
+    for row in np.flatnonzero(is_tick).tolist():
+        source, partition, at_ms = (int(batch.columns[name][row]) for name in ("source", "partition", "at_ms"))
+        absent = _absent_groups(batch.records["tick_value"][row].as_py()) or ()
+        tick = Tick(Source(source), partition, int(partitions[row]), at_ms, absent)
+        latest[source, partition] = max(latest.get((source, partition), tick), tick, key=lambda each: each.at_ms)
+    return list(latest.values())
 
 
-def _place_name(name: str) -> str:
-    return f"place_of_{name}"
+def _absent_groups(value: bytes | None) -> tuple[str, ...] | None:
+    """Return the groups that a tick names as away (R15); None if its value is neither empty nor as documented."""
+    try:
+        said = json.loads((value or b"{}").decode())
+        groups = said.get("absent_groups", []) if isinstance(said, dict) else ()
+        # Fails for other things than text, and for half a character (`"\ud800"`), which no column can hold.
+        "".join(groups).encode()
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return tuple(filter(None, groups)) if isinstance(groups, list) else None
 
 
-def _text_name(name: str) -> str:
-    return f"text_of_{name}"
+def _read_ms(batch: _Batch) -> dict[tuple[Source, int], int]:
+    is_read = ~batch.are(EventKind.BROKEN) & (batch.columns["timestamp_type"] == _LOG_APPEND_TIME)
+    read = pa.Table.from_batches([batch.records.select(["source", "partition", "at_ms"]).filter(pa.array(is_read))])
+    newest = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "max")])
+    return {(Source(row["source"]), row["partition"]): row["at_ms_max"] for row in newest.to_pylist()}
 
 
-def _is_null(name: str) -> Column:
-    return _has(name) & _text(name).isNull()
+def _texts(values: pa.BinaryArray) -> pa.StringArray:
+    """Return values as text; null for what is not UTF-8."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode(errors="ignore") for value in values.to_pylist()]
+        # What was ignored is missing now.
+        return pc.if_else(pc.equal(pc.binary_length(pa.array(texts, pa.string())), pc.binary_length(values)), texts, None)
 
 
-def _is_empty(name: str) -> Column:
-    return F.coalesce(_text(name), F.lit("")) == ""
+def _lengths(values: pa.Array) -> _Integers:
+    return _integers(pc.binary_length(values))
+
+
+def _integers(values: pa.Array, null: int = 0) -> _Integers:
+    numbers: _Integers = values.fill_null(null).to_numpy().astype(np.int64)
+    return numbers
+
+
+def _mask(values: pa.BooleanArray) -> _Mask:
+    mask: _Mask = values.to_numpy(zero_copy_only=False)
+    return mask
