@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import EVENT_ROW_SCHEMA, EventKind
+from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.signing import Keyring
@@ -81,7 +81,7 @@ class Decoded(NamedTuple):
     """What the records of a batch say."""
 
     events: pa.RecordBatch
-    """EVENT_ROW_SCHEMA: one row for each record but the good ticks."""
+    """EVENT_SCHEMA: one row for each record but the good ticks."""
     ticks: list[Tick]
     """The latest good tick of each topic and partition."""
     read_ms: dict[tuple[Source, int], int]
@@ -288,7 +288,7 @@ def _events(batch: _Batch, refused: dict[int, tuple[Reason, str]]) -> pa.RecordB
         "half_pointer": batch.texts(h.HALF_LOST, lost),
         **{name: pa.array(values, pa.string()) for name, values in zip(("reason", "detail"), problems, strict=True)},
     }
-    rows = pa.RecordBatch.from_arrays([columns[name] for name in EVENT_ROW_SCHEMA.names], schema=EVENT_ROW_SCHEMA)
+    rows = pa.RecordBatch.from_arrays([columns[name] for name in EVENT_SCHEMA.names], schema=EVENT_SCHEMA)
     return rows.filter(pa.array(~batch.are(EventKind.TICK)))
 
 

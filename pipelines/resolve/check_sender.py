@@ -1,5 +1,7 @@
 """Sends check requests, on an executor or on the driver, at least once (decision 5)."""
 
+from uuid import uuid4
+
 import pyarrow as pa
 
 from halfway.pipelines.kafka.writer import RecordWriter
@@ -20,6 +22,7 @@ class CheckSender:
             largest_bytes: the size of the largest request.
         """
         self._kafka, self._largest_bytes = kafka, largest_bytes
+        self._identity = uuid4().hex
 
     def __call__(self, outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         """Send the checks of outcomes (OUTCOME_SCHEMA); return when Kafka has acknowledged them all.
@@ -27,23 +30,22 @@ class CheckSender:
         Raises:
             KafkaUnavailableError: a request was not acknowledged in time.
         """
-        writer = _writer(self._kafka, self._largest_bytes)
+        if self._identity not in _writers:
+            _writers[self._identity] = RecordWriter(self._kafka, largest_bytes=self._largest_bytes, limit_ms=_DELIVERY_LIMIT_MS)
+        writer = _writers[self._identity]
         try:
             for request in check_requests(outcomes, records):
                 writer.put(self._kafka.check_topic, *request)
             writer.flush()
         except Exception:
-            _writers.clear()
+            self.close()  # librdkafka may have failed for good
             raise
         return lost(outcomes, records)
 
+    def close(self) -> None:
+        """Disconnect this process. On executors the writers end with their process."""
+        _writers.pop(self._identity, None)
+
 
 _writers: dict[str, RecordWriter] = {}
-"""The writers of this process, by Kafka's address: connecting takes longer than sending. A failed one is dropped."""
-
-
-def _writer(kafka: KafkaSettings, largest_bytes: int) -> RecordWriter:
-    identity = str(sorted(kafka.as_librdkafka_dict().items()))
-    if identity not in _writers:
-        _writers[identity] = RecordWriter(kafka, largest_bytes=largest_bytes, limit_ms=_DELIVERY_LIMIT_MS)
-    return _writers[identity]
+"""The writers of this process: connecting takes longer than sending."""

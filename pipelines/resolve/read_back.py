@@ -29,8 +29,8 @@ class RecordFetcher:
         """Store the configuration. Does not connect.
 
         Args:
-            connection: librdkafka's options. They may hold secrets: Spark sends them to the executors in the task, not
-                in the plan.
+            connection: librdkafka's options, of which `client.id` names the job: two jobs in one process must not share
+                a consumer. They may hold secrets: Spark sends them to the executors in the task, not in the plan.
             topics: the names of the half and op topics.
         """
         self._connection, self._topics = dict(connection), dict(topics)
@@ -49,6 +49,11 @@ class RecordFetcher:
             for records in _in_portions(_read(self._connection, self._topics, pointers)):
                 yield ordered.slice(done, len(records)).to_batches()[0], records
                 done += len(records)
+
+    def close(self) -> None:
+        """Close the consumers of this process that have these options. On executors they end with their process."""
+        for identity in [identity for identity in _consumers if identity.issuperset(self._connection.items())]:
+            _consumers.pop(identity).close()
 
 
 def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[StoredRecord | None]]:
@@ -92,8 +97,8 @@ def _is_same(record: Message, is_half: bool, at_ms: int, transaction_id: str | N
     return same_key and record.timestamp()[1] == at_ms
 
 
-_consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
-"""The consumers of this Python worker, by options: connecting takes longer than most fetches."""
+_consumers: dict[frozenset[tuple[str, str]], Consumer] = {}
+"""The consumers of this process, by options: connecting takes longer than most fetches."""
 
 
 def _consumer(connection: dict[str, str], *, dense: bool) -> Consumer:
@@ -107,7 +112,7 @@ def _consumer(connection: dict[str, str], *, dense: bool) -> Consumer:
         "fetch.queue.backoff.ms": "2",
         "check.crcs": "true",
     }
-    identity = tuple(sorted(options.items()))
+    identity = frozenset(options.items())
     if identity not in _consumers:
         _consumers[identity] = Consumer(options)
     return _consumers[identity]

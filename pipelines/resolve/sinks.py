@@ -43,7 +43,7 @@ class BatchWriter:
         self._kafka = settings.kafka
         self._query_id = query_id
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
-        self._fetcher = RecordFetcher(self._kafka.as_librdkafka_dict(), topics)
+        self._fetcher = RecordFetcher({**self._kafka.as_librdkafka_dict(), "client.id": f"halfway-{query_id}"}, topics)
         self._check_sender = CheckSender(self._kafka, settings.resolution.max_record_bytes)
         self._may_be_repeat = True
         self._known: dict[int, BucketReport] = {}
@@ -62,8 +62,10 @@ class BatchWriter:
             log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
 
     def close(self) -> None:
-        """Wait until the reading ahead has ended."""
+        """Wait until the reading ahead has ended, and disconnect."""
         self._ahead.shutdown(cancel_futures=True)
+        self._fetcher.close()
+        self._check_sender.close()
 
     def write(self, packs: DataFrame, batch_id: int) -> BatchReport:
         """Write one batch's outcomes (PACKED_OUTCOMES_SCHEMA) and return its report."""

@@ -1,0 +1,39 @@
+"""Shows how the job reads Kafka's records. In the job itself they travel packed, and Spark cannot look into a pack."""
+
+import json
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from halfway.schemas.events import EVENT_SCHEMA, EventKind
+from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.packing import to_records
+
+
+def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) -> DataFrame:
+    """Return what the job makes of records: one row each, of good ticks only the latest ones of each partition.
+
+    Args:
+        records: Spark's Kafka columns of the half and op topics, with headers.
+        config: what decoding depends on.
+        op_topic: the name of the op topic.
+
+    Returns:
+        EVENT_SCHEMA, with the name of the kind as `event`. The `detail` of a tick holds what it says.
+    """
+
+    def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            events, ticks, _ = decode(batch, config)
+            yield events
+            numbers = {"event": int(EventKind.TICK), "incarnation": 0, "immunity_ms": 0, "offset": -1}
+            yield pa.RecordBatch.from_pylist(
+                [numbers | {**tick._asdict(), "detail": json.dumps({"absent_groups": tick.absent_groups})} for tick in ticks], EVENT_SCHEMA
+            )
+
+    names = F.create_map(*(F.lit(value) for kind in EventKind for value in (int(kind), kind.name)))
+    events = to_records(records, op_topic).mapInArrow(rows, from_arrow_schema(EVENT_SCHEMA))
+    return events.withColumn("event", names[F.col("event").cast("int")])
