@@ -1,6 +1,7 @@
-"""The job opens checkpoints and tables of older versions, and goes on where they stopped."""
+"""The job opens checkpoints and tables of older versions, and goes on where they stopped, or refuses them by name."""
 
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,25 +9,52 @@ from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.storage.state_reader import read_state
+from halfway.schemas.errors import OwnershipError, StateFormatError
+from halfway.schemas.state_format import FORMAT_VERSION
 from halfway.schemas.tables import Table
+from halfway.transforms.views.pending import view_pending
 from tests.support.job_world import World
 from tests.support.older_formats import DATA, RUNS, first_part, make_topics, settings_for
 
-VERSIONS = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
+KEPT = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
+OPENED = [version for version in KEPT if version == FORMAT_VERSION]
+"""Format 2 keeps times of records, and places ids in other buckets than format 1."""
+OpenKept = Callable[[int], World]
+
+
+@pytest.fixture
+def open_kept(spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> OpenKept:
+    """`open_kept(1)`: a job with the kept checkpoint and tables of a format, and new topics."""
+
+    def make(version: int) -> World:
+        with tarfile.open(DATA / f"format-{version}.tar.gz") as kept:
+            kept.extractall(tmp_path, filter="data")
+        settings = load_settings(environ={}, overrides=settings_for(version, tmp_path, str(broker.status()["bootstrap_servers"])))
+        make_topics(settings)
+        return World(spark, settings)
+
+    return make
 
 
 def test_the_first_format_is_kept() -> None:
-    assert VERSIONS[:1] == [1]
+    assert KEPT[:1] == [1]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_job_of_an_older_format_goes_on(version: int, spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
-    with tarfile.open(DATA / f"format-{version}.tar.gz") as kept:
-        kept.extractall(tmp_path, filter="data")
-    servers = str(broker.status()["bootstrap_servers"])
-    settings = load_settings(environ={}, overrides=settings_for(version, tmp_path, servers))
-    make_topics(settings)
-    w = World(spark, settings)
+@pytest.mark.parametrize("version", [version for version in KEPT if version not in OPENED])
+def test_an_older_format_is_refused_with_what_to_do(version: int, open_kept: OpenKept) -> None:
+    w = open_kept(version)
+    with pytest.raises(OwnershipError, match=rf"has the state's format {version}, .* go on with the version that wrote it") as caught:
+        w.resolve()
+    assert "`halfway resolve --adopt`" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(StateFormatError, match=f"has the state's format {version}"):
+        view_pending(read_state(w.spark, w.settings.storage).rows)
+
+
+@pytest.mark.parametrize("version", OPENED)
+def test_a_job_of_an_older_format_goes_on(version: int, open_kept: OpenKept) -> None:
+    w = open_kept(version)
     for run in range(RUNS):
         first_part(w, run)
     assert (set(w.by_id(Table.MESSAGES)), set(w.by_id(Table.DISCARDED))) == ({"committed"}, {"discarded"})
