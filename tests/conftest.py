@@ -89,10 +89,11 @@ def topics(broker: LocalBroker) -> MakeTopics:
         timestamps: Literal["LogAppendTime", "CreateTime"] = "LogAppendTime",
         overrides: dict[str, object] | None = None,
     ) -> Settings:
-        settings = load_settings(environ={}, overrides={**unique_topics(broker), **(overrides or {})})
+        own = {**unique_topics(broker), **(overrides or {})}
         if timestamps == "CreateTime":
-            make_create_time_topics(settings, partitions)
-        create_topics(settings, partitions)
-        return settings
+            make_create_time_topics(load_settings(environ={}, overrides=own), partitions)
+        # The topics begin empty, without first ticks.
+        create_topics(load_settings(environ={}, overrides={**own, "resolution.tick_interval": 0}), partitions)
+        return load_settings(environ={}, overrides=own)
 
     return make

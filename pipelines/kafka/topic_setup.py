@@ -1,4 +1,8 @@
-"""Creates the three topics, and checks that existing ones keep what the rules need (docs/contract.md, R17)."""
+"""Creates the three topics, and checks that existing ones keep what the rules need (docs/contract.md, R17).
+
+New topics begin with a tick in each partition. A job that starts only after a backlog then knows all partitions, and
+time, from the first batch on.
+"""
 
 import logging
 import time
@@ -6,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, ResourceType
 
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, missing_topics, partition_counts, unavailable
+from halfway.pipelines.kafka.rights import verify_rights
+from halfway.pipelines.kafka.tick_records import write_ticks
+from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
 from halfway.schemas.settings import Settings
 
@@ -18,6 +25,7 @@ BROKER_DEFAULT_REPLICATION = -1
 UNLIMITED = -1
 _DAY_MS = 86_400_000
 _POLL_S = 0.1
+_TICK_LIMIT_MS = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +53,9 @@ class TopicReport:
 def create_topics(
     settings: Settings, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
 ) -> list[TopicReport]:
-    """Create the missing ones of the three topics, and verify all three.
+    """Create the missing ones of the three topics, write their first ticks, and verify all three.
+
+    Where the ticks cannot be written, the reports of the new topics have a note. No `tick_interval`, no ticks.
 
     Args:
         settings: the job's settings.
@@ -62,7 +72,13 @@ def create_topics(
     missing = [topic for topic in _names(settings) if topic not in existing]
     created = [topic for topic in missing if _create(client, settings, topic, partitions, replication)]
     _wait_until_known(client, missing)
-    return _verify(client, settings, created, partitions)
+    timed = {topic: partitions for topic in created if topic != settings.kafka.check_topic}
+    problem = _write_first_ticks(client, settings, timed) if timed and settings.resolution.tick_interval > 0 else None
+    reports = _verify(client, settings, created, partitions)
+    if problem is None:
+        return reports
+    note = f"no first tick, so that time begins with the job's own ticks: {problem}"
+    return [replace(report, notes=(*report.notes, note)) if report.topic in timed else report for report in reports]
 
 
 def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
@@ -141,6 +157,18 @@ def _wait_until_known(client: Admin, topics: list[str]) -> None:
         if time.monotonic() > deadline:
             raise KafkaUnavailableError(f"topics were created, but no broker knows them after {REQUEST_LIMIT_S:g} s: {', '.join(topics)}")
         time.sleep(_POLL_S)
+
+
+def _write_first_ticks(client: Admin, settings: Settings, partitions: Mapping[str, int]) -> str | None:
+    """Write a tick to each partition of new topics; return what prevented it."""
+    try:
+        verify_rights(client, dict.fromkeys(partitions, (AclOperation.WRITE,)))
+        write_ticks(RecordWriter(settings.kafka, limit_ms=_TICK_LIMIT_MS, linger_ms=0), partitions)
+    except (AccessError, KafkaUnavailableError) as error:
+        return str(error)
+    except KafkaException as error:
+        return str(error.args[0].str())
+    return None
 
 
 def _verify(client: Admin, settings: Settings, created: list[str], partitions: int) -> list[TopicReport]:

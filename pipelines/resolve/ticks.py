@@ -1,6 +1,5 @@
 """The tick publisher: writes the time to every partition of the half and op topics (decision 1)."""
 
-import json
 import logging
 import threading
 import time
@@ -9,9 +8,9 @@ from collections.abc import Callable, Collection
 from confluent_kafka import KafkaException
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter
+from halfway.pipelines.kafka.tick_records import write_ticks
+from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.errors import KafkaUnavailableError
-from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,13 +47,7 @@ class TickPublisher:
         topics = (self._kafka.half_topic, self._kafka.op_topic)
         try:
             partitions = partition_counts(self._client, topics)
-            value = json.dumps({"absent_groups": sorted(self._absent_groups())}).encode()
-            for topic, count in partitions.items():
-                for partition in range(count):
-                    now_ms = time.time_ns() // 1_000_000
-                    headers: HeaderList = [(TICK, str(now_ms).encode()), (PARTITIONS, str(count).encode())]
-                    self._writer.put(topic, None, value, headers, partition=partition)
-            self._writer.flush()
+            write_ticks(self._writer, partitions, self._absent_groups())
         except KafkaUnavailableError as error:
             return self._failed(str(error))
         except KafkaException as error:

@@ -1,6 +1,7 @@
 """The setup of topics on a real broker, and the refusal of topics that break a rule (R17)."""
 
 import json
+import time
 import uuid
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka import admin as kafka_module
+from halfway.pipelines.kafka import topic_setup
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention
 from halfway.pipelines.local.broker import LocalBroker
@@ -19,6 +21,7 @@ from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
 from tests.support.commands import as_options
 from tests.support.kafka_topics import set_topic_config, topic_settings
+from tests.support.partition_records import headers_of, topic_records
 
 DAY_MS = 86_400_000
 MakeSettings = Callable[..., Settings]
@@ -72,6 +75,50 @@ def test_only_the_missing_one_is_created(names: MakeSettings) -> None:
     settings = names()
     make(settings, settings.kafka.op_topic, max_message_bytes=8_000_000)
     assert [report.created for report in create_topics(settings, 1)] == [True, False, True]
+
+
+def first_ticks(settings: Settings) -> dict[str, list[tuple[int, int, dict[str, bytes]]]]:
+    """Return (partition, offset, headers) of all records of the half, op and check topic."""
+    kafka = settings.kafka
+    return {
+        topic: [(message.partition() or 0, message.offset() or 0, headers_of(message)) for message in topic_records(kafka.servers(), topic)]
+        for topic in (kafka.half_topic, kafka.op_topic, kafka.check_topic)
+    }
+
+
+def test_new_topics_begin_with_a_tick_in_each_partition(names: MakeSettings) -> None:
+    settings = names()
+    before_ms = time.time_ns() // 1_000_000
+    create_topics(settings, 3)
+    half, op, check = first_ticks(settings).values()
+    for ticks in (half, op):
+        assert [(partition, offset, headers["PARTITIONS"]) for partition, offset, headers in ticks] == [(n, 0, b"3") for n in range(3)]
+        assert all(before_ms <= int(headers["TICK"]) <= time.time_ns() // 1_000_000 for _, _, headers in ticks)
+    assert check == []
+    create_topics(settings, 3)
+    assert list(first_ticks(settings).values()) == [half, op, []], "existing topics are left as they are"
+
+
+def test_only_a_new_topic_begins_with_a_tick(names: MakeSettings) -> None:
+    settings = names()
+    make(settings, settings.kafka.half_topic, max_message_bytes=8_000_000)
+    create_topics(settings, 2)
+    assert [len(ticks) for ticks in first_ticks(settings).values()] == [0, 2, 0]
+
+
+def test_without_a_tick_interval_time_is_the_tests(names: MakeSettings) -> None:
+    settings = names(resolution__tick_interval=0)
+    create_topics(settings, 2)
+    assert [len(ticks) for ticks in first_ticks(settings).values()] == [0, 0, 0]
+
+
+def test_topics_are_created_also_where_ticks_cannot_be_written(names: MakeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KafkaUnavailableError("cannot write")
+
+    monkeypatch.setattr(topic_setup, "write_ticks", fail)
+    note = "no first tick, so that time begins with the job's own ticks: cannot write"
+    assert [(report.created, report.notes) for report in create_topics(names(), 1)] == [(True, (note,)), (True, (note,)), (True, ())]
 
 
 def test_create_time_is_noted_and_not_refused(names: MakeSettings) -> None:
