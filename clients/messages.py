@@ -22,7 +22,7 @@ class HalfMessage:
         queue_id: passed on with the message.
         tags: RocketMQ's tags.
         keys: RocketMQ's keys.
-        properties: the user's own headers.
+        properties: the user's own headers. None stands for a header without a value, which other clients may send.
         immunity_s: the seconds before the first check; None for the job's `transactionTimeOut` (R4).
         born_at_ms: when the message was made, in ms since 1970 UTC.
         incarnation: 0, and one more each time a discarded message is sent again (R12).
@@ -35,7 +35,7 @@ class HalfMessage:
     queue_id: int = 0
     tags: str | None = None
     keys: str | None = None
-    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    properties: Mapping[str, str | None] = field(default_factory=dict, repr=False)
     immunity_s: int | None = None
     born_at_ms: int | None = None
     incarnation: int = 0

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     INCARNATION_REFUSED = "incarnation_refused"
     HALF_LOST = "half_lost"
 
+    # The job names the first of these that holds for a record (R14).
     MISSING_KEY = "missing_key"
     KEY_TOO_LONG = "key_too_long"
     KEY_NOT_UTF8 = "key_not_utf8"

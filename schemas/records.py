@@ -24,8 +24,10 @@ RESERVED_NAMES = frozenset(
 )
 """Names that a producer must not use for its own properties."""
 
+_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+"""The job reads it in names that are not UTF-8, and refuses them."""
 _NOT_IN_A_HALF = frozenset((*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK))
-_ACTIONS = {str(state): state for state in LocalTransactionState} | {"UNKNOW": LocalTransactionState.UNKNOWN}
+_ORDER = list(Reason)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -45,13 +47,22 @@ class RecordError(HalfwayError, ValueError):
 
     @classmethod
     def from_validation(cls, error: ValidationError) -> Self:
-        """Return the error for the first problem that pydantic found, with the reason that the job would give."""
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        name = str(next((part for part in first["loc"] if part != "properties"), "headers"))
-        if first["type"] == "missing":
+        """Return the error for the problem that the job would name, of all that pydantic found."""
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        return min((cls._of(each["loc"], each["type"], each["msg"]) for each in found), key=_found_as)
+
+    @classmethod
+    def _of(cls, place: tuple[int | str, ...], kind: str, message: str) -> Self:
+        name = str(next((part for part in place if part != "properties"), "headers"))
+        if kind == "missing":
             return cls(Reason.MISSING_HEADER, name)
-        reason = Reason.UNKNOWN_ACTION if name == h.ACTION else Reason.BAD_HEADER
-        return cls(reason, f"{name}: {first['msg'].removeprefix('Value error, ')}")
+        reason = Reason.UNKNOWN_ACTION if place == (h.ACTION,) else Reason.BAD_HEADER
+        return cls(reason, f"{name}: {message.removeprefix('Value error, ')}")
+
+
+def _found_as(error: RecordError) -> int:
+    """Return how many problems the job looks for before this one."""
+    return _ORDER.index(error.reason)
 
 
 class Record(NamedTuple):
@@ -59,7 +70,7 @@ class Record(NamedTuple):
 
     key: bytes
     value: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: list[tuple[str, bytes | None]]
 
 
 def encode_key(transaction_id: str) -> bytes:
@@ -106,16 +117,22 @@ def _number(value: object) -> object:
 
 
 def _action(value: object) -> object:
-    """Parse an action. RocketMQ spells the third one `UNKNOW`."""
-    return _ACTIONS.get(value, value) if isinstance(value, str) else value
+    """Parse an action."""
+    return h.ACTIONS.get(value, value) if isinstance(value, str) else value
 
 
 def _flag(value: object) -> object:
     return value.lower() == "true" if isinstance(value, str) else value
 
 
-def _own_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
-    taken = sorted(_NOT_IN_A_HALF.intersection(properties))
+def _short(value: str) -> str:
+    if len(value.encode()) > h.MAX_NAME_BYTES:
+        raise ValueError(f"over {h.MAX_NAME_BYTES} bytes")
+    return value
+
+
+def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | None]:
+    taken = sorted(name for name in properties if name in _NOT_IN_A_HALF or _UNREADABLE in name)
     if taken:
         raise ValueError(f"{', '.join(taken)} cannot be a user property")
     return properties
@@ -123,6 +140,8 @@ def _own_properties(properties: Mapping[str, str]) -> Mapping[str, str]:
 
 _Number = BeforeValidator(_number)
 _Required = Annotated[str, Field(min_length=1)]
+_Name = Annotated[_Required, AfterValidator(_short)]
+_Incarnation = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INCARNATION)]
 _NotNegative = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INT)]
 _Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
 
@@ -133,15 +152,28 @@ class _Headers(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
 
     @classmethod
-    def _read(cls, values: Mapping[str, Any]) -> Self:
+    def _read(cls, headers: Headers, names: Collection[str], problems: Sequence[RecordError] = (), **others: Any) -> Self:
+        """Parse the first header of each of the names. Of all problems, raise the one that the job would name."""
+        found = [*problems, *_too_large(headers)]
+        values: dict[str, str | None] = {}
+        for name, value in headers:
+            if name in values:
+                found.append(RecordError(Reason.DUPLICATE_HEADER, name))
+            elif name in names:
+                values[name] = _text(value)
+                if values[name] is None:
+                    found.append(RecordError(Reason.BAD_HEADER, f"{name} is null or not UTF-8"))
         try:
-            return cls.model_validate(values)
+            read = cls.model_validate({**values, **others})
         except ValidationError as error:
-            raise RecordError.from_validation(error) from None
+            found.append(RecordError.from_validation(error))
+        if found:
+            raise min(found, key=_found_as) from None
+        return read
 
-    def _own_headers(self) -> list[tuple[str, bytes]]:
+    def _own_headers(self) -> list[tuple[str, bytes | None]]:
         """Return a header for each field that has a value."""
-        written = []
+        written: list[tuple[str, bytes | None]] = []
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if field.alias is not None and value is not None:
@@ -159,8 +191,8 @@ class HalfHeaders(_Headers):
         True
     """
 
-    real_topic: Annotated[_Required, Field(alias=h.REAL_TOPIC)]
-    producer_group: Annotated[_Required, Field(alias=h.PGROUP)]
+    real_topic: Annotated[_Name, Field(alias=h.REAL_TOPIC)]
+    producer_group: Annotated[_Name, Field(alias=h.PGROUP)]
     queue_id: Annotated[int, _Number, Field(alias=h.REAL_QID, strict=True, ge=-h.MAX_INT - 1, le=h.MAX_INT)] = 0
     tags: Annotated[str | None, Field(alias=h.TAGS)] = None
     keys: Annotated[str | None, Field(alias=h.KEYS)] = None
@@ -168,8 +200,8 @@ class HalfHeaders(_Headers):
     born_at_ms: Annotated[
         Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.BORN_TIMESTAMP)
     ] = None
-    incarnation: Annotated[_NotNegative, Field(alias=h.INCARNATION)] = 0
-    properties: Annotated[Mapping[str, str], AfterValidator(_own_properties)] = {}
+    incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
+    properties: Annotated[Mapping[str, str | None], AfterValidator(_own_properties)] = {}
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
@@ -180,23 +212,29 @@ class HalfHeaders(_Headers):
         Raises:
             RecordError: a required header is missing, a header is bad or occurs twice, or the half asks for a delay.
         """
-        known, others = _sort_out(headers, h.HALF_HEADERS)
-        for name in h.DELAY_HEADERS:
-            if name in others:
-                raise RecordError(Reason.DELAY_NOT_SUPPORTED, name)
-        return cls._read({**known, "properties": {name: _text(name, value) for name, value in others.items()}})
+        headers = headers or ()
+        problems = [RecordError(Reason.BAD_HEADER, f"{name} is not UTF-8") for name, value in headers if value and _text(value) is None]
+        own = {name: _text(value) for name, value in headers if name not in h.HALF_HEADERS}
+        problems += [RecordError(Reason.DELAY_NOT_SUPPORTED, name) for name in h.DELAY_HEADERS if name in own]
+        properties = {name: value for name, value in own.items() if name not in h.DELAY_HEADERS}
+        return cls._read(headers, h.HALF_HEADERS, problems, properties=properties)
 
-    def to_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the record. The user's properties come last."""
-        return self._own_headers() + [(name, value.encode()) for name, value in self.properties.items()]
+    def to_headers(self) -> list[tuple[str, bytes | None]]:
+        """Return the headers of the record. The user's properties come last.
+
+        Raises:
+            RecordError: they have more than 32,767 bytes.
+        """
+        properties = [(name, None if value is None else value.encode()) for name, value in self.properties.items()]
+        return _fitting(self._own_headers() + properties)
 
 
 class OpHeaders(_Headers):
     """The headers of an op: what a producer knows about its local transaction."""
 
     action: Annotated[LocalTransactionState, BeforeValidator(_action), Field(alias=h.ACTION)]
-    producer_group: Annotated[_Required, Field(alias=h.PGROUP)]
-    incarnation: Annotated[_NotNegative, Field(alias=h.INCARNATION)] = 0
+    producer_group: Annotated[_Name, Field(alias=h.PGROUP)]
+    incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
     from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
     check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None
     remark: Annotated[str | None, Field(alias=h.REMARK)] = None
@@ -209,16 +247,20 @@ class OpHeaders(_Headers):
         Raises:
             RecordError: a required header is missing, a header is bad or occurs twice, or the action is unknown.
         """
-        return cls._read(_sort_out(headers, (*h.OP_HEADERS, h.SIGNATURE))[0])
+        return cls._read(headers or (), (*h.OP_HEADERS, h.SIGNATURE))
 
     def signed(self, transaction_id: str, keyring: Keyring | None) -> Self:
         """Return a copy of the op, signed for a transaction if its group has a key."""
         signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
         return self.model_copy(update={"signature": signature})
 
-    def to_headers(self) -> list[tuple[str, bytes]]:
-        """Return the headers of the record."""
-        return self._own_headers()
+    def to_headers(self) -> list[tuple[str, bytes | None]]:
+        """Return the headers of the record.
+
+        Raises:
+            RecordError: they have more than 32,767 bytes.
+        """
+        return _fitting(self._own_headers())
 
 
 class CheckHeaders(_Headers):
@@ -241,38 +283,30 @@ class CheckHeaders(_Headers):
         Raises:
             RecordError: as for a half; or one of the check's own headers is missing or bad.
         """
-        own: dict[str, bytes | None] = {}
-        of_half = []
-        for name, value in headers or ():
-            if name in h.CHECK_HEADERS:
-                own[name] = value
-            else:
-                of_half.append((name, value))
-        return cls._read({"half": HalfHeaders.from_headers(of_half), **{name: _text(name, value) for name, value in own.items()}})
+        of_half = [(name, value) for name, value in headers or () if name not in h.CHECK_HEADERS]
+        own = {name: value for name, value in headers or () if name in h.CHECK_HEADERS}
+        return cls._read([*own.items()], h.CHECK_HEADERS, half=HalfHeaders.from_headers(of_half))
 
-    def to_headers(self) -> list[tuple[str, bytes]]:
+    def to_headers(self) -> list[tuple[str, bytes | None]]:
         """Return the headers of the record: those of the half, then the check's own."""
         return self.half.to_headers() + self._own_headers()
 
 
-def _sort_out(headers: Headers | None, names: Collection[str]) -> tuple[dict[str, str], dict[str, bytes | None]]:
-    """Separate the headers with these names, as text, from all others, which stay as they are."""
-    known: dict[str, str] = {}
-    others: dict[str, bytes | None] = {}
-    for name, value in headers or ():
-        if name not in names:
-            others[name] = value
-        elif name in known:
-            raise RecordError(Reason.DUPLICATE_HEADER, name)
-        else:
-            known[name] = _text(name, value)
-    return known, others
-
-
-def _text(name: str, value: bytes | None) -> str:
-    if value is None:
-        raise RecordError(Reason.BAD_HEADER, f"{name} is null")
+def _text(value: bytes | None) -> str | None:
+    """Return a header's value as text; None if it is null or not UTF-8."""
     try:
-        return value.decode()
+        return None if value is None else value.decode()
     except UnicodeDecodeError:
-        raise RecordError(Reason.BAD_HEADER, f"{name} is not UTF-8") from None
+        return None
+
+
+def _too_large(headers: Headers) -> list[RecordError]:
+    size = sum(len(name.encode(errors="replace")) + len(value or b"") for name, value in headers)
+    detail = f"{size} bytes, at most {h.MAX_HEADERS_BYTES}"
+    return [RecordError(Reason.HEADERS_TOO_LARGE, detail)] if size > h.MAX_HEADERS_BYTES else []
+
+
+def _fitting(headers: list[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    for error in _too_large(headers):
+        raise error
+    return headers

@@ -77,6 +77,7 @@ class ResolutionSettings(SettingsGroup):
     transactionCheckInterval: PositiveDurationMs = 30_000
     transactionCheckMax: Annotated[int, Field(ge=1)] = 15
     tick_interval: DurationMs = 1_000
+    max_clock_skew: PositiveDurationMs = 5 * 60_000
     half_retention: PositiveDurationMs = 72 * 3_600_000
     resolved_retention: DurationMs = 60_000
     max_clock_skew: PositiveDurationMs = 300_000

@@ -36,6 +36,8 @@ class _Header(NamedTuple):
     numbers: range | None = None
 
 
+_POSITIVE = range(1, h.MAX_INT + 1)
+_TIME_MS = range(h.MAX_TIMESTAMP_MS + 1)
 _PGROUP = _Header(h.PGROUP, is_required=True, max_bytes=h.MAX_NAME_BYTES)
 _INCARNATION = _Header(h.INCARNATION, numbers=range(h.MAX_INCARNATION + 1))
 _HALF = (
@@ -44,8 +46,8 @@ _HALF = (
     _Header(h.REAL_QID, numbers=range(-h.MAX_INT - 1, h.MAX_INT + 1)),
     _Header(h.TAGS),
     _Header(h.KEYS),
-    _Header(h.CHECK_IMMUNITY_TIME_IN_SECONDS, numbers=range(1, h.MAX_INT + 1)),
-    _Header(h.BORN_TIMESTAMP, numbers=range(h.MAX_TIMESTAMP_MS + 1)),
+    _Header(h.CHECK_IMMUNITY_TIME_IN_SECONDS, numbers=_POSITIVE),
+    _Header(h.BORN_TIMESTAMP, numbers=_TIME_MS),
     _INCARNATION,
 )
 _OP = (
@@ -56,10 +58,7 @@ _OP = (
     _Header(h.CHECK_TIMES, numbers=range(h.MAX_INT + 1)),
     _Header(h.REMARK),
 )
-_TICK = _Header(h.TICK, is_required=True, numbers=range(h.MAX_TIMESTAMP_MS + 1))
-_PARTITIONS = _Header(h.PARTITIONS, is_required=True, numbers=range(1, h.MAX_INT + 1))
 _NAMES = (*dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS)), h.SIGNATURE, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
-_CODES = {name: code for code, name in enumerate(_NAMES)}
 # 1 to 19 digits. The first of 19 is 0, because a greater number is out of every range, and may need more than 64 bits.
 # Not `$`, which also matches before a line end.
 _NUMBER = r"^-?0?[0-9]{1,18}\z"
@@ -91,90 +90,75 @@ class Decoded(NamedTuple):
 def decode(records: pa.RecordBatch, config: DecoderConfig) -> Decoded:
     """Turn Kafka records (RECORD_SCHEMA) into events and ticks, whatever is in the records."""
     batch = _Batch(records)
-    refused: dict[int, tuple[Reason, str]] = {}
     for kind, problems_of in _PROBLEMS.items():
         if not batch.are(kind).any():
             continue
-        # A broken record is of its kind no more when the next problem is looked for: the first one counts.
+        # A broken record is of its kind no more when the next problem is looked for, so the first one counts.
         for broken, reason, detail in problems_of(batch, config):
-            rows = np.flatnonzero(broken & batch.are(kind))
-            batch.kinds[rows] = EventKind.BROKEN
-            refused.update((row, (reason, detail if isinstance(detail, str) else detail(row))) for row in rows.tolist())
-    return Decoded(_events(batch, refused), _latest_ticks(batch), _read_ms(batch))
+            for row in np.flatnonzero(broken & batch.are(kind)).tolist():
+                batch.kinds[row], batch.reasons[row] = EventKind.BROKEN, str(reason)
+                batch.details[row] = (detail if isinstance(detail, str) else detail(row))[:_MAX_DETAIL]
+    return Decoded(_events(batch), _latest_ticks(batch), _read_ms(batch))
 
 
 class _Batch:
-    """The records, their kinds, and where each record has its first header of each name of the contract."""
+    """Records, and where each has its first header of each name of the contract."""
 
     def __init__(self, records: pa.RecordBatch) -> None:
         self.records = records
         self.ids = _texts(records["key"])
         self.columns = {name: _integers(records[name]) for name in ("source", "partition", "at_ms", "timestamp_type", "value_bytes")}
+        self.reasons, self.details = np.full((2, len(records)), None, object)
 
         names, values = records["headers"].flatten().flatten()
         parents = np.repeat(np.arange(len(records)), _integers(pc.list_value_length(records["headers"])))
         self.headers_bytes = np.bincount(parents, _lengths(names) + _lengths(values), len(records)).astype(np.int64)
-        # These have one entry more, for the headers that a record does not have.
-        self._none = len(values)
+        # All headers of all records, and one entry more: for a header that a record does not have.
         self._texts = _texts(values)
-        self._lengths: _Integers = np.append(_lengths(values), 0)
-        self._is_null: _Mask = np.append(_mask(values.is_null()), False)
-        self._is_not_utf8: _Mask = np.append(_mask(self._texts.is_null()), False) & ~self._is_null
+        self.lengths = np.append(_lengths(values), 0)
+        self.is_null = np.append(_mask(values.is_null()), False)
+        self.is_not_utf8 = np.append(_mask(self._texts.is_null()), False) & ~self.is_null
 
         codes = _integers(pc.index_in(names, pa.array(_NAMES)), null=-1)
         own, others = np.flatnonzero(codes >= 0), np.flatnonzero(codes < 0)
-        places = codes[own] * len(records) + parents[own]
-        first: _Integers = np.full(len(_NAMES) * len(records), self._none)
-        np.minimum.at(first, places, own)
+        cells = codes[own] * len(records) + parents[own]
+        first = np.full(len(_NAMES) * len(records), len(values))
+        np.minimum.at(first, cells, own)
         is_twice = np.zeros(len(first), bool)
-        is_twice[places[first[places] < own]] = True
-        self._first, self._is_twice = first.reshape(len(_NAMES), -1), is_twice.reshape(len(_NAMES), -1)
+        is_twice[cells[first[cells] < own]] = True
+        self.first = dict(zip(_NAMES, first.reshape(len(_NAMES), -1), strict=True))
+        self.is_twice = dict(zip(_NAMES, is_twice.reshape(len(_NAMES), -1), strict=True))
+
         # Spark has replaced what is not UTF-8 in a name.
         misnamed = others[_mask(pc.match_substring(names.take(pa.array(others)), "\N{REPLACEMENT CHARACTER}"))]
         self.has_not_utf8 = np.zeros(len(records), bool)
-        self.has_not_utf8[parents[np.append(np.flatnonzero(self._is_not_utf8), misnamed)]] = True
+        self.has_not_utf8[parents[np.append(np.flatnonzero(self.is_not_utf8), misnamed)]] = True
 
         is_lost = self.has(h.HALF_LOST) & ~self.has(h.REAL_TOPIC)
-        kinds = [EventKind.TICK, EventKind.OP, EventKind.LOST]
-        self.kinds: npt.NDArray[np.int8] = np.select(
-            [self.has(h.TICK), self.columns["source"] == Source.OP, is_lost], kinds, EventKind.HALF
-        ).astype(np.int8)
+        conditions = {EventKind.TICK: self.has(h.TICK), EventKind.OP: self.columns["source"] == Source.OP, EventKind.LOST: is_lost}
+        self.kinds: npt.NDArray[np.int8] = np.select([*conditions.values()], [*conditions], EventKind.HALF).astype(np.int8)
 
     def are(self, kind: EventKind) -> _Mask:
-        return self.kinds == kind
+        return np.equal(self.kinds, kind, dtype=np.bool_)
 
     def has(self, name: str) -> _Mask:
-        return self._first[_CODES[name]] < self._none
-
-    def has_twice(self, *names: str) -> _Mask:
-        return self._is_twice[[_CODES[name] for name in names]].any(axis=0)
-
-    def is_null(self, name: str) -> _Mask:
-        return self._is_null[self._first[_CODES[name]]]
-
-    def is_not_utf8(self, name: str) -> _Mask:
-        return self._is_not_utf8[self._first[_CODES[name]]]
-
-    def length(self, name: str) -> _Integers:
-        return self._lengths[self._first[_CODES[name]]]
+        return self.first[name] < len(self._texts)
 
     def texts(self, name: str, of: _Mask) -> pa.StringArray:
-        """Return a header's values of the records `of`. Missing, null, and not UTF-8 is null."""
-        first = self._first[_CODES[name]]
-        return self._texts.take(pa.array(first, mask=~of | (first == self._none)))
+        """Return a header's values of the records `of`; null for what is missing, null, or not UTF-8."""
+        return self._texts.take(pa.array(self.first[name], mask=~(of & self.has(name))))
 
     def matches(self, name: str, pattern: str) -> _Mask:
         return _mask(pc.match_substring_regex(self.texts(name, self.has(name)), pattern).fill_null(False))
 
     def numbers(self, name: str, of: _Mask) -> _Integers:
-        """Return a header's values of the records `of`, which must be numbers or missing. Missing is 0."""
+        """Return a header's values of the records `of`, all of which are numbers or missing; 0 for what is missing."""
         return _integers(self.texts(name, of).cast(pa.int64()))
 
-    def has_number(self, header: _Header) -> _Mask:
-        assert header.numbers is not None
-        is_number = self.matches(header.name, _NUMBER)
-        numbers = self.numbers(header.name, is_number)
-        return is_number & (numbers >= header.numbers.start) & (numbers < header.numbers.stop)
+    def has_number(self, name: str, numbers: range) -> _Mask:
+        is_number = self.matches(name, _NUMBER)
+        value = self.numbers(name, is_number)
+        return is_number & (value >= numbers.start) & (value < numbers.stop)
 
     def actions(self) -> pa.StringArray:
         """Return what the ops say; null for what the contract does not know."""
@@ -189,20 +173,21 @@ def _half_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
     yield _duplicates(batch, h.HALF_HEADERS)
     for name in h.DELAY_HEADERS:
         yield batch.has(name), Reason.DELAY_NOT_SUPPORTED, name
-    size, most = batch.columns["value_bytes"], config.max_body_bytes
-    yield size > most, Reason.BODY_TOO_LARGE, lambda row: f"{size[row]} bytes, at most {most}"
+    body = batch.columns["value_bytes"]
+    yield body > config.max_body_bytes, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
 
 
 def _op_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
     yield from _key_and_size_problems(batch)
     yield from _header_problems(batch, _OP)
     yield _duplicates(batch, (*h.OP_HEADERS, h.SIGNATURE) if config.keyring else h.OP_HEADERS)
-    said, actions = batch.texts(h.ACTION, batch.has(h.ACTION)), batch.actions()
+    ops = batch.are(EventKind.OP)
+    said, actions = batch.texts(h.ACTION, ops), batch.actions()
     yield _mask(actions.is_null()), Reason.UNKNOWN_ACTION, lambda row: f"ACTION is {said[row].as_py()[:100]}"
     if config.keyring:
         ops = batch.are(EventKind.OP)
-        numbers = pa.array(batch.numbers(h.INCARNATION, ops))
-        signed = (batch.ids, actions, batch.texts(h.PGROUP, ops), numbers, batch.texts(h.SIGNATURE, ops))
+        incarnations = pa.array(batch.numbers(h.INCARNATION, ops))
+        signed = (batch.ids, actions, batch.texts(h.PGROUP, ops), incarnations, batch.texts(h.SIGNATURE, ops))
         fields = zip(*(column.filter(pa.array(ops)).to_pylist() for column in signed), strict=True)
         why = np.full(len(ops), None, object)
         why[ops] = [config.keyring.problem(*each) for each in fields]
@@ -210,20 +195,20 @@ def _op_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
 
 
 def _tick_problems(batch: _Batch, config: DecoderConfig) -> Iterator[_Problem]:
-    bad, most = Reason.BAD_TICK, config.max_clock_skew_ms
+    bad, columns, most = Reason.BAD_TICK, batch.columns, config.max_clock_skew_ms
     yield _mask(batch.records["key"].is_valid()), bad, "a tick has no key"
-    yield batch.headers_bytes > h.MAX_HEADERS_BYTES, bad, "the headers are too large"
-    yield ~batch.has_number(_TICK), bad, f"{h.TICK} is not a number"
-    yield ~batch.has_number(_PARTITIONS), bad, f"{h.PARTITIONS} is not a positive number"
-    yield batch.has_twice(h.TICK, h.PARTITIONS), bad, "a header occurs twice"
-    partitions = batch.numbers(h.PARTITIONS, batch.are(EventKind.TICK))
-    yield batch.columns["partition"] >= partitions, bad, f"{h.PARTITIONS} is not above the tick's own partition"
-    yield batch.columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
+    yield batch.headers_bytes > h.MAX_HEADERS_BYTES, bad, f"the headers are over {h.MAX_HEADERS_BYTES} bytes"
+    yield ~batch.has_number(h.TICK, _TIME_MS), bad, f"{h.TICK} is not a number"
+    yield ~batch.has_number(h.PARTITIONS, _POSITIVE), bad, f"{h.PARTITIONS} is not a positive number"
+    yield _duplicates(batch, (h.TICK, h.PARTITIONS))[0], bad, "a header occurs twice"
     ticks = batch.are(EventKind.TICK)
-    is_other = np.zeros(len(ticks), bool)
+    is_beyond = columns["partition"] >= batch.numbers(h.PARTITIONS, ticks)
+    yield is_beyond, bad, f"{h.PARTITIONS} is not above the tick's own partition"
+    yield columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
+    is_other = ticks.copy()
     is_other[ticks] = [_absent_groups(value.as_py()) is None for value in batch.records["tick_value"].filter(pa.array(ticks))]
     yield is_other, bad, 'the value is not {"absent_groups": [...]}'
-    skew = np.abs(batch.numbers(h.TICK, ticks) - batch.columns["at_ms"])
+    skew = np.abs(batch.numbers(h.TICK, ticks) - columns["at_ms"])
     yield skew > most, bad, lambda row: f"{h.TICK} is {skew[row]} ms from the record's timestamp, at most {most}"
 
 
@@ -250,31 +235,29 @@ def _key_and_size_problems(batch: _Batch) -> Iterator[_Problem]:
 
 
 def _header_problems(batch: _Batch, headers: tuple[_Header, ...]) -> Iterator[_Problem]:
+    bad = Reason.BAD_HEADER
     for header in headers:
         if header.is_required:
             yield ~batch.has(header.name), Reason.MISSING_HEADER, header.name
-    for header in headers:
-        name, _, max_bytes, numbers = header
-        has = batch.has(name)
+    for name, _, max_bytes, numbers in headers:
+        has, first = batch.has(name), batch.first[name]
         if numbers and has.any():
-            yield has & ~batch.has_number(header), Reason.BAD_HEADER, f"{name} is not a number from {numbers[0]} to {numbers[-1]}"
+            yield has & ~batch.has_number(name, numbers), bad, f"{name} is not a number from {numbers[0]} to {numbers[-1]}"
         elif has.any():
             if max_bytes:
-                yield batch.length(name) == 0, Reason.BAD_HEADER, f"{name} is empty or null"
-                yield batch.length(name) > max_bytes, Reason.BAD_HEADER, f"{name} has over {max_bytes} bytes"
-            yield batch.is_null(name), Reason.BAD_HEADER, f"{name} is null"
-            yield batch.is_not_utf8(name), Reason.BAD_HEADER, f"{name} is not UTF-8"
+                yield batch.lengths[first] == 0, bad, f"{name} is empty or null"
+                yield batch.lengths[first] > max_bytes, bad, f"{name} has over {max_bytes} bytes"
+            yield batch.is_null[first], bad, f"{name} is null"
+            yield batch.is_not_utf8[first], bad, f"{name} is not UTF-8"
 
 
 def _duplicates(batch: _Batch, names: tuple[str, ...]) -> _Problem:
-    return batch.has_twice(*names), Reason.DUPLICATE_HEADER, lambda row: " ".join(name for name in names if batch.has_twice(name)[row])
+    is_any = np.any([batch.is_twice[name] for name in names], axis=0)
+    return is_any, Reason.DUPLICATE_HEADER, lambda row: " ".join(name for name in names if batch.is_twice[name][row])
 
 
-def _events(batch: _Batch, refused: dict[int, tuple[Reason, str]]) -> pa.RecordBatch:
-    halves, ops, lost = batch.are(EventKind.HALF), batch.are(EventKind.OP), batch.are(EventKind.LOST)
-    problems = np.full((2, len(batch.kinds)), None, object)
-    for row, (reason, detail) in refused.items():
-        problems[:, row] = str(reason), detail[:_MAX_DETAIL]
+def _events(batch: _Batch) -> pa.RecordBatch:
+    halves, ops, lost = (batch.are(kind) for kind in (EventKind.HALF, EventKind.OP, EventKind.LOST))
     columns = {
         "event": pa.array(batch.kinds),
         "source": batch.records["source"].cast(pa.int8()),
@@ -286,20 +269,22 @@ def _events(batch: _Batch, refused: dict[int, tuple[Reason, str]]) -> pa.RecordB
         "immunity_ms": pa.array(batch.numbers(h.CHECK_IMMUNITY_TIME_IN_SECONDS, halves) * 1000),
         "action": batch.actions(),
         "half_pointer": batch.texts(h.HALF_LOST, lost),
-        **{name: pa.array(values, pa.string()) for name, values in zip(("reason", "detail"), problems, strict=True)},
+        "reason": pa.array(batch.reasons, pa.string()),
+        "detail": pa.array(batch.details, pa.string()),
     }
     rows = pa.RecordBatch.from_arrays([columns[name] for name in EVENT_SCHEMA.names], schema=EVENT_SCHEMA)
     return rows.filter(pa.array(~batch.are(EventKind.TICK)))
 
 
 def _latest_ticks(batch: _Batch) -> list[Tick]:
-    is_tick = batch.are(EventKind.TICK)
+    ticks = batch.are(EventKind.TICK)
+    columns = [batch.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms")]
+    partitions = batch.numbers(h.PARTITIONS, ticks)[ticks].tolist()
     latest: dict[tuple[int, int], Tick] = {}
-    partitions = batch.numbers(h.PARTITIONS, is_tick)
-    for row in np.flatnonzero(is_tick).tolist():
-        source, partition, at_ms = (int(batch.columns[name][row]) for name in ("source", "partition", "at_ms"))
-        absent = _absent_groups(batch.records["tick_value"][row].as_py()) or ()
-        tick = Tick(Source(source), partition, int(partitions[row]), at_ms, absent)
+    for source, partition, at_ms, of_topic, value in zip(
+        *columns, partitions, batch.records["tick_value"].filter(pa.array(ticks)), strict=True
+    ):
+        tick = Tick(Source(source), partition, of_topic, at_ms, _absent_groups(value.as_py()) or ())
         latest[source, partition] = max(latest.get((source, partition), tick), tick, key=lambda each: each.at_ms)
     return list(latest.values())
 

@@ -232,7 +232,6 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
 
 def next_half(row: Row) -> HeaderList:
     """Return the headers of a discarded message's next incarnation. They keep everything, also `BORN_TIMESTAMP`."""
-    properties: dict[str, str | None] = row["properties"] or {}
     headers = HalfHeaders(
         real_topic=row["topic"],
         producer_group=row["producer_group"],
@@ -241,9 +240,9 @@ def next_half(row: Row) -> HeaderList:
         keys=row["keys"],
         born_at_ms=row["born_at_ms"],
         incarnation=row["incarnation"] + 1,
-        properties={name: value for name, value in properties.items() if value is not None},
+        properties=row["properties"] or {},
     )
-    return [*headers.to_headers(), *((name, None) for name, value in properties.items() if value is None)]
+    return headers.to_headers()
 
 
 def _columns(table: pa.Table) -> Iterator[tuple[Any, ...]]:

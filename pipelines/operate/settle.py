@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, verify_topic_writable
+from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import NotPendingError
@@ -79,7 +79,7 @@ def settle(kafka: KafkaSettings, target: Target, action: LocalTransactionState, 
     except ValidationError as error:
         raise RecordError.from_validation(error) from None
     keyring = kafka.signing.keyring_of(target.producer_group)
-    headers: HeaderList = list(op.signed(target.transaction_id, keyring).to_headers())
+    headers = op.signed(target.transaction_id, keyring).to_headers()
     placed: list[tuple[int, int]] = []
 
     def note(message: Message) -> None:

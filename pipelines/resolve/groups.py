@@ -12,15 +12,12 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.schemas.headers import check_group
+from halfway.schemas.headers import MAX_TICK_BYTES, check_group
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 1.0
-MAX_BYTES = 32 * 1024
-"""Limit of the JSON in a tick, which goes to every bucket: about a thousand groups. A tick above 64 KiB would be
-refused (R14)."""
 GRACE_S = 60.0
 """How long a group stays away after Kafka stops listing it: a broker that has just started lists groups while it loads
 them."""
@@ -138,7 +135,7 @@ def producer_groups(consumer_groups: Iterable[str]) -> list[str]:
 
 def fit(groups: Sequence[str]) -> list[str]:
     """Return as many of the first groups as fit into a tick."""
-    room = MAX_BYTES
+    room = MAX_TICK_BYTES - len(json.dumps({"absent_groups": []}))
     for count, group in enumerate(groups):
         room -= len(json.dumps(group)) + len(", ")
         if room < 0:

@@ -13,7 +13,7 @@ from halfway.clients.listener import MAX_REMARK_BYTES, ask, remark_of
 from halfway.clients.messages import refuse_reserved
 from halfway.clients.open_checks import PartitionProgress
 from halfway.schemas.errors import ProducerClosedError, SendError, SettingsError
-from halfway.schemas.headers import DELAY_HEADERS, MAX_INT
+from halfway.schemas.headers import DELAY_HEADERS, MAX_INCARNATION, MAX_INT, MAX_NAME_BYTES
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import RESERVED_NAMES, RecordError
 from halfway.schemas.settings import KafkaSettings
@@ -22,18 +22,19 @@ NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 REQUIRED = TEXT.filter(bool)
+NAME = REQUIRED.filter(lambda text: len(text.encode()) <= MAX_NAME_BYTES)
 FIELDS = {
     "transaction_id": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
-    "topic": REQUIRED,
+    "topic": NAME,
     "body": st.binary(),
-    "producer_group": REQUIRED,
+    "producer_group": NAME,
     "queue_id": st.integers(-MAX_INT - 1, MAX_INT),
     "tags": st.none() | TEXT,
     "keys": st.none() | TEXT,
-    "properties": st.dictionaries(TEXT.filter(lambda name: name not in RESERVED_NAMES), TEXT),
+    "properties": st.dictionaries(TEXT.filter(lambda name: name not in RESERVED_NAMES and "\ufffd" not in name), TEXT),
     "immunity_s": st.none() | st.integers(1, MAX_INT),
     "born_at_ms": st.none() | st.integers(0, 2_000_000_000_000),
-    "incarnation": st.integers(0, MAX_INT),
+    "incarnation": st.integers(0, MAX_INCARNATION),
 }
 
 

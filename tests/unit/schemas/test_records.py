@@ -42,7 +42,7 @@ RANGE_CASES = [
     (h.BORN_TIMESTAMP, b"-1"),
     (h.BORN_TIMESTAMP, b"253402300800000"),
     (h.INCARNATION, b"-1"),
-    (h.INCARNATION, b"2147483648"),
+    (h.INCARNATION, b"1000000"),
 ]
 BROKEN_HALVES: list[tuple[Pairs, Reason, str]] = [
     (pairs(without(HALF, "REAL_TOPIC")), Reason.MISSING_HEADER, "REAL_TOPIC"),
@@ -55,7 +55,9 @@ BROKEN_HALVES: list[tuple[Pairs, Reason, str]] = [
     (pairs(HALF, {"TAGS": None}), Reason.BAD_HEADER, "TAGS"),
     (pairs(HALF, {"KEYS": b"\xc3"}), Reason.BAD_HEADER, "KEYS"),
     (pairs(HALF, {"colour": b"\xff"}), Reason.BAD_HEADER, "colour"),
-    (pairs(HALF, {"colour": None}), Reason.BAD_HEADER, "colour"),
+    *((pairs(HALF, {name: "ö".encode() * 128}), Reason.BAD_HEADER, name) for name in ("REAL_TOPIC", "PGROUP")),
+    (pairs(HALF, {"colour\ufffd": b"red"}), Reason.BAD_HEADER, "colour"),
+    (pairs(HALF, {"big": b"x" * h.MAX_HEADERS_BYTES}), Reason.HEADERS_TOO_LARGE, f"at most {h.MAX_HEADERS_BYTES}"),
     *((pairs(HALF, {name: value}), Reason.BAD_HEADER, name) for name, value in (*NUMBER_CASES, *RANGE_CASES)),
     *((pairs(HALF, {"TAGS": b"a", name: b"1"}, {name: b"1"}), Reason.DUPLICATE_HEADER, name) for name in (h.REAL_QID, h.BORN_TIMESTAMP)),
     (pairs(HALF, HALF), Reason.DUPLICATE_HEADER, "REAL_TOPIC"),
@@ -89,14 +91,15 @@ def test_half_with_required_headers_only() -> None:
 
 def test_half_with_all_headers_at_their_limits() -> None:
     headers = pairs(
-        HALF,
         {
+            "REAL_TOPIC": b"o" * 255,
+            "PGROUP": "ö".encode() * 127 + b"o",
             "REAL_QID": b"-2147483648",
             "TAGS": b"",
             "KEYS": "größe".encode(),
             "CHECK_IMMUNITY_TIME_IN_SECONDS": b"2147483647",
             "BORN_TIMESTAMP": b"253402300799999",
-            "INCARNATION": b"2147483647",
+            "INCARNATION": b"999999",
         },
     )
     half = HalfHeaders.from_headers(headers)
@@ -106,7 +109,7 @@ def test_half_with_all_headers_at_their_limits() -> None:
         "größe",
         2**31 - 1,
         253_402_300_799_999,
-        2**31 - 1,
+        999_999,
     )
     assert sorted(half.to_headers()) == sorted(headers)
 
@@ -128,7 +131,25 @@ def test_half_headers_are_written_in_full() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", [*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK])
+def test_a_property_may_be_null() -> None:
+    half = HalfHeaders.from_headers([*pairs(HALF), ("colour", None)])
+    assert half.properties == {"colour": None}
+    assert HalfHeaders.from_headers(half.to_headers()) == half
+
+
+def test_headers_at_and_over_the_limit_of_their_bytes() -> None:
+    room = h.MAX_HEADERS_BYTES - sum(len(name) + len(value) for name, value in HALF.items()) - len("p")
+    for bytes_over in (0, 1):
+        headers = [*pairs(HALF), ("p", b"x" * (room + bytes_over))]
+        assert (read(HalfHeaders, headers) is None) == bool(bytes_over)
+    OpHeaders(action=LocalTransactionState.COMMIT, producer_group="g", remark="x" * 32_000).to_headers()
+    with pytest.raises(RecordError, match="headers_too_large"):
+        OpHeaders(action=LocalTransactionState.COMMIT, producer_group="g", remark="x" * 32_767).to_headers()
+    with pytest.raises(RecordError, match="headers_too_large"):
+        HalfHeaders(real_topic="orders", producer_group="shop", properties={"p": "x" * room}).to_headers()
+
+
+@pytest.mark.parametrize("name", [*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK, "not\ufffdshown"])
 def test_property_with_a_name_of_the_contract_is_refused(name: str) -> None:
     with pytest.raises(ValidationError, match=name):
         HalfHeaders(real_topic="orders", producer_group="shop", properties={name: "1"})
@@ -149,9 +170,12 @@ def test_all_names_of_the_contract_are_reserved() -> None:
         ({**OP, "ACTION": None}, Reason.BAD_HEADER, "ACTION"),
         ({**OP, "ACTION": b"\xff"}, Reason.BAD_HEADER, "ACTION"),
         ({**OP, "PGROUP": b""}, Reason.BAD_HEADER, "PGROUP"),
+        ({**OP, "PGROUP": b"g" * 256}, Reason.BAD_HEADER, "PGROUP"),
         ({**OP, "INCARNATION": b"-1"}, Reason.BAD_HEADER, "INCARNATION"),
+        ({**OP, "INCARNATION": b"1000000"}, Reason.BAD_HEADER, "INCARNATION"),
         ({**OP, "INCARNATION": b"x"}, Reason.BAD_HEADER, "INCARNATION"),
         ({**OP, "CHECK_TIMES": b"2147483648"}, Reason.BAD_HEADER, "CHECK_TIMES"),
+        ({**OP, "ignored": b"x" * h.MAX_HEADERS_BYTES}, Reason.HEADERS_TOO_LARGE, "at most"),
         ({**OP, "REMARK": None}, Reason.BAD_HEADER, "REMARK"),
         ({**OP, "FROM_CHECK": None}, Reason.BAD_HEADER, "FROM_CHECK"),
     ],
@@ -262,27 +286,29 @@ def test_errors_do_not_repeat_values() -> None:
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 REQUIRED = TEXT.filter(bool)
+NAME = REQUIRED.filter(lambda text: len(text.encode()) <= h.MAX_NAME_BYTES)
+INCARNATION = st.integers(0, h.MAX_INCARNATION)
 INT = st.integers(0, h.MAX_INT)
 POSITIVE = st.integers(1, h.MAX_INT)
 NOT_IN_A_HALF = {*h.HALF_HEADERS, *h.DELAY_HEADERS, *h.CHECK_HEADERS, h.TICK}
 HALVES = st.fixed_dictionaries(
     {
-        "real_topic": REQUIRED,
-        "producer_group": REQUIRED,
+        "real_topic": NAME,
+        "producer_group": NAME,
         "queue_id": st.integers(-h.MAX_INT - 1, h.MAX_INT),
         "tags": st.none() | TEXT,
         "keys": st.none() | TEXT,
         "immunity_s": st.none() | POSITIVE,
         "born_at_ms": st.none() | st.integers(0, h.MAX_TIMESTAMP_MS),
-        "incarnation": INT,
-        "properties": st.dictionaries(TEXT.filter(lambda name: name not in NOT_IN_A_HALF), TEXT),
+        "incarnation": INCARNATION,
+        "properties": st.dictionaries(TEXT.filter(lambda name: name not in NOT_IN_A_HALF and "\ufffd" not in name), st.none() | TEXT),
     }
 ).map(HalfHeaders.model_validate)
 OPS = st.fixed_dictionaries(
     {
         "action": st.sampled_from(LocalTransactionState),
-        "producer_group": REQUIRED,
-        "incarnation": INT,
+        "producer_group": NAME,
+        "incarnation": INCARNATION,
         "from_check": st.none() | st.booleans(),
         "check_times": st.none() | INT,
         "remark": st.none() | TEXT,

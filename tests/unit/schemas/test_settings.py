@@ -47,6 +47,7 @@ def test_defaults_are_rocketmqs() -> None:
     resolution = load().resolution
     assert (resolution.transactionTimeOut, resolution.transactionCheckInterval, resolution.transactionCheckMax) == (6_000, 30_000, 15)
     assert (resolution.half_retention, resolution.max_body_bytes) == (72 * 3_600_000, 4 * 1024 * 1024)
+    assert resolution.max_clock_skew == 5 * 60_000
 
 
 def test_file_overrides_defaults_and_leaves_the_rest_of_a_group(file: Path) -> None:
