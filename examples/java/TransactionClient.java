@@ -1,16 +1,20 @@
 import static java.nio.charset.StandardCharsets.UTF_8;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
 import java.util.function.Function;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.TimeoutException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.Headers;
@@ -46,9 +50,10 @@ public final class TransactionClient implements AutoCloseable {
         this.group = group;
         this.halfTopic = halfTopic;
         this.opTopic = opTopic;
-        // The default partitioner is murmur2 of the key, as the contract requires.
+        // The default partitioner is murmur2 of the key, as the contract requires. Each call waits for its half, so a
+        // record waits for those of other threads for 2 ms only.
         producer = new KafkaProducer<>(
-                Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true),
+                Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true, "linger.ms", 2),
                 new ByteArraySerializer(), new ByteArraySerializer());
         checks = new KafkaConsumer<>(
                 Map.of("bootstrap.servers", servers, "group.id", "txn-check-" + group,
@@ -63,8 +68,7 @@ public final class TransactionClient implements AutoCloseable {
         var half = new ProducerRecord<>(halfTopic, id.getBytes(UTF_8), body);
         half.headers().add("REAL_TOPIC", topic.getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
         try {
-            RecordMetadata stored = producer.send(half).get();
-            System.out.println("half " + id + " " + stored.partition() + "." + stored.offset());
+            producer.send(half).get();
         } catch (ExecutionException error) {
             if (error.getCause() instanceof TimeoutException) {
                 producer.send(op(id, State.ROLLBACK, 0));  // the half may be stored nevertheless
@@ -78,28 +82,43 @@ public final class TransactionClient implements AutoCloseable {
 
     /** Answers the checks that have arrived, from durable data. Returns how many it answered. */
     public int answerChecks(Function<String, State> lookUp) throws ExecutionException, InterruptedException {
-        int asked = 0;
-        for (ConsumerRecord<byte[], byte[]> check : checks.poll(Duration.ofMillis(500))) {
-            if (!group.equals(text(check.headers(), "PGROUP"))) {
-                continue;
+        ConsumerRecords<byte[], byte[]> arrived = checks.poll(Duration.ofMillis(500));
+        try {
+            var answers = new ArrayList<Future<RecordMetadata>>();
+            for (ConsumerRecord<byte[], byte[]> check : arrived) {
+                if (group.equals(text(check.headers(), "PGROUP"))) {
+                    answers.add(producer.send(answer(check, lookUp)));
+                }
             }
-            String id = new String(check.key(), UTF_8);
-            State state = answered.computeIfAbsent(text(check.headers(), "CHECK_ID"), checkId -> lookUp.apply(id));
-            String incarnation = text(check.headers(), "INCARNATION");
-            var answer = op(id, state, incarnation == null ? 0 : Integer.parseInt(incarnation));
-            answer.headers().add("FROM_CHECK", "true".getBytes(UTF_8));
-            answer.headers().add("CHECK_TIMES", check.headers().lastHeader("TRANSACTION_CHECK_TIMES").value());
-            producer.send(answer).get();
-            asked++;
+            for (Future<RecordMetadata> answer : answers) {
+                answer.get();
+            }
+            checks.commitSync();  // Kafka has acknowledged every answer
+            return answers.size();
+        } catch (ExecutionException | InterruptedException | RuntimeException error) {
+            // The next poll returns these checks again. Without this, the next commit would pass them.
+            for (TopicPartition partition : arrived.partitions()) {
+                checks.seek(partition, arrived.records(partition).get(0).offset());
+            }
+            throw error;
         }
-        checks.commitSync();  // Kafka has acknowledged every answer
-        return asked;
     }
 
     @Override
     public void close() {
         producer.close();
         checks.close();
+    }
+
+    private ProducerRecord<byte[], byte[]> answer(
+            ConsumerRecord<byte[], byte[]> check, Function<String, State> lookUp) {
+        String id = new String(check.key(), UTF_8);
+        State state = answered.computeIfAbsent(text(check.headers(), "CHECK_ID"), checkId -> lookUp.apply(id));
+        String incarnation = text(check.headers(), "INCARNATION");
+        var answer = op(id, state, incarnation == null ? 0 : Integer.parseInt(incarnation));
+        answer.headers().add("FROM_CHECK", "true".getBytes(UTF_8));
+        answer.headers().add("CHECK_TIMES", check.headers().lastHeader("TRANSACTION_CHECK_TIMES").value());
+        return answer;
     }
 
     private ProducerRecord<byte[], byte[]> op(String id, State state, int incarnation) {
@@ -120,6 +139,7 @@ public final class TransactionClient implements AutoCloseable {
             for (State state : State.values()) {
                 String id = "java-" + state.name().toLowerCase();
                 client.sendInTransaction(id, "orders", ("body of " + id).getBytes(UTF_8), any -> state);
+                System.out.println("half " + id);
             }
             client.producer.flush();
             System.out.println("sent");
