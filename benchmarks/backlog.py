@@ -2,13 +2,15 @@
 
 import random
 import statistics
+import time
 import uuid
 from collections.abc import Iterator
 
 from pyspark.sql import functions as F
 
+from benchmarks.cpu import core_seconds
 from benchmarks.load import Load
-from benchmarks.rig import Figures, Rig, count_rows
+from benchmarks.rig import Batches, Figures, Rig, count_rows
 from halfway.schemas.settings import Settings
 
 _WARM_UP = 5
@@ -21,20 +23,38 @@ def drain(rig: Rig) -> Figures:
     """Drain transactions of 1 KiB in batches of 400,000 events. The first five batches only warm the JVM up."""
     settings = rig.settings("drain")
     load = Load(settings.kafka)
+    before = _loading_s(rig)
     load.send(rig.amount(2_100_000))
+    loading = {name: used_s - before[name] for name, used_s in _loading_s(rig).items()}
     batches, seconds = rig.drain(settings)
     rates = [batches.events(number) / took for number, took in enumerate(seconds)]
-    warm = [rate for number, rate in enumerate(rates) if number >= _WARM_UP and batches.events(number) > _FULL] or rates
+    warm = [number for number in range(_WARM_UP, len(rates)) if batches.events(number) > _FULL] or list(range(len(rates)))
+    warm_rates = [rates[number] for number in warm]
     to_transactions = load.sent.transactions / load.sent.events
     return {
         "transactions": load.sent.transactions,
         "right": count_rows(settings) == load.sent.committed,
-        "tx_per_s": round(statistics.median(warm) * to_transactions),
-        "tx_per_s_spread": [round(min(warm) * to_transactions), round(max(warm) * to_transactions)],
-        "events_per_s": round(statistics.median(warm)),
+        "tx_per_s": round(statistics.median(warm_rates) * to_transactions),
+        "tx_per_s_spread": [round(rate * to_transactions) for rate in (min(warm_rates), max(warm_rates))],
+        "events_per_s": round(statistics.median(warm_rates)),
         "events_per_s_by_batch": [round(rate) for rate in rates],
+        "core_ms_per_tx": _core_ms_per_tx(load.sent.transactions, loading, batches, warm, to_transactions),
         "memory_mib": {name: [used[name] for used in batches.memory_mib] for name in batches.memory_mib[0]},
     }
+
+
+def _loading_s(rig: Rig) -> dict[str, float]:
+    return {"broker": core_seconds(rig.broker_pid), "client": time.process_time()}
+
+
+def _core_ms_per_tx(loaded: int, loading: dict[str, float], batches: Batches, warm: list[int], to_transactions: float) -> Figures:
+    """Return the core-milliseconds of each part: those of loading, and those of the warm batches."""
+    drained = round(sum(map(batches.events, warm)) * to_transactions)
+    figures = {name: used_s / loaded for name, used_s in loading.items()}
+    for name in ("broker", "job"):
+        used_s = sum(batches.core_s[number + 1][name] - batches.core_s[number][name] for number in warm)
+        figures[name] = figures.get(name, 0) + used_s / drained
+    return {name: round(used_s * 1000, 4) for name, used_s in figures.items()}
 
 
 def bodies(rig: Rig) -> Figures:

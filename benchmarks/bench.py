@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,9 +18,10 @@ from rich.table import Table as TextTable
 
 from benchmarks.backlog import bodies, drain, groups, skew
 from benchmarks.limits import limits
-from benchmarks.live import checkback, latency, pending, steady
-from benchmarks.rig import Figures, Rig, in_own_process
+from benchmarks.live import checkback, latency, pending
+from benchmarks.rig import Figures, Rig, end_at_sigterm, in_own_process, run_to_end
 from benchmarks.scale import scale, stages
+from benchmarks.steady import steady, steady_java
 
 BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "drain": drain,
@@ -30,6 +30,7 @@ BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "latency": latency,
     "checkback": checkback,
     "steady": steady,
+    "steady_java": steady_java,
     "bodies": bodies,
     "groups": groups,
     "skew": skew,
@@ -49,11 +50,7 @@ def peer(script: Path) -> Figures:
         RuntimeError: it printed no rates.
     """
     with tempfile.TemporaryDirectory() as work:
-        environ = {**os.environ, "WORK": work}
-        done = subprocess.run(
-            [script, "bench", "pending"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, env=environ
-        )
-    printed = done.stdout + done.stderr
+        printed = run_to_end([str(script.resolve()), "bench", "pending"], {"WORK": work}, captured=True)
     rates, checkbacks = (pattern.findall(printed) for pattern in (_PEER_RATE, _PEER_CHECKBACK))
     if not rates or not checkbacks:
         raise RuntimeError(f"{script} printed no rates: {printed[-2000:]}")
@@ -103,6 +100,7 @@ def ratios(results: Figures) -> Figures:
     pairs = {
         "drain_to_peer": ("drain.tx_per_s", "peer.tx_per_s"),
         "steady_to_peer": ("steady.tx_per_s", "peer.tx_per_s"),
+        "steady_java_to_peer": ("steady_java.tx_per_s", "peer.tx_per_s"),
         "checkback_to_peer": ("checkback.tx_per_s", "peer.checkback_per_s"),
         "limits_to_drain": ("limits.tx_per_s", "drain.tx_per_s"),
     }
@@ -120,6 +118,7 @@ def main() -> None:
     parser.add_argument("--peer", type=Path, metavar="SCRIPT", help="also run RocketMQ's benchmark with this run.sh, in turn with ours")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"), help="file for the figures (default build/bench.json)")
     options = parser.parse_args()
+    end_at_sigterm()
     names = [name for name in options.only.split(",") if name] or list(BENCHMARKS)
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
@@ -144,9 +143,10 @@ def main() -> None:
 def report_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
     """Return the content of `build/bench.json`: medians, ratios, spread, machine and versions."""
     results: Figures = {name: merged(found) for name, found in runs.items()}
-    half_load = results.get("steady", {}).get("latency_ms", {}).get("50%")
-    if half_load:
-        results["latency_half_load_ms"] = {name: half_load[name] for name in ("p50", "p99")}
+    for steady_name, name in (("steady", "latency_half_load_ms"), ("steady_java", "latency_half_load_java_ms")):
+        half_load = results.get(steady_name, {}).get("latency_ms", {}).get("50%")
+        if half_load:
+            results[name] = {quantile: half_load[quantile] for quantile in ("p50", "p99")}
     complete = min(map(len, runs.values()))
     return {
         "machine": {"cores": os.cpu_count(), "platform": platform.platform(), "python": platform.python_version()},

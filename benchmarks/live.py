@@ -1,28 +1,20 @@
-"""Benchmarks of a running job: latency, pending transactions, producers on the same cores, check-back."""
+"""Benchmarks of a running job: latency, pending transactions, check-back."""
 
-import json
 import statistics
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import functions as F
 
 from benchmarks.load import Load
-from benchmarks.rig import LONG_S, PARTITIONS, ROOT, Batches, Figures, Rig, command_of_job, commits, count_rows, latencies_ms
-from halfway.pipelines.storage.state_reader import ends_in
+from benchmarks.rig import LONG_S, PARTITIONS, Batches, Figures, Rig, commits, count_rows, latencies_ms
+from benchmarks.service import Client, service
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
 from tests.support.waiting import until
 
 _WARM_UP_S = 240
 """The time until the JVM has compiled most of the hot code. Small batches take longer for that than large ones."""
-_PRODUCERS = 2
-_THREADS = 32
 
 
 def latency(rig: Rig) -> Figures:
@@ -98,83 +90,20 @@ def _state_bytes(rig: Rig, settings: Settings) -> int:
     return int(state.agg(F.sum(F.length("value.groupState.payload"))).collect()[0][0])
 
 
-def steady(rig: Rig) -> Figures:
-    """Measure the rate of producers in a closed loop on the job's cores, for three minutes.
-
-    Then measure the latency at 25, 50, 75 and 100 % of that rate.
-    """
-    settings = rig.settings("steady")
-    with command_of_job(settings, rig.folder / "steady.log"):
-        _produce(settings, 60 * rig.scale)
-        _wait_for_all(settings)
-        before, began_ms = count_rows(settings), time.time() * 1000
-        sent = _produce(settings, 180 * rig.scale)
-        _wait_for_all(settings)
-        last_ms = commits(settings)[-1][0]
-        figures: Figures = {
-            "sent_per_s": round(sent["transactions"] / sent["seconds"]),
-            "tx_per_s": round(sent["transactions"] / (last_ms - began_ms) * 1000),
-            "messages": count_rows(settings) - before,
-            "latency_ms": {},
-        }
-        for share in (25, 50, 75, 100):
-            began_ms = time.time() * 1000
-            _produce(settings, 90 * rig.scale, figures["tx_per_s"] * share / 100)
-            _wait_for_all(settings)
-            figures["latency_ms"][f"{share}%"] = quantiles(latencies_ms(settings, began_ms))
-    return figures
-
-
-def _produce(settings: Settings, seconds: float, per_second: float = 0) -> dict[str, Any]:
-    """Run the producers. Return the number of transactions sent, and the seconds of the slowest producer."""
-    with ExitStack() as stack:
-        running = [stack.enter_context(_producer(settings, seconds, per_second / _PRODUCERS)) for _ in range(_PRODUCERS)]
-        results = [json.loads(process.communicate()[0]) for process in running]
-    return {"transactions": sum(one["transactions"] for one in results), "seconds": max(one["seconds"] for one in results)}
-
-
-def _producer(settings: Settings, seconds: float, per_second: float = 0, threads: int = _THREADS) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "benchmarks.producer", settings.kafka.model_dump_json(), str(seconds), str(per_second), str(threads)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-
-
-def _wait_for_all(settings: Settings) -> None:
-    """Wait until the job has read every record. Then the table holds every committed message."""
-    checkpoint, sent = Path(settings.storage.checkpoint), _ends(settings)
-
-    def is_read() -> bool:
-        last = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
-        if last is None:
-            return False
-        read = ends_in((checkpoint / "offsets" / str(last)).read_text())
-        return all(read.get(topic, {}).get(partition, 0) >= end for (topic, partition), end in sent.items())
-
-    until(is_read, "the last record", LONG_S)
-
-
-def _ends(settings: Settings) -> dict[tuple[str, int], int]:
-    with Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "bench"}) as consumer:
-        places = [(topic, partition) for topic in (settings.kafka.half_topic, settings.kafka.op_topic) for partition in range(PARTITIONS)]
-        return {place: consumer.get_watermark_offsets(TopicPartition(*place), timeout=10)[1] for place in places}
-
-
 def checkback(rig: Rig) -> Figures:
     """Measure the time from the first check to the last row of 100,000 pending transactions, all answered COMMIT.
 
-    As many transactions before that warm the JVM up.
+    The service answers in Java. As many transactions before that warm the JVM up.
     """
     settings = rig.settings("checkback", {"resolution.transactionTimeOut": "10s", "resolution.transactionCheckInterval": "10m"})
     committed = 0
-    with rig.job(settings) as batches, _producer(settings, 3600, threads=0) as answering:
-        try:
-            for seed in (1, 2):
-                began_ms = time.time() * 1000
-                load = Load(settings.kafka, seed=seed)
-                load.send(rig.amount(100_000), answered=False)
-                committed += load.sent.unanswered
-                batches.reach(Count.COMMITTED, committed)
-        finally:
-            answering.terminate()
+    with rig.job(settings) as batches, service(Client.JAVA, settings.kafka, rig.folder / "java", threads=0):
+        for seed in (1, 2):
+            began_ms = time.time() * 1000
+            load = Load(settings.kafka, seed=seed)
+            load.send(rig.amount(100_000), answered=False)
+            committed += load.sent.unanswered
+            batches.reach(Count.COMMITTED, committed)
     first_ms, last_ms = _first_check_ms(settings, began_ms), commits(settings)[-1][0]
     seconds = (last_ms - first_ms) / 1000
     right = count_rows(settings) == committed

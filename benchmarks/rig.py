@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +18,11 @@ import pyarrow
 import pyarrow.parquet
 from pyspark.sql import SparkSession
 
+from benchmarks.cpu import core_seconds
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.local.processes import end_process
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.runtime.session import spark_session
@@ -33,6 +36,8 @@ Figures = dict[str, Any]
 PARTITIONS = 4
 LONG_S = 600.0
 """The time limit for what a benchmark waits for."""
+_STOP_S = 120.0
+"""The time that a benchmark or the job has to stop its own processes, before it is killed."""
 ROOT = Path(__file__).parents[1]
 _SETTINGS: dict[str, object] = {
     "state.buckets": 16,
@@ -44,17 +49,30 @@ _SETTINGS: dict[str, object] = {
 
 @dataclass
 class Batches:
-    """The batches of a job: what each did, when it ended, and how much memory was in use then."""
+    """The batches of a job: what each did, when it ended, and how much memory and core-seconds were used by then."""
 
+    broker_pid: int
     reports: list[BatchReport] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
     memory_mib: list[dict[str, int]] = field(default_factory=list)
+    core_s: list[dict[str, float]] = field(default_factory=list)
+    """One more than batches: the first is from before them."""
+
+    def __post_init__(self) -> None:
+        """Record the core-seconds before the first batch."""
+        self._record_core_s()
+
+    def _record_core_s(self) -> None:
+        broker = core_seconds(self.broker_pid)
+        # The broker is a child of this process, which runs the job.
+        self.core_s.append({"broker": broker, "job": core_seconds(os.getpid()) - broker})
 
     def __call__(self, report: BatchReport) -> None:
         """Record a batch."""
         self.reports.append(report)
         self.ended.append(time.monotonic())
         self.memory_mib.append(memory_mib())
+        self._record_core_s()
 
     def events(self, number: int) -> int:
         """Return the number of halves and ops of a batch."""
@@ -89,9 +107,19 @@ class Rig:
 
     def __exit__(self, *_: object) -> None:
         """Stop what was started."""
-        if self._spark is not None:
-            self._spark.stop()
-        self._broker.stop()
+        try:
+            if self._spark is not None:
+                self._spark.stop()
+        finally:
+            self._broker.stop()
+
+    @property
+    def broker_pid(self) -> int:
+        """Return the id of the broker's process."""
+        pid = self._broker.pid()
+        if pid is None:
+            raise RuntimeError("the broker is not running")
+        return pid
 
     @property
     def spark(self) -> SparkSession:
@@ -122,7 +150,7 @@ class Rig:
 
     def drain(self, settings: Settings) -> tuple[Batches, list[float]]:
         """Run the job until the backlog is done. Return its batches, and the seconds of each."""
-        batches, started = Batches(), time.monotonic()
+        batches, started = Batches(self.broker_pid), time.monotonic()
         trigger = settings.trigger.model_copy(update={"available_now": True})
         ResolveJob(settings.model_copy(update={"trigger": trigger}), on_batch=batches).run(lambda: self.spark)
         starts = [started, *batches.ended]
@@ -134,7 +162,7 @@ class Rig:
 
         If the job fails, its error is raised at the end of the block.
         """
-        batches, failures = Batches(), []
+        batches, failures = Batches(self.broker_pid), []
         job = ResolveJob(settings, on_batch=batches)
 
         def run() -> None:
@@ -173,10 +201,36 @@ def in_own_process(name: str, scale: float, environ: Mapping[str, str] | None = 
     """Run one benchmark in its own process, so that no benchmark profits from or suffers from an earlier one."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "benchmarks.run_one", name, str(scale), str(out)]
-        subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, env={**os.environ, **(environ or {})}, check=True)
+        run_to_end([sys.executable, "-m", "benchmarks.run_one", name, str(scale), str(out)], environ)
         figures: Figures = json.loads(out.read_text())
     return figures
+
+
+def run_to_end(command: Sequence[str], environ: Mapping[str, str] | None = None, *, captured: bool = False) -> str:
+    """Run a command, and return what it printed if that is `captured`. An error or a signal here ends it too.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    out, err = (subprocess.PIPE, subprocess.STDOUT) if captured else (None, None)
+    environ = {**os.environ, **(environ or {})}
+    # In its own session Ctrl-C does not reach it, so that it gets one signal only and can stop its own processes.
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environ, start_new_session=True
+    ) as process:
+        try:
+            printed = (process.communicate()[0] or b"").decode()
+        finally:
+            if process.poll() is None:
+                end_process(process.pid, process, _STOP_S)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed: {printed[-2000:]}")
+    return printed
+
+
+def end_at_sigterm() -> None:
+    """Raise SystemExit at SIGTERM, so that `with` and `finally` stop what was started."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager
@@ -193,8 +247,7 @@ def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Po
             raise RuntimeError(f"the job ended: {log_file.read_text()[-1000:]}")
         yield job
     finally:
-        job.terminate()
-        job.wait(120)
+        end_process(job.pid, job, _STOP_S)
 
 
 def memory_mib() -> dict[str, int]:

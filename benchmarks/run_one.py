@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench import BENCHMARKS, PARTS
-from benchmarks.rig import Rig
+from benchmarks.rig import Rig, end_at_sigterm
 
 
 def main() -> None:
     """Run the benchmark, and write its figures to the file."""
+    end_at_sigterm()
     name, scale, out = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder, Rig(Path(folder), float(scale)) as rig:
         Path(out).write_text(json.dumps((BENCHMARKS | PARTS)[name](rig)))
