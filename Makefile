@@ -14,7 +14,7 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-slow test-unit chaos bench notebooks lint format types lock clean
+.PHONY: help setup tools jars run test test-slow test-unit chaos bench curves notebooks lint format types lock clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ chaos: jars ## make N faults and count what is lost, twice or wrong; without N: 
 
 bench: jars ## run the benchmarks into build/bench.json (ONLY=drain,pending RUNS=3 PEER=run.sh)
 	@$(PY) -m benchmarks.bench --only "$(ONLY)" --runs $(RUNS) $(if $(PEER),--peer $(PEER))
+
+curves: jars ## measure what grows, and draw it into build/curves (ONLY=pending,rows)
+	@$(PY) -m benchmarks.curves --only "$(ONLY)"
 
 notebooks: jars ## run both notebooks on your tables; pictures and HTML go to build/notebooks
 	@$(PY) -m notebooks.explore_pending

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table as TextTable
 
 from benchmarks.backlog import bodies, drain, groups, skew
+from benchmarks.curves import CURVE_PARTS
 from benchmarks.limits import limits
 from benchmarks.live import checkback, latency, pending
 from benchmarks.rig import Figures, Rig, end_at_sigterm, in_own_process, run_to_end
@@ -36,7 +37,7 @@ BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "skew": skew,
     "scale": scale,
 }
-PARTS: dict[str, Callable[[Rig], Figures]] = {"stages": stages}
+PARTS: dict[str, Callable[[Rig], Figures]] = {"stages": stages, **CURVE_PARTS}
 """The parts that a benchmark runs in further processes."""
 _PACKAGES = ("pyspark", "delta-spark", "confluent-kafka", "pyarrow")
 _PEER_RATE = re.compile(r"tx +A?SYNC_FLUSH +\d+ threads: .* end to end (\d+)/s")

@@ -39,42 +39,54 @@ def quantiles(ms: list[float]) -> Figures:
 
 
 def pending(rig: Rig) -> Figures:
-    """Measure batch time and memory with 0, 10,000, 100,000 and 1,000,000 pending transactions.
-
-    The job is idle at first, then has 500 transactions/s. In the end it drains a backlog.
-    """
+    """Measure with 0, 10,000, 100,000 and 1,000,000 pending transactions."""
+    warm_up(rig)
     figures: Figures = {}
-    base_s = None
     for wanted in (0, 10_000, 100_000, 1_000_000):
         settings = rig.settings("pending")
         load = Load(settings.kafka)
         load.send(int(wanted * rig.scale), answered=False)
-        with rig.job(settings) as batches:
-            batches.reach(Count.HALVES, load.sent.unanswered)
-            idle = _seconds_of_next(batches, 25)
-            memory = dict(batches.memory_mib[-1])
-            read = len(batches.reports)
-            Load(settings.kafka, seed=4).send_paced(500, 40 * rig.scale)
-            busy = [report.seconds for report in batches.reports[read + 5 :]]
-        rate = _backlog_rate(rig, settings)
-        idle_s = statistics.median(idle)
-        base_s = idle_s if base_s is None else base_s
-        figures[str(wanted)] = {
-            "idle_batch_s": round(idle_s, 3),
-            "idle_batch_max_s": round(max(idle), 3),
-            "added_idle_s": round(idle_s - base_s, 3),
-            "busy_batch_s": round(statistics.median(busy), 3) if busy else None,
-            "backlog_tx_per_s": rate,
-            "memory_mib": memory,
-            **({"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)} if wanted else {}),
-        }
+        point = measured(rig, settings)
+        base_s = figures["0"]["idle_batch_s"] if figures else point["idle_batch_s"]
+        each = {"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)} if wanted else {}
+        figures[str(wanted)] = {**point, "added_idle_s": round(point["idle_batch_s"] - base_s, 3), **each}
     return figures
 
 
-def _backlog_rate(rig: Rig, settings: Settings) -> int:
-    """Return the transactions/s at which a restarted job drains a backlog of 200,000."""
+def warm_up(rig: Rig) -> None:
+    """Run small and large batches until the JVM has compiled most of the hot code."""
+    settings = rig.settings("warm")
+    with rig.job(settings):
+        Load(settings.kafka, seed=2).send_paced(500, _WARM_UP_S * rig.scale)
+    _backlog_rate(rig, settings, 1_000_000)
+
+
+def measured(rig: Rig, settings: Settings) -> Figures:
+    """Read what waits, then measure the job: idle, at 500 transactions/s, and with a backlog after a restart."""
+    rig.drain(settings)
+    with rig.job(settings) as batches:
+        idle = _seconds_of_next(batches, 25)
+        memory = dict(batches.memory_mib[-1])
+        Load(settings.kafka, seed=3).send_paced(500, 10 * rig.scale)
+        read, since_ms = len(batches.reports), time.time() * 1000
+        Load(settings.kafka, seed=4).send_paced(500, 40 * rig.scale)
+        busy = [report.seconds for report in batches.reports[read:]]
+        ended = len(batches.reports)
+        until(lambda: len(batches.reports) >= ended + 3, "the last batches", LONG_S)
+    return {
+        "idle_batch_s": round(statistics.median(idle), 3),
+        "idle_batch_max_s": round(max(idle), 3),
+        "busy_batch_s": round(statistics.median(busy), 3) if busy else None,
+        "latency_ms": quantiles(latencies_ms(settings, since_ms)),
+        "backlog_tx_per_s": _backlog_rate(rig, settings, 200_000),
+        "memory_mib": memory,
+    }
+
+
+def _backlog_rate(rig: Rig, settings: Settings, transactions: int) -> int:
+    """Return the transactions/s at which a restarted job drains a backlog."""
     backlog = Load(settings.kafka, seed=5)
-    backlog.send(rig.amount(200_000))
+    backlog.send(rig.amount(transactions))
     _, seconds = rig.drain(settings)
     return round(backlog.sent.transactions / sum(seconds))
 

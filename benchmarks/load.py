@@ -48,12 +48,18 @@ class Load:
         groups: int = 1,
         topics: int = 1,
         ids: Iterator[str] | None = None,
+        commit: float = 0.85,
+        roll_back: float = 0.1,
     ) -> None:
-        """Prepare to send bodies of `body_bytes`. The seed fixes the verdicts, and the ids unless `ids` are given."""
+        """Prepare to send bodies of `body_bytes`. The seed fixes the verdicts, and the ids unless `ids` are given.
+
+        Groups and topics are used in turn. `commit` and `roll_back` are the shares of these verdicts.
+        """
         self._kafka = kafka
         self._body_bytes, self._groups, self._topics = body_bytes, groups, topics
         self._random = random.Random(seed)
         self._ids = ids
+        self._commit, self._answered = commit, commit + roll_back
         self._pool = os.urandom(_POOL_BYTES)
         self._producer = Producer(
             {
@@ -87,14 +93,15 @@ class Load:
     def _send_one(self, answered: bool) -> None:
         transaction_id = uuid.UUID(int=self._random.getrandbits(128)).hex if self._ids is None else next(self._ids)
         at = self._random.randrange(_POOL_BYTES - self._body_bytes)
-        topic, group = f"orders{self._random.randrange(self._topics)}", f"{GROUP}{self._random.randrange(self._groups)}"
+        number = self.sent.transactions
+        topic, group = f"orders{number % self._topics}", f"{GROUP}{number % self._groups}"
         headers = [("REAL_TOPIC", topic), ("PGROUP", group), ("TAGS", "TagA"), ("KEYS", transaction_id), ("trace", "abc")]
         self._produce(self._kafka.half_topic, transaction_id, self._pool[at : at + self._body_bytes], headers)
         chance = self._random.random()
-        if not answered or chance >= 0.95:
+        if not answered or chance >= self._answered:
             self.sent.unanswered += 1
             return
-        action = "COMMIT" if chance < 0.85 else "ROLLBACK"
+        action = "COMMIT" if chance < self._commit else "ROLLBACK"
         self.sent.committed += action == "COMMIT"
         self.sent.rolled_back += action == "ROLLBACK"
         self._produce(self._kafka.op_topic, transaction_id, b"", [("ACTION", action), ("PGROUP", group)])

@@ -128,12 +128,12 @@ class Rig:
             self._spark = spark_session(load_settings(environ={}, overrides=_SETTINGS), ui=self.ui)
         return self._spark
 
-    def settings(self, name: str, overrides: Mapping[str, object] | None = None) -> Settings:
-        """Create topics, and return settings with them and with new tables."""
+    def settings(self, name: str, overrides: Mapping[str, object] | None = None, partitions: int = PARTITIONS) -> Settings:
+        """Create topics of `partitions` each, and return settings with them and with new tables."""
         self._made += 1
         name = f"{name}{self._made}"
         settings = load_settings(environ={}, overrides={**self._own(name), **_SETTINGS, **(overrides or {})})
-        create_topics(settings, PARTITIONS)
+        create_topics(settings, partitions)
         return settings
 
     def _own(self, name: str) -> dict[str, object]:
@@ -283,6 +283,8 @@ def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
     """
     found: list[float] = []
     for at_ms, name in commits(settings):
+        if at_ms < since_ms:
+            continue
         halves = pyarrow.parquet.read_table(Path(settings.storage.warehouse) / "messages" / name, columns=["half_at"])["half_at"]
         times = halves.cast(pyarrow.timestamp("ms", "UTC")).cast(pyarrow.int64()).to_pylist()
         found.extend(at_ms - half_ms for half_ms in times if half_ms >= since_ms)
