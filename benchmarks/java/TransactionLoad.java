@@ -1,4 +1,5 @@
 import java.util.ArrayList;
+import java.util.Locale;
 import java.util.UUID;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -36,7 +37,7 @@ public final class TransactionLoad {
             }
         }
         double took = (System.nanoTime() - began) / 1e9;
-        System.out.printf("{\"%s\": %d, \"seconds\": %.3f, \"per_second\": %.1f}%n",
+        System.out.printf(Locale.ROOT, "{\"%s\": %d, \"seconds\": %.3f, \"per_second\": %.1f}%n",
                 threads == 0 ? "answered" : "transactions", done.sum(), took, done.sum() / took);
     }
 
