@@ -24,9 +24,9 @@ def latency(rig: Rig) -> Figures:
     """
     settings = rig.settings("latency")
     with rig.job(settings) as batches:
-        Load(settings.kafka, seed=2).send_paced(500, _WARM_UP_S * rig.scale)
+        Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
         warm_ms = time.time() * 1000
-        Load(settings.kafka, seed=3).send_paced(500, 60 * rig.scale)
+        Load(settings.kafka, seed=3).send_paced(500, rig.seconds(60))
         ended = len(batches.reports)
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", 60)
     return quantiles(latencies_ms(settings, warm_ms))
@@ -57,7 +57,7 @@ def warm_up(rig: Rig) -> None:
     """Run small and large batches until the JVM has compiled most of the hot code."""
     settings = rig.settings("warm")
     with rig.job(settings):
-        Load(settings.kafka, seed=2).send_paced(500, _WARM_UP_S * rig.scale)
+        Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
     _backlog_rate(rig, settings, 1_000_000)
 
 
@@ -67,9 +67,9 @@ def measured(rig: Rig, settings: Settings) -> Figures:
     with rig.job(settings) as batches:
         idle = _seconds_of_next(batches, 25)
         memory = dict(batches.memory_mib[-1])
-        Load(settings.kafka, seed=3).send_paced(500, 10 * rig.scale)
+        Load(settings.kafka, seed=3).send_paced(500, rig.seconds(10))
         read, since_ms = len(batches.reports), time.time() * 1000
-        Load(settings.kafka, seed=4).send_paced(500, 40 * rig.scale)
+        Load(settings.kafka, seed=4).send_paced(500, rig.seconds(40))
         busy = [report.seconds for report in batches.reports[read:]]
         ended = len(batches.reports)
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", LONG_S)

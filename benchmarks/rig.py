@@ -148,6 +148,10 @@ class Rig:
         """Return the usual amount at this run's scale."""
         return max(100, int(usual * self.scale))
 
+    def seconds(self, usual: float) -> float:
+        """Return the usual time of traffic at this run's scale."""
+        return max(1.0, usual * self.scale)
+
     def drain(self, settings: Settings) -> tuple[Batches, list[float]]:
         """Run the job until the backlog is done. Return its batches, and the seconds of each."""
         batches, started = Batches(self.broker_pid), time.monotonic()

@@ -37,10 +37,10 @@ def _steady(rig: Rig, client: Client) -> Figures:
             ended = resource.getrusage(resource.RUSAGE_CHILDREN)  # the services; job and broker are running
             return {"broker": core_seconds(rig.broker_pid), "client": ended.ru_utime + ended.ru_stime, "job": core_seconds(job.pid)}
 
-        produce(client, settings.kafka, classes, 60 * rig.scale)
+        produce(client, settings.kafka, classes, rig.seconds(60))
         _wait_for_all(settings)
         rows, began_ms, began_s = count_rows(settings), time.time() * 1000, used_s()
-        sent = produce(client, settings.kafka, classes, 180 * rig.scale)
+        sent = produce(client, settings.kafka, classes, rig.seconds(180))
         _wait_for_all(settings)
         last_ms, ended_s = commits(settings)[-1][0], used_s()
         figures: Figures = {
@@ -54,7 +54,7 @@ def _steady(rig: Rig, client: Client) -> Figures:
             figures["right"] = figures["messages"] == sent["transactions"]
         for share in (25, 50, 75, 100):
             began_ms = time.time() * 1000
-            produce(client, settings.kafka, classes, 90 * rig.scale, figures["tx_per_s"] * share / 100)
+            produce(client, settings.kafka, classes, rig.seconds(90), figures["tx_per_s"] * share / 100)
             _wait_for_all(settings)
             figures["latency_ms"][f"{share}%"] = quantiles(latencies_ms(settings, began_ms))
     return figures
