@@ -208,7 +208,13 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
         if discarded is not None:
             # With CreateTime, a later replay must find this half after the discard.
             at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
-            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), next_half(row), at_ms=at_ms)
+            try:
+                headers = next_half(row)
+            except RecordError as error:
+                # The headers that a new incarnation has in addition may be too much.
+                say(f"{row['transaction_id']} is not sent: {error}")
+                continue
+            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms)
         progress(done, total)
     writer.flush()
     return writer.delivered

@@ -11,6 +11,10 @@ from enum import StrEnum
 
 HeaderList = list[tuple[str, bytes | None]]
 _INT_32 = 2**31 - 1
+_MAX_NAME_BYTES = 255
+_MAX_INCARNATION = 999_999
+_MAX_HEADERS_BYTES = 32_767
+_MAX_TICK_BYTES = 32 * 1024
 _YEAR_9999_MS = 253_402_300_799_999
 # 19 digits are enough for every number of the contract. More digits make no number, even if they are leading zeros.
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -65,12 +69,12 @@ class Meaning:
     incarnation: int
 
 
-def judge(record: Record, max_body_bytes: int) -> Judgement:
+def judge(record: Record, max_body_bytes: int, max_clock_skew_ms: int = 300_000) -> Judgement:
     """Return what a record is and what is wrong with it."""
     names = {name for name, _ in record.headers}
     if "TICK" in names:
-        return Judgement(RecordKind.TICK, frozenset() if _is_tick(record) else frozenset({"bad_tick"}))
-    reasons = _wrong_with_key(record.key)
+        return Judgement(RecordKind.TICK, frozenset() if _is_tick(record, max_clock_skew_ms) else frozenset({"bad_tick"}))
+    reasons = _wrong_with_key(record.key) | ({"headers_too_large"} if _has_too_much(record) else set())
     if not record.of_half:
         return Judgement(RecordKind.OP, frozenset(reasons | _wrong_with_op(record)))
     if "HALF_LOST" in names and "REAL_TOPIC" not in names:
@@ -107,8 +111,8 @@ def _any_text(_: str) -> bool:
     return True
 
 
-def _not_empty(text: str) -> bool:
-    return text != ""
+def _is_name(text: str) -> bool:
+    return 0 < len(text.encode()) <= _MAX_NAME_BYTES
 
 
 def _is_pointer(text: str) -> bool:
@@ -116,19 +120,19 @@ def _is_pointer(text: str) -> bool:
 
 
 _HALF: dict[str, Callable[[str], bool]] = {
-    "REAL_TOPIC": _not_empty,
-    "PGROUP": _not_empty,
+    "REAL_TOPIC": _is_name,
+    "PGROUP": _is_name,
     "REAL_QID": _within(-_INT_32 - 1, _INT_32),
     "TAGS": _any_text,
     "KEYS": _any_text,
     "CHECK_IMMUNITY_TIME_IN_SECONDS": _within(1, _INT_32),
     "BORN_TIMESTAMP": _within(0, _YEAR_9999_MS),
-    "INCARNATION": _within(0, _INT_32),
+    "INCARNATION": _within(0, _MAX_INCARNATION),
 }
 _OP: dict[str, Callable[[str], bool]] = {
     "ACTION": _any_text,
-    "PGROUP": _not_empty,
-    "INCARNATION": _within(0, _INT_32),
+    "PGROUP": _is_name,
+    "INCARNATION": _within(0, _MAX_INCARNATION),
     "FROM_CHECK": _any_text,
     "CHECK_TIMES": _within(0, _INT_32),
     "REMARK": _any_text,
@@ -195,10 +199,17 @@ def _is_shown(name: str) -> bool:
     return "\N{REPLACEMENT CHARACTER}" not in name
 
 
-def _is_tick(record: Record) -> bool:
-    if record.key is not None or any(len(_values(record, name)) != 1 for name in ("TICK", "PARTITIONS")):
+def _has_too_much(record: Record) -> bool:
+    return sum(len(name.encode()) + len(value or b"") for name, value in record.headers) > _MAX_HEADERS_BYTES
+
+
+def _is_tick(record: Record, max_clock_skew_ms: int) -> bool:
+    if record.key is not None or _has_too_much(record) or len(record.value or b"") > _MAX_TICK_BYTES:
         return False
-    time = _wrong_with(record, "TICK", _within(0, _YEAR_9999_MS))
+    if any(len(_values(record, name)) != 1 for name in ("TICK", "PARTITIONS")):
+        return False
+    in_time = _within(max(0, record.at_ms - max_clock_skew_ms), min(_YEAR_9999_MS, record.at_ms + max_clock_skew_ms))
+    time = _wrong_with(record, "TICK", in_time)
     # The number of partitions is greater than the number of the partition that holds the tick.
     count = _wrong_with(record, "PARTITIONS", _within(record.partition + 1, _INT_32))
     return not time and not count and _says_groups(record.value or b"")

@@ -19,7 +19,7 @@ from tests.support.memory import PeakMemory
 
 LARGEST = 4 * 1024 * 1024
 HOUR_MS = 3_600_000
-MANY = 10_000
+MANY = 2_500
 
 
 def bodies_of(warehouse: Path, table: Table) -> Iterator[tuple[str, bytes]]:
