@@ -178,7 +178,7 @@ class Rig:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         try:
-            until(lambda: bool(failures) or len(batches.reports) >= 3, "the first batches", 180)
+            until(lambda: bool(failures) or len(batches.reports) >= 3, "the first batches", LONG_S)
             yield batches
         finally:
             job.stop()
@@ -246,7 +246,7 @@ def command_of_job(settings: Settings, log_file: Path) -> Iterator[subprocess.Po
         command = [sys.executable, "-m", "halfway", "resolve", *options_of(settings)]
         job = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        until(lambda: job.poll() is not None or status.exists(), "the first batch", 180)
+        until(lambda: job.poll() is not None or status.exists(), "the first batch", LONG_S)
         if job.poll() is not None:
             raise RuntimeError(f"the job ended: {log_file.read_text()[-1000:]}")
         yield job
