@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from halfway.conf.loader import conf_file
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.local.processes import HOST, command_line, end_process, free_port, is_free, wait_until
-from halfway.pipelines.runtime.jars import class_path, ensure_jars
+from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home, locked
 from halfway.schemas.errors import BrokerError, SetupError
@@ -52,9 +52,15 @@ class LocalBroker:
     The broker keeps its address over restarts. Any process may call any method, also several processes at once.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Store the directory. Does not start or change anything."""
+    def __init__(self, directory: Path, archive_classes: Path | None = None) -> None:
+        """Store the directory. Does not start or change anything.
+
+        Args:
+            directory: where the broker keeps its files.
+            archive_classes: where its JVM writes its class archive when it ends.
+        """
         self.directory = directory.resolve()
+        self._archive_classes = archive_classes
         self.log_file = self.directory / "broker.log"
         self._properties = self.directory / "server.properties"
         self._pid_file = self.directory / "broker.pid"
@@ -78,7 +84,9 @@ class LocalBroker:
                 if self._answers_before(lambda: self.pid() is None, limit_s):
                     return False
             self._check_disk()
-            command = [str(find_java()), *self._jvm_options(), "-cp", class_path(ensure_jars("kafka"))]
+            java, jars = find_java(), ensure_jars("kafka")
+            archive = [] if self._archive_classes is not None else use_archive(class_archive(java, "kafka"))
+            command = [str(java), *self._jvm_options(), *archive, "-cp", class_path(jars)]
             self._start_on(port or self._port(), command, limit_s)
             return True
 
@@ -203,9 +211,10 @@ class LocalBroker:
     def _launch(self, command: list[str], limit_s: float) -> None:
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        archive = [] if self._archive_classes is None else make_archive(self._archive_classes)
         with (self.directory / "broker.out").open("w") as output:
             child = self._child = subprocess.Popen(
-                [*command, "kafka.Kafka", str(self._properties)],
+                [*command, *archive, "kafka.Kafka", str(self._properties)],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

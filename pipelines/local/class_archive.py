@@ -1,7 +1,7 @@
-"""Creates the JVM's class archive: Spark, Delta and Kafka load their classes from one mapped file, not from 300 JARs.
+"""Creates the class archives: Spark, and the local broker, load their classes from one mapped file, not from 300 JARs.
 
-`make jars` creates it once for each set of versions. Without it everything works, but a start takes 7 s longer
-(docs/performance.md). The JVM compares the archive with the JARs, and ignores one that does not match.
+`make jars` creates them once for each set of versions. Without them everything works, but a start takes 7 s longer
+(docs/performance.md). The JVM compares an archive with the JARs, and ignores one that does not match.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pyspark.sql import SparkSession
 
@@ -19,9 +19,9 @@ from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.kafka.writer import HeaderList, RecordWriter
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.runtime.jars import class_archive, ensure_jars
+from halfway.pipelines.runtime.jars import JarSet, class_archive, ensure_jars
 from halfway.pipelines.runtime.java import find_java
-from halfway.pipelines.runtime.paths import locked
+from halfway.pipelines.runtime.paths import home, locked
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError, SetupError
@@ -31,47 +31,53 @@ _EXIT_LIMIT_S = 120
 _LIMIT_S = 600
 
 
-def ensure_class_archive() -> None:
-    """Create the class archive for this Spark and this Java if it does not exist. Takes about a minute.
+def ensure_class_archives() -> None:
+    """Create the class archives for this Spark, this Kafka and this Java if one is missing. Takes about a minute.
 
     Raises:
-        SetupError: Java or the JARs are missing, or the job that it is created from fails. The message names its log.
+        SetupError: Java or the JARs are missing, or the job that loads the classes fails. The message names its log.
     """
-    ensure_jars("spark")
-    archive = class_archive(find_java())
-    folder = archive.parent.parent
+    java = find_java()
+    archives = []
+    for conf in get_args(JarSet):
+        ensure_jars(conf)
+        archives.append(class_archive(java, conf))
+    folder = home() / "jars"
     with locked(folder / ".archive.lock"):
-        if not archive.is_file():
-            sys.stderr.write("archiving the classes that Spark loads, once, so that it starts faster; this takes about a minute ...\n")
+        if all(archive.is_file() for archive in archives):
+            return
+        sys.stderr.write("archiving the classes that Spark and Kafka load, once, for faster starts; this takes about a minute ...\n")
+        for archive in archives:
             for old in archive.parent.glob("*.jsa"):
                 old.unlink()
-            partial = archive.with_suffix(".partial")
-            _make_in_own_process(partial, folder / "classes.log")
-            partial.rename(archive)
+        partial = [archive.with_suffix(".partial") for archive in archives]
+        _make_in_own_process(partial, folder / "classes.log")
+        for written, archive in zip(partial, archives, strict=True):
+            written.rename(archive)
 
 
-def _make_in_own_process(archive: Path, log: Path) -> None:
-    command = [sys.executable, "-m", "halfway.pipelines.local.class_archive", str(archive)]
+def _make_in_own_process(archives: Sequence[Path], log: Path) -> None:
+    command = [sys.executable, "-m", "halfway.pipelines.local.class_archive", *map(str, archives)]
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_MASTER"}
     with log.open("w") as output:
         try:
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, timeout=_LIMIT_S, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             raise SetupError(f"the job that loads the classes failed ({type(error).__name__}); see {log}") from None
-    if not archive.is_file():
+    if not all(archive.is_file() for archive in archives):
         raise SetupError(f"this Java wrote no archive; see {log}")
 
 
-def _run_a_job(archive: Path) -> None:
-    """Run the job on a few records in this process, and end its JVM, which then writes the archive."""
+def _run_a_job(of_spark: Path, of_kafka: Path) -> None:
+    """Run the job on a few records in this process. Spark's JVM and the broker's write their archives when they end."""
     with tempfile.TemporaryDirectory(prefix="halfway-classes-") as folder:
-        broker = LocalBroker(Path(folder) / "broker")
+        broker = LocalBroker(Path(folder) / "broker", of_kafka)
         broker.start()
         try:
             settings = load_settings(environ={}, overrides=_overrides(Path(folder), broker))
             create_topics(settings, 1)
             _send_some(settings)
-            spark = spark_session(settings, archive_classes=archive)
+            spark = spark_session(settings, archive_classes=of_spark)
             ResolveJob(settings).run(lambda: spark)
             _end_jvm(spark)
         finally:
@@ -109,18 +115,19 @@ def _end_jvm(spark: SparkSession) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Create the archive if it does not exist. A failure only prints a warning, because the archive is optional.
+    """Create the archives if one is missing. A failure only prints a warning, because the archives are optional.
 
     Args:
-        arguments: none, or the path to which a job in this process writes its archive.
+        arguments: none, or the two paths to which Spark and the broker of a job in this process write their archives.
     """
     if arguments:
-        _run_a_job(Path(arguments[0]))
+        of_spark, of_kafka = map(Path, arguments)
+        _run_a_job(of_spark, of_kafka)
         return 0
     try:
-        ensure_class_archive()
+        ensure_class_archives()
     except HalfwayError as error:
-        sys.stderr.write(f"warning: no class archive, so Spark starts more slowly: {error}\n")
+        sys.stderr.write(f"warning: no class archive, so Spark and Kafka start more slowly: {error}\n")
     return 0
 
 

@@ -19,6 +19,7 @@ from halfway.schemas.errors import HalfwayError, SetupError
 JarSet = Literal["spark", "kafka"]
 _WHAT = {"spark": "Spark's connectors, about 23 MB", "kafka": "the local Kafka, about 45 MB"}
 _MARKER = ".complete"
+_QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _FETCH_LIMIT_S = 1800
 
 
@@ -58,13 +59,25 @@ def jars_present(conf: JarSet) -> list[Path]:
     return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
 
 
-def class_archive(java: Path) -> Path:
-    """Return the path of the class archive of this Spark and this Java (`pipelines/local/class_archive.py`)."""
+def class_archive(java: Path, conf: JarSet = "spark") -> Path:
+    """Return the path of the class archive of this Java and one set of JARs (`pipelines/local/class_archive.py`)."""
     binary = java.resolve()
     made = binary.stat()
-    spark = importlib.util.find_spec("pyspark")
-    what = f"{binary} {made.st_size} {made.st_mtime_ns} {metadata.version('pyspark')} {spark and spark.origin}"
-    return home() / "jars" / "spark" / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.jsa"
+    what = f"{binary} {made.st_size} {made.st_mtime_ns}"
+    if conf == "spark":
+        spark = importlib.util.find_spec("pyspark")
+        what += f" {metadata.version('pyspark')} {spark and spark.origin}"
+    return home() / "jars" / conf / f"classes-{hashlib.sha256(what.encode()).hexdigest()[:16]}.jsa"
+
+
+def use_archive(archive: Path) -> list[str]:
+    """Return the JVM's options to load classes from an archive. The JVM silently ignores one that does not fit."""
+    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET_ARCHIVE] if archive.is_file() else []
+
+
+def make_archive(archive: Path) -> list[str]:
+    """Return the JVM's options to write an archive of the classes that it has loaded, when it ends."""
+    return [f"-XX:ArchiveClassesAtExit={archive}", *_QUIET_ARCHIVE]
 
 
 def class_path(jars: list[Path]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars
+from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
@@ -71,7 +71,6 @@ _SMALL_CONF = {
 """For commands beside a running job: one core, and a heap that large bodies fit into."""
 _FLOODING_LOGGER = "org.apache.kafka.clients.consumer.internals.FetchCollector"
 """Logs a deleted topic 4,000 times a second, 2 MB, until Spark gives up. The job then reports it in one line."""
-_QUIET_ARCHIVE = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 
 
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
@@ -164,7 +163,8 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     # Executors run in their own processes, also those of local-cluster[...].
     if conf["spark.master"].partition("[")[0] != "local":
         conf["spark.jars"] = ",".join(map(str, jars))
-    conf["spark.driver.extraJavaOptions"] += f" {_archive_option(java, archive_classes)}"
+    archive_options = make_archive(archive_classes) if archive_classes is not None else use_archive(class_archive(java))
+    conf["spark.driver.extraJavaOptions"] += "".join(f' "{option}"' for option in archive_options)
     # Nothing is written there, but Spark creates the folder, in the current directory by default.
     conf["spark.sql.warehouse.dir"] = str(home() / "spark-warehouse")
     conf.setdefault("spark.ui.enabled", str(ui).lower())
@@ -178,11 +178,3 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     log4j = jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(_FLOODING_LOGGER, log4j.Level.ERROR)
     return spark
-
-
-def _archive_option(java: Path, to_make: Path | None) -> str:
-    """Return the JVM's options for the class archive. The JVM silently ignores an archive that does not fit."""
-    if to_make is not None:
-        return f'-XX:ArchiveClassesAtExit="{to_make}" {_QUIET_ARCHIVE}'
-    archive = class_archive(java)
-    return f'-XX:SharedArchiveFile="{archive}" -Xshare:auto {_QUIET_ARCHIVE}' if archive.is_file() else ""

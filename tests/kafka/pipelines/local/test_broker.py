@@ -16,7 +16,8 @@ from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.local import broker as broker_module
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.local.processes import PORTS, free_port
-from halfway.pipelines.runtime.jars import ensure_jars
+from halfway.pipelines.runtime.jars import class_archive, ensure_jars
+from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import BrokerError, SetupError
 from halfway.schemas.settings import Settings
@@ -110,6 +111,13 @@ def test_a_broker_keeps_address_and_data_over_stop_kill_and_restart(own: LocalBr
     assert own.pid() != pid
     assert address_of(own) == address
     assert [value for value, _headers in read_all(address, "kept", 2)] == [b"before the stop", b"before the kill"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
+def test_the_broker_starts_from_its_class_archive(broker: LocalBroker) -> None:
+    archive = class_archive(find_java(), "kafka")
+    assert archive.is_file(), "run `make jars`"
+    assert archive.name in Path(f"/proc/{broker.pid()}/maps").read_text()
 
 
 def test_two_starts_at_once_start_one_broker_that_outlives_them(own_home: Path) -> None:

@@ -1,7 +1,6 @@
 """The local Spark session: its class archive, and the Python workers that start before they are needed."""
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.resolve.warm_up import start_workers
-from halfway.pipelines.runtime import session
-from halfway.pipelines.runtime.jars import class_archive
+from halfway.pipelines.runtime.jars import class_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
 
 
@@ -23,12 +21,11 @@ def test_the_jvm_starts_from_the_class_archive(spark: SparkSession) -> None:
     assert archive.name in Path(f"/proc/{jvm}/maps").read_text()
 
 
-def test_a_class_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -> None:
     java = find_java()
     broken = tmp_path / "classes.jsa"
     broken.write_bytes(b"no archive")
-    monkeypatch.setattr(session, "class_archive", lambda _: broken)
-    options = shlex.split(session._archive_option(java, None))
+    options = use_archive(broken)
     plain, with_archive = (
         subprocess.run([str(java), *more, "-version"], capture_output=True, text=True, timeout=60, check=True) for more in ([], options)
     )
