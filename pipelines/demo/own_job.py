@@ -22,10 +22,11 @@ OWN_SETTINGS = (
 )
 """Settings of the demo's job, so that checks and discards end within two minutes. The user's `--set` override them."""
 
+_FOR_SECONDS = "-XX:TieredStopAtLevel=1"
+"""The job ends before optimised code pays for its compilation."""
 # The first start downloads JARs.
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
-_POLL_S = 0.2
 
 
 def job_log() -> Path:
@@ -34,18 +35,16 @@ def job_log() -> Path:
 
 
 @contextmanager
-def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Run `halfway resolve` as a child process until the context ends.
+def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callable[[], bool]]:
+    """Run `halfway resolve` as a child process until the context ends. Does not wait until it has started.
 
     Args:
         storage: where the job keeps its checkpoint.
         options: its command-line options.
 
     Yields:
-        A function that raises HalfwayError if the job has ended.
-
-    Raises:
-        HalfwayError: the job ended, or did not write its first batch within 10 minutes. The message has its last error.
+        A function that returns True once the job has finished a batch. It raises HalfwayError, with the job's last
+        error, if the job has ended or finishes no batch within 10 minutes.
     """
     log_file = job_log()
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,20 +56,23 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env={"SPARK_SUBMIT_OPTS": _FOR_SECONDS, **os.environ},
             start_new_session=True,
         )
 
-    def check() -> None:
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    has_begun = False
+
+    def check() -> bool:
+        nonlocal has_begun
         if job.poll() is not None:
             raise HalfwayError(f"the job ended with exit code {job.returncode}: {_last_error(log_file)} (its log: {log_file})")
+        has_begun = has_begun or read_status(storage) != before
+        if not has_begun and time.monotonic() > deadline_s:
+            raise HalfwayError(f"the job finished no batch within {_START_LIMIT_S:g} s (its log: {log_file})")
+        return has_begun
 
     try:
-        deadline_s = time.monotonic() + _START_LIMIT_S
-        while read_status(storage) == before:
-            check()
-            if time.monotonic() > deadline_s:
-                raise HalfwayError(f"the job finished no batch within {_START_LIMIT_S:g} s (its log: {log_file})")
-            time.sleep(_POLL_S)
         yield check
     finally:
         _stop(job)

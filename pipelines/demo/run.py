@@ -82,7 +82,7 @@ def run_demo(
         say("a job is running: the demo uses it")
     else:
         say(f"no job is running: starting one (its log: {job_log()})")
-    with nullcontext(lambda: None) if job_options is None else own_job(settings.storage, job_options) as check_job:
+    with nullcontext(lambda: True) if job_options is None else own_job(settings.storage, job_options) as check_job:
         say(f"sending {len(traffic.planned)} transactions and {len(traffic.quarantined)} invalid records as {traffic.prefix}*")
         verdict, seconds = _follow(settings, traffic, judge, check_job, show)
         if job_options is not None:
@@ -101,25 +101,27 @@ def time_limit_s(settings: Settings) -> float:
 
 
 def _follow(
-    settings: Settings, traffic: Traffic, judge: DemoJudge, check_job: Callable[[], None], show: Callable[[DemoProgress], None]
+    settings: Settings, traffic: Traffic, judge: DemoJudge, check_job: Callable[[], bool], show: Callable[[DemoProgress], None]
 ) -> tuple[DemoVerdict, float]:
-    """Run the traffic until it is settled, or until `time_limit_s` has passed since everything was sent.
+    """Run the traffic until it is settled, or until `time_limit_s` has passed since the job had all of it to read.
+
+    A job that is starting reads what was sent meanwhile.
 
     Returns:
         The last verdict, and the seconds since the start.
     """
     limit_s, started_s = time_limit_s(settings), time.monotonic()
-    sent_s: float | None = None
+    ready_s: float | None = None
     with traffic:
         while True:
             time.sleep(_LOOK_S)
-            check_job()
+            has_begun = check_job()
             if traffic.failure is not None:
                 raise traffic.failure
             verdict = judge.judge()
             now_s = time.monotonic()
             show(DemoProgress(traffic.sent, len(traffic.planned), verdict.found, now_s - started_s))
-            if traffic.is_sent and sent_s is None:
-                sent_s = now_s
-            if verdict.is_settled or (sent_s is not None and now_s - sent_s > limit_s):
+            if traffic.is_sent and has_begun and ready_s is None:
+                ready_s = now_s
+            if verdict.is_settled or (ready_s is not None and now_s - ready_s > limit_s):
                 return verdict, now_s - started_s
