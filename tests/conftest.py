@@ -22,7 +22,10 @@ _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with the name of its folder, and give the slow folders a longer time limit."""
+    """Mark each test with the name of its folder, and give the slow folders a longer time limit.
+
+    The files with the longest time limits come first, so that no worker is left alone with a long test at the end.
+    """
     for item in items:
         if not item.path.is_relative_to(_HERE) or item.path.parent == _HERE:
             continue
@@ -32,13 +35,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         if tier in _TIME_LIMITS_S and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIME_LIMITS_S[tier]))
+    limits_s: dict[Path, float] = {}
+    for item in items:
+        limit = item.get_closest_marker("timeout")
+        limits_s[item.path] = max(limits_s.get(item.path, 0), limit.args[0] if limit else 0)
+    items.sort(key=lambda item: -limits_s[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _spark_starts_quickly() -> Iterator[None]:
-    """Make every JVM of a test use only its fast compiler, because most of them live for seconds."""
+def _jvms_start_quickly() -> Iterator[None]:
+    """Make every JVM of a test use only its fast compiler, because most of them live for seconds.
+
+    Spark keeps 100 compiled classes by default, and a job makes as many: the next test would compile them again.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.cache.maxEntries=2000")
+        patch.setenv("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        patch.setenv("KAFKA_HEAP_OPTS", "-Xms256m -Xmx1g -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield
 
 
