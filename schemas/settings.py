@@ -80,7 +80,6 @@ class ResolutionSettings(SettingsGroup):
     max_clock_skew: PositiveDurationMs = 5 * 60_000
     half_retention: PositiveDurationMs = 72 * 3_600_000
     resolved_retention: DurationMs = 60_000
-    max_clock_skew: PositiveDurationMs = 300_000
     max_body_bytes: Annotated[int, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
 
     @property

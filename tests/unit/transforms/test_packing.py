@@ -1,4 +1,4 @@
-"""Events and outcomes come out of their packs as they went in, each bucket hears of time, and each id has one bucket."""
+"""Events and outcomes come out of packs as they went in, each bucket hears of time, and each id has one bucket."""
 
 from collections import Counter
 from collections.abc import Sequence
