@@ -78,15 +78,13 @@ def _old_messages(start: int, end: int) -> pa.Table:
     """Return messages of epoch 0, like those of 100-byte bodies that the job wrote long ago."""
     schema = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
     same = {"topic": "orders0", "properties": [("trace", "abc")], "producer_group": "bench0", "body": bytes(_SMALL_BYTES)}
-    columns = {field.name: pa.repeat(pa.scalar(same.get(field.name), field.type), end - start) for field in schema}
-    numbers = range(start, end)
-    columns["transaction_id"] = pa.array([f"old-{number}" for number in numbers])
-    for name in ("half_offset", "op_offset"):
-        columns[name] = pa.array(numbers, pa.int64())
-    for name in ("queue_id", "check_times", "incarnation", "half_partition", "op_partition", "epoch", "batch_id"):
-        columns[name] = pa.repeat(pa.scalar(0, schema.field(name).type), end - start)
-    for name in ("born_at", "half_at", "committed_at"):
-        columns[name] = pa.repeat(pa.scalar(0, schema.field(name).type), end - start)
+
+    def value(field: pa.Field) -> pa.Scalar:
+        is_number = pa.types.is_integer(field.type) or pa.types.is_timestamp(field.type)
+        return pa.scalar(0 if is_number else same.get(field.name), field.type)
+
+    columns = {field.name: pa.repeat(value(field), end - start) for field in schema}
+    columns["transaction_id"] = pa.array([f"old-{number}" for number in range(start, end)])
     return pa.table(columns, schema=schema)
 
 
