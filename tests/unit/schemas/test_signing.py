@@ -7,18 +7,14 @@ import re
 from itertools import pairwise
 from pathlib import Path
 
-import pandas as pd
 import pytest
-from pyspark.sql.types import StringType
 
 from halfway.conf.loader import load_settings
 from halfway.schemas.errors import SettingsError
-from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import OpHeaders
 from halfway.schemas.settings import SigningSettings
 from halfway.schemas.signing import Keyring, signature_of
-from halfway.transforms.operator import to_batch
 from tests.support.paths import ROOT
 
 PAGE = (ROOT / "docs" / "contract.md").read_text()
@@ -134,22 +130,3 @@ def test_wrong_keys_are_refused_and_not_shown(keys: str, text: str) -> None:
 def test_a_group_needs_a_key_if_signatures_are_required() -> None:
     with pytest.raises(SettingsError, match="no key for group shop"):
         signing(required=True).keyring_of("shop")
-
-
-def test_a_batch_without_ops_is_verified_too() -> None:
-    numbers = {field.name: 0 for field in EVENT_SCHEMA if field.dataType != StringType()}
-    tick = dict.fromkeys(EVENT_SCHEMA.fieldNames()) | numbers | {"event": int(EventKind.TICK)}
-    op = tick | {
-        "event": int(EventKind.OP),
-        "transaction_id": "order-7",
-        "producer_group": "order-service",
-        "incarnation": 0,
-        "action": "COMMIT",
-        "offset": 3,
-    }
-    assert to_batch([pd.DataFrame([tick])], keyring(KEY)).ops == []
-    signed = op | {"signature": signature_of(KEY.encode(), *OP)}
-    batch = to_batch([pd.DataFrame([tick]), pd.DataFrame([op, tick, signed])], keyring(KEY))
-    assert [each.transaction_id for each in batch.ops] == ["order-7"]
-    assert [(each.reason, each.detail, each.offset) for each in batch.broken] == [("bad_signature", "the op is not signed", 3)]
-    assert to_batch([pd.DataFrame([tick, op])]).broken == []
