@@ -12,8 +12,13 @@ from textwrap import indent
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.local.processes import free_port
+from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.paths import home
 from tests.support.delta_rows import delta_rows
 from tests.support.paths import ROOT
@@ -27,8 +32,9 @@ TITLES = ["Two commands", "Publish from your service", "Run the job", "Operate i
 
 
 @pytest.fixture
-def environ(tmp_path: Path) -> dict[str, str]:
-    """A new user's environment. All files go below a temporary folder."""
+def new_environ(tmp_path: Path) -> dict[str, str]:
+    """A new user's environment. All files go below a temporary folder, also the JARs, which are fetched again."""
+    (tmp_path / "home").mkdir()
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -36,6 +42,13 @@ def environ(tmp_path: Path) -> dict[str, str]:
         "HALFWAY__STORAGE__WAREHOUSE": str(tmp_path / "warehouse"),
         "HALFWAY__STORAGE__CHECKPOINT": str(tmp_path / "checkpoint"),
     }
+
+
+@pytest.fixture
+def environ(new_environ: dict[str, str]) -> dict[str, str]:
+    """The environment of a user who has run `make jars`."""
+    Path(new_environ["HALFWAY_HOME"], "jars").symlink_to(home() / "jars")
+    return new_environ
 
 
 def send_halves(ids: list[str], environ: dict[str, str]) -> None:
@@ -59,8 +72,8 @@ def test_this_file_runs_every_block_of_commands() -> None:
 
 @pytest.mark.timeout(500)
 @pytest.mark.slow
-def test_make_run_succeeds_and_stops_its_broker(environ: dict[str, str]) -> None:
-    done = shell("make run", environ)
+def test_make_run_succeeds_and_stops_its_broker(new_environ: dict[str, str]) -> None:
+    done = shell("make run", new_environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the broker is stopped" in done.stdout + done.stderr
 
@@ -116,20 +129,27 @@ def test_the_readme_shows_the_methods_of_the_example() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_operators_commands_succeed(environ: dict[str, str]) -> None:
-    """Run them after a demo, whose silent group leaves discards, and with two pending orders."""
+def test_the_operators_commands_succeed(environ: dict[str, str], spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run them after a demo, whose silent group leaves discards, and with two pending orders.
+
+    The job reads the orders, and then the verdicts, in this process, whose Spark is running.
+    """
     printed = {}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     try:
         for line in ("halfway broker start", "halfway topics create", "halfway demo --messages 3"):
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         send_halves(["order-17", "order-18"], environ)
-        for line in ("halfway resolve --available-now", *OPERATE.splitlines()):
+        settings = command_settings(None, ["trigger.available_now=true"])
+        ResolveJob(settings).run(lambda: spark)
+        for line in OPERATE.splitlines():
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
             printed[line.split()[1]] = done.stdout
-        assert shell("halfway resolve --available-now", environ).returncode == 0
-        left = json.loads(shell("halfway pending --json", environ).stdout)
+        ResolveJob(settings).run(lambda: spark)
+        left = json.loads(CliRunner().invoke(app, ["pending", "--json"]).stdout)
     finally:
         shell("halfway broker stop", environ)
     assert "order-17" in printed["pending"]
@@ -145,9 +165,6 @@ def test_the_commands_that_show_what_the_job_does_succeed(environ: dict[str, str
     doctor, resolve = OBSERVE.splitlines()
     port = free_port()
     metrics = f"http://127.0.0.1:{port}/metrics"
-    # Other tests have fetched the JARs.
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "jars").symlink_to(home() / "jars")
 
     def shows_a_batch() -> bool:
         try:
