@@ -1,17 +1,17 @@
 """Benchmarks of a backlog: the job drains transactions that wait in Kafka into Delta."""
 
+import itertools
 import random
 import statistics
 import time
 import uuid
 from collections.abc import Iterator
 
-from pyspark.sql import functions as F
-
 from benchmarks.cpu import core_seconds
 from benchmarks.load import Load
 from benchmarks.rig import Batches, Figures, Rig, count_rows
 from halfway.schemas.settings import Settings
+from halfway.transforms.packing import bucket_of
 
 _WARM_UP = 5
 """The number of batches until the JVM has compiled most of the hot code."""
@@ -86,20 +86,18 @@ def skew(rig: Rig) -> Figures:
     figures: Figures = {}
     for name in ("even", "skewed"):
         settings = rig.settings("skew")
-        load = Load(settings.kafka, ids=_skewed_ids(rig, settings.state.buckets) if name == "skewed" else None)
+        load = Load(settings.kafka, ids=_skewed_ids(rig.amount(200_000), settings.state.buckets) if name == "skewed" else None)
         figures[name] = {"tx_per_s": round(_drain_all(rig, settings, load, 200_000))}
     return figures
 
 
-def _skewed_ids(rig: Rig, buckets: int) -> Iterator[str]:
+def _skewed_ids(wanted: int, buckets: int) -> Iterator[str]:
     """Yield ids of which every second one falls into the first bucket."""
     chance = random.Random(1)
-    wanted = rig.amount(200_000)
-    drawn = [uuid.UUID(int=chance.getrandbits(128)).hex for _ in range(wanted // 2 * buckets * 5 // 4)]
-    frame = rig.spark.createDataFrame([(name,) for name in drawn], "id string")
-    first = frame.where(F.pmod(F.xxhash64("id"), F.lit(buckets)) == 0).collect()
-    for row in first:
-        yield row[0]
+    drawn = (uuid.UUID(int=chance.getrandbits(128)).hex for _ in itertools.count())
+    in_first = (name for name in drawn if bucket_of(name.encode(), buckets) == 0)
+    for name in itertools.islice(in_first, wanted // 2):
+        yield name
         yield uuid.UUID(int=chance.getrandbits(128)).hex
 
 

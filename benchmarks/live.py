@@ -2,15 +2,29 @@
 
 import statistics
 import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.state import GroupState
 
 from benchmarks.load import Load
 from benchmarks.rig import LONG_S, PARTITIONS, Batches, Figures, Rig, commits, count_rows, latencies_ms
 from benchmarks.service import Client, service
+from halfway.pipelines.resolve.sources import read_records
+from halfway.pipelines.storage.delta_tables import append_once, read_log_ahead
+from halfway.schemas.events import PACKED_EVENTS_SCHEMA, PACKED_OUTCOMES_SCHEMA
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
+from halfway.schemas.tables import TABLE_SCHEMAS, Table
+from halfway.transforms.operator import resolve_events
+from halfway.transforms.packing import to_records
 from tests.support.waiting import until
 
 _WARM_UP_S = 240
@@ -18,7 +32,7 @@ _WARM_UP_S = 240
 
 
 def latency(rig: Rig) -> Figures:
-    """Measure the latency at 500 transactions/s, after a warm-up.
+    """Measure the latency at 500 transactions/s, after a warm-up, and beside it the batches of an empty job.
 
     It is the time from a half's record timestamp to the Delta commit that makes its message readable.
     """
@@ -28,8 +42,53 @@ def latency(rig: Rig) -> Figures:
         warm_ms = time.time() * 1000
         Load(settings.kafka, seed=3).send_paced(500, rig.seconds(60))
         ended = len(batches.reports)
+        batch_s = statistics.median(_batch_seconds(rig.spark.streams.active[0]))
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", 60)
-    return quantiles(latencies_ms(settings, warm_ms))
+    return {**quantiles(latencies_ms(settings, warm_ms)), "batch_s": batch_s, "empty_job_batch_s": empty_job(rig, settings)}
+
+
+def empty_job(rig: Rig, settings: Settings) -> float:
+    """Return the seconds of a batch of an empty job: Spark's floor.
+
+    It has the shape of the job: source, packing, state of each bucket, a collecting job, an append to Delta. It decodes
+    nothing, follows no rule, reads nothing back and appends no row.
+    """
+    spark, storage, state = rig.spark, settings.storage, settings.state
+    no_rows = spark.createDataFrame([], TABLE_SCHEMAS[Table.MESSAGES]).coalesce(1)
+
+    def packs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pylist(
+            [{"bucket": bucket, "events": b"", "times": b""} for bucket in range(state.buckets)], PACKED_EVENTS_SCHEMA
+        )
+
+    def bucket(_key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
+        for _ in frames:
+            pass
+        group_state.update((0, b""))
+        yield pd.DataFrame([(0, 0, False, 0, b"")], columns=PACKED_OUTCOMES_SCHEMA.names)
+
+    def write(outcomes: DataFrame, batch_id: int) -> None:
+        outcomes.toArrow()
+        append_once(no_rows, storage, Table.MESSAGES, "empty", batch_id)
+        read_log_ahead(spark, storage, Table.MESSAGES)
+
+    records = to_records(read_records(spark, settings.kafka).coalesce(state.shuffle_partitions), settings.kafka.op_topic)
+    outcomes = resolve_events(records.mapInArrow(packs, from_arrow_schema(PACKED_EVENTS_SCHEMA)), bucket)
+    writer = outcomes.writeStream.option("checkpointLocation", storage.checkpoint + "-empty").outputMode("append").foreachBatch(write)
+    query = writer.trigger(processingTime=f"{settings.trigger.interval} milliseconds").start()
+    try:
+        Load(settings.kafka, seed=4).send_paced(500, rig.seconds(60))
+        return statistics.median(_batch_seconds(query))
+    finally:
+        query.stop()
+
+
+def _batch_seconds(query: StreamingQuery) -> list[float]:
+    """Return the seconds of a query's last thirty batches."""
+    recent = [progress for progress in query.recentProgress if progress.numInputRows]
+    return [progress.durationMs["triggerExecution"] / 1000 for progress in recent[-30:]]
 
 
 def quantiles(ms: list[float]) -> Figures:

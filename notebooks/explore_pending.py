@@ -15,11 +15,14 @@
 from datetime import UTC, datetime
 
 import pandas as pd
+from pyspark.sql import functions as F
 
 from halfway.pipelines.resolve.sources import records_since
 from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.state_reader import stored_states
+from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.views import pending_frames, story
+from halfway.transforms.views.decoded import decoded_records
 from halfway.transforms.views.durations import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
@@ -104,7 +107,7 @@ page.table(
 oldest = pending.orderBy("start_ms", "transaction_id").select("transaction_id").first()
 transaction_id = page.parameters["transaction_id"] or (oldest[0] if oldest else "")
 if transaction_id:
-    begins, events = [], []
+    begins, events, said = [], [], pd.DataFrame()
     for row in pending.where(pending["transaction_id"] == transaction_id).collect():
         begins.append(row["start_ms"])
         page.say(f"{transaction_id} is pending; checks so far: {row['check_times']}; due at the horizon {utc(row['next_due_ms'])}.")
@@ -118,8 +121,13 @@ if transaction_id:
         records = records_since(spark, kafka, [kafka.half_topic, kafka.op_topic, kafka.check_topic], since_ms)
         found = story.records_of(records, transaction_id).collect()
         events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
+        of_id = records.where((F.col("key") == F.lit(transaction_id.encode())) & (F.col("topic") != kafka.check_topic))
+        said = decoded_records(of_id, DecoderConfig.of(settings), kafka.op_topic).toPandas()
     shown = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
     page.table(f"The story of {transaction_id}", pd.DataFrame(shown, columns=["at", "what", "detail", "place"]))
+    if len(said):
+        read = said.sort_values(["at_ms", "partition", "offset"])[["event", "producer_group", "action", "incarnation", "reason", "detail"]]
+        page.table("What the job reads in its records", read.fillna(""))
 states.unpersist()
 pending.unpersist()
 page.finish()

@@ -18,6 +18,7 @@ from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
+from halfway.schemas.settings import Settings
 from halfway.schemas.signing import Keyring
 from halfway.transforms.horizon import Tick
 
@@ -74,6 +75,12 @@ class DecoderConfig:
     max_body_bytes: int
     max_clock_skew_ms: int
     keyring: Keyring | None = None
+
+    @staticmethod
+    def of(settings: Settings) -> "DecoderConfig":
+        """Return what the job decodes with."""
+        resolution = settings.resolution
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, settings.kafka.signing.keyring())
 
 
 class Decoded(NamedTuple):

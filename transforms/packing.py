@@ -79,6 +79,11 @@ def pack_events(config: DecoderConfig, bucket_keys: Sequence[int]) -> PackEvents
     return pack
 
 
+def bucket_of(transaction_id: bytes, buckets: int) -> int:
+    """Return the number of the bucket that an id belongs to."""
+    return crc32(transaction_id) % buckets
+
+
 def unpack(pack: bytes, schema: pa.Schema) -> pa.Table:
     """Return the table in a pack, without copying it; an empty one if the pack is empty."""
     if not pack:
@@ -164,9 +169,9 @@ def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequen
 def _bucket_numbers(events: pa.Table, buckets: int) -> Numbers:
     """Return the bucket of each event: of its id, or of its place if the record is broken."""
     ids = events["transaction_id"].cast(pa.binary()).to_numpy().tolist()
-    of_id = np.fromiter((crc32(key or b"") for key in ids), np.int64, len(ids))
+    of_id = np.fromiter((bucket_of(key or b"", buckets) for key in ids), np.int64, len(ids))
     of_place = events["partition"].to_numpy() + events["offset"].to_numpy()
-    return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place, of_id) % buckets
+    return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place % buckets, of_id)
 
 
 def _grouped(table: pa.Table, keys: Numbers) -> Iterator[tuple[int, pa.Table]]:

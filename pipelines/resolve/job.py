@@ -155,11 +155,10 @@ class ResolveJob:
 
     def _start(self, spark: SparkSession, manifest: Manifest) -> StreamingQuery:
         settings, kafka, resolution = self._settings, self._settings.kafka, self._settings.resolution
-        config = DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring())
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
         records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
-        pack = without_collector(pack_events(config, manifest.bucket_keys))
+        pack = without_collector(pack_events(DecoderConfig.of(settings), manifest.bucket_keys))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
         function = without_collector(bucket_function(rules_of(resolution), slots, few, manifest.adopted))

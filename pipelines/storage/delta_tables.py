@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from delta.tables import DeltaTable
+from py4j.java_gateway import JavaClass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -128,10 +130,15 @@ def read_log_ahead(spark: SparkSession, storage: StorageSettings, table: Table) 
     """Let Delta compute the table's snapshot now, so that the next append finds it cached.
 
     An append reads the whole log to find out whether its batch is in the table: three stages of Spark, 0.25 to 0.5 s in
-    which it does nothing else. Delta caches the snapshot until the next commit. This is the public statement that
-    computes it.
+    which it does nothing else. Delta caches the snapshot until the next commit.
     """
-    spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").collect()
+    jvm: Any = spark._jvm
+    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
+    if storage.catalog_schema or not isinstance(delta_log, JavaClass):  # Databricks has its own class
+        # The public statement that computes a snapshot also counts files, which costs another job.
+        spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").collect()
+    else:
+        delta_log.forTable(spark._jsparkSession, table_path(storage, table)).unsafeVolatileSnapshot().transactions()
 
 
 def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | None:

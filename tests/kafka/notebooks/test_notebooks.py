@@ -137,6 +137,7 @@ def test_the_notebooks_show_what_the_job_did(run: Run, tmp_path: Path) -> None:
     ]
     assert len(odd_story) == len(expected)
     assert all(line.startswith(start) for line, start in zip(odd_story, expected, strict=True))
+    assert table(odd, "What the job reads in its records") == [["HALF", "odd", "0"], ["OP", "even", "COMMIT", "0"]]
 
     audited = run("audit_resolutions")
     assert [" ".join(row) for row in table(audited, "Outcomes")] == [

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import EVENT_ROW_SCHEMA, RECORD_SCHEMA, EventKind
+from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import HalfHeaders, OpHeaders, RecordError, decode_key
@@ -77,7 +77,7 @@ def batch_of(*sent: Sent) -> pa.RecordBatch:
 
 def decoded(*sent: Sent, config: DecoderConfig = CONFIG) -> Decoded:
     result = decode(batch_of(*sent), config)
-    assert result.events.schema == EVENT_ROW_SCHEMA
+    assert result.events.schema == EVENT_SCHEMA
     result.events.validate(full=True)
     return result
 
@@ -97,7 +97,7 @@ def problem_of(sent: Sent, config: DecoderConfig = CONFIG) -> tuple[str, str] | 
 
 def row(**columns: Any) -> dict[str, Any]:
     numbers = {"incarnation": 0, "immunity_ms": 0, "partition": 3, "offset": 10, "at_ms": AT_MS, "source": 0}
-    return dict.fromkeys(EVENT_ROW_SCHEMA.names) | numbers | columns
+    return dict.fromkeys(EVENT_SCHEMA.names) | numbers | columns
 
 
 # Good records.
