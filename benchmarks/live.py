@@ -3,8 +3,10 @@
 import statistics
 import time
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from confluent_kafka import Consumer, TopicPartition
@@ -38,13 +40,21 @@ def latency(rig: Rig) -> Figures:
     """
     settings = rig.settings("latency")
     with rig.job(settings) as batches:
+        cold_ms = time.time() * 1000
         Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
         warm_ms = time.time() * 1000
         Load(settings.kafka, seed=3).send_paced(500, rig.seconds(60))
         ended = len(batches.reports)
         batch_s = statistics.median(_batch_seconds(rig.spark.streams.active[0]))
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", 60)
-    return {**quantiles(latencies_ms(settings, warm_ms)), "batch_s": batch_s, "empty_job_batch_s": empty_job(rig, settings)}
+    edges = np.linspace(cold_ms, warm_ms, _WARM_UP_S // 60 + 1).tolist()
+    warming = {str(n): quantiles(latencies_ms(settings, *edge))["p50"] for n, edge in enumerate(pairwise(edges), 1)}
+    return {
+        **quantiles(latencies_ms(settings, warm_ms)),
+        "p50_of_minute": warming,
+        "batch_s": batch_s,
+        "empty_job_batch_s": empty_job(rig, settings),
+    }
 
 
 def empty_job(rig: Rig, settings: Settings) -> float:

@@ -1,6 +1,7 @@
 """What all benchmarks use: a broker, topics and tables for each, and the job in this process or as a command."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -280,8 +281,8 @@ def commits(settings: Settings) -> list[tuple[float, str]]:
     return found
 
 
-def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
-    """Return the latency of each message whose half has a timestamp of at least `since_ms`.
+def latencies_ms(settings: Settings, since_ms: float, before_ms: float = math.inf) -> list[float]:
+    """Return the latency of each message whose half has a timestamp of at least `since_ms`, and less than `before_ms`.
 
     The latency is the time in ms from the half's timestamp to the time of the commit's file.
     """
@@ -291,7 +292,7 @@ def latencies_ms(settings: Settings, since_ms: float) -> list[float]:
             continue
         halves = pyarrow.parquet.read_table(Path(settings.storage.warehouse) / "messages" / name, columns=["half_at"])["half_at"]
         times = halves.cast(pyarrow.timestamp("ms", "UTC")).cast(pyarrow.int64()).to_pylist()
-        found.extend(at_ms - half_ms for half_ms in times if half_ms >= since_ms)
+        found.extend(at_ms - half_ms for half_ms in times if since_ms <= half_ms < before_ms)
     return found
 
 

@@ -129,7 +129,7 @@ class StorageSettings(SettingsGroup):
 class TriggerSettings(SettingsGroup):
     """How often a batch starts, or a single run over all records that are waiting."""
 
-    interval: DurationMs = 1_000
+    interval: DurationMs = 500
     available_now: bool = False
 
 

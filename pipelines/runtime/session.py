@@ -69,8 +69,12 @@ _SMALL_CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 """For commands beside a running job: one core, and a heap that large bodies fit into."""
-_FLOODING_LOGGER = "org.apache.kafka.clients.consumer.internals.FetchCollector"
-"""Logs a deleted topic 4,000 times a second, 2 MB, until Spark gives up. The job then reports it in one line."""
+_FLOODING_LOGGERS = (
+    # Logs a deleted topic 4,000 times a second, 2 MB, until Spark gives up. The job then reports it in one line.
+    "org.apache.kafka.clients.consumer.internals.FetchCollector",
+    # Logs each batch that takes longer than the trigger's interval. The job's own line has the batch's time.
+    "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor",
+)
 
 
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
@@ -176,5 +180,6 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
     jvm: Any = spark._jvm
     log4j = jvm.org.apache.logging.log4j
-    log4j.core.config.Configurator.setLevel(_FLOODING_LOGGER, log4j.Level.ERROR)
+    for name in _FLOODING_LOGGERS:
+        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
     return spark
