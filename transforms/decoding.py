@@ -89,7 +89,7 @@ class Decoded(NamedTuple):
     events: pa.RecordBatch
     """EVENT_SCHEMA: one row for each record but the good ticks."""
     ticks: list[Tick]
-    """The latest good tick of each topic and partition."""
+    """The good ticks."""
     read_ms: dict[tuple[Source, int], int]
     """Topic and partition → the newest time that the broker gave to a record that keeps the contract (R10, R11)."""
 
@@ -105,7 +105,7 @@ def decode(records: pa.RecordBatch, config: DecoderConfig) -> Decoded:
             for row in np.flatnonzero(broken & batch.are(kind)).tolist():
                 batch.kinds[row], batch.reasons[row] = EventKind.BROKEN, str(reason)
                 batch.details[row] = (detail if isinstance(detail, str) else detail(row))[:_MAX_DETAIL]
-    return Decoded(_events(batch), _latest_ticks(batch), _read_ms(batch))
+    return Decoded(_events(batch), _ticks(batch), _read_ms(batch))
 
 
 class _Batch:
@@ -283,17 +283,12 @@ def _events(batch: _Batch) -> pa.RecordBatch:
     return rows.filter(pa.array(~batch.are(EventKind.TICK)))
 
 
-def _latest_ticks(batch: _Batch) -> list[Tick]:
+def _ticks(batch: _Batch) -> list[Tick]:
     ticks = batch.are(EventKind.TICK)
-    columns = [batch.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms")]
-    partitions = batch.numbers(h.PARTITIONS, ticks)[ticks].tolist()
-    latest: dict[tuple[int, int], Tick] = {}
-    for source, partition, at_ms, of_topic, value in zip(
-        *columns, partitions, batch.records["tick_value"].filter(pa.array(ticks)), strict=True
-    ):
-        tick = Tick(Source(source), partition, of_topic, at_ms, _absent_groups(value.as_py()) or ())
-        latest[source, partition] = max(latest.get((source, partition), tick), tick, key=lambda each: each.at_ms)
-    return list(latest.values())
+    sources, partitions, times_ms = (batch.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms"))
+    sizes = batch.numbers(h.PARTITIONS, ticks)[ticks].tolist()
+    absent_groups = [_absent_groups(value.as_py()) or () for value in batch.records["tick_value"].filter(pa.array(ticks))]
+    return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, absent_groups))
 
 
 def _absent_groups(value: bytes | None) -> tuple[str, ...] | None:

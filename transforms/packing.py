@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
@@ -33,6 +34,8 @@ Numbers = npt.NDArray[np.int64]
 Times = tuple[Sequence[Tick], Mapping[Place, int]]
 """The ticks, and by partition the newest broker time: what every bucket has to know."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+_BY_TIME = attrgetter("at_ms", "partitions", "absent_groups")
 
 
 def to_records(records: DataFrame, op_topic: str) -> DataFrame:
@@ -68,7 +71,7 @@ def pack_events(config: DecoderConfig, bucket_keys: Sequence[int]) -> PackEvents
             kept.append(decoded.events)
             for tick in decoded.ticks:
                 place = (tick.source, tick.partition)
-                ticks[place] = max(ticks.get(place, tick), tick)
+                ticks[place] = max(ticks.get(place, tick), tick, key=_BY_TIME)
             for place, at_ms in decoded.read_ms.items():
                 read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:

@@ -14,7 +14,7 @@ from halfway.transforms.packing import to_records
 
 
 def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) -> DataFrame:
-    """Return what the job makes of records: one row each, of good ticks only the latest ones of each partition.
+    """Return what the job makes of records, one row each.
 
     Args:
         records: Spark's Kafka columns of the half and op topics, with headers.

@@ -65,7 +65,8 @@ def test_every_record_reaches_one_bucket_with_all_of_its_id(rows_in_memory: int,
 def test_every_bucket_hears_the_latest_tick_of_a_partition_and_what_was_read() -> None:
     ticks = [tick(Source.OP, n, 5_000 + n, b'{"absent_groups": ["g%d"]}' % n) for n in range(30)]
     read = record(Source.HALF, 3, b"id", HALF, at_ms=9_000)
-    of_bucket = batches_of(packs([*ticks, read, tick(Source.OP, 40, 4_000)], at_once=7))
+    earlier = [tick(Source.OP, 40, 4_000), tick(Source.OP, 41, 4_500, partitions=9)]
+    of_bucket = batches_of(packs([*ticks, read, *earlier], at_once=7))
     assert set(of_bucket) == set(KEYS)
     for batch in of_bucket.values():
         assert batch.ticks == [Tick(Source.OP, 0, 1, 5_029, ("g29",))]
