@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from halfway.schemas.events import EVENT_SCHEMA, PACKED_OUTCOMES_SCHEMA, EventKind
+from halfway.schemas.events import PACKED_OUTCOMES_SCHEMA, EventKind
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import ResolutionSettings
@@ -25,7 +25,6 @@ Mask = npt.NDArray[np.bool_]
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
-_POINTER = ("transaction_id", "source", "partition", "offset", "at_ms")
 
 
 def rules_of(settings: ResolutionSettings) -> Rules:
@@ -58,9 +57,9 @@ def bucket_function(rules: Rules, slots: int, few: int, adopted: Mapping[int, in
 
     Args:
         rules: the numbers of R4 to R11.
-        slots: see `pack_outcomes`, like the next two.
-        few: the number of outcomes that are not divided among the slots.
-        adopted: the ends of the halves that adopted tables may hold.
+        slots: the number of tasks that read records back.
+        few: up to this many outcomes of a bucket are not divided among the tasks.
+        adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
@@ -89,7 +88,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
             for place, at_ms in read.items():
                 read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
             if pack:
-                _sort_out(unpack(pack, EVENT_SCHEMA), halves, ops, lost, broken)
+                _sort_out(unpack(pack), halves, ops, lost, broken)
     return Batch(halves, ops, lost, ticks, broken, read_ms)
 
 
@@ -103,9 +102,9 @@ def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lo
     for transaction_id, pointer, at_ms in lost_rows:
         half_partition, half_offset = pointer.split(":")
         lost.append(Lost(transaction_id, int(half_partition), int(half_offset), at_ms))
-    refused = _columns(events, kinds == EventKind.BROKEN, (*_POINTER, "reason", "detail"))
-    for *pointer, reason, detail in zip(*refused, strict=True):
-        broken.append(Outcome(Kind.QUARANTINE, **dict(zip(_POINTER, pointer, strict=True)), reason=reason, detail=detail))
+    names = ("transaction_id", "source", "partition", "offset", "at_ms", "reason", "detail")
+    refused = zip(*_columns(events, kinds == EventKind.BROKEN, names), strict=True)
+    broken.extend(Outcome(Kind.QUARANTINE, **dict(zip(names, row, strict=True))) for row in refused)
 
 
 def _columns(events: pa.Table, chosen: Mask, names: Sequence[str]) -> list[list[Any]]:

@@ -30,11 +30,11 @@ ROWS_IN_MEMORY = 500_000
 CHUNK_OFFSETS = 16_384
 """The number of consecutive offsets whose records one task reads back."""
 
-Numbers = npt.NDArray[np.int64]
-Times = tuple[Sequence[Tick], Mapping[Place, int]]
-"""The ticks, and by partition the newest broker time: what every bucket has to know."""
+TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
+"""What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+_Integers = npt.NDArray[np.int64]
 _BY_TIME = attrgetter("at_ms", "partitions", "absent_groups")
 
 
@@ -87,20 +87,16 @@ def bucket_of(transaction_id: bytes, buckets: int) -> int:
     return crc32(transaction_id) % buckets
 
 
-def unpack(pack: bytes, schema: pa.Schema) -> pa.Table:
-    """Return the table in a pack, without copying it; an empty one if the pack is empty."""
-    if not pack:
-        return schema.empty_table()
+def unpack(pack: bytes) -> pa.Table:
+    """Return the table in a pack, without copying it."""
     with pa.ipc.open_stream(pack) as reader:
         return reader.read_all()
 
 
 @lru_cache(maxsize=256)
-def unpack_times(pack: bytes) -> Times:
-    """Return the times in a pack. Cached, because a task's buckets have the same."""
-    if not pack:
-        return (), {}
-    ticks, read = json.loads(pack)
+def unpack_times(times: bytes) -> TaskTimes:
+    """Return the times of a task. Cached, because all buckets get the same."""
+    ticks, read = json.loads(times) if times else ((), ())
     return (
         [Tick(Source(source), partition, partitions, at_ms, tuple(absent)) for source, partition, partitions, at_ms, absent in ticks],
         {(Source(source), partition): at_ms for source, partition, at_ms in read},
@@ -113,15 +109,15 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, few: int, adopted: Ma
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
-        few: up to this many outcomes are not divided among the slots.
+        few: up to this many outcomes are not divided among the tasks.
         adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
 
     Returns:
         Rows of PACKED_OUTCOMES_SCHEMA.
     """
-    columns = zip(*outcomes, strict=True) if outcomes else [()] * len(OUTCOME_SCHEMA)
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, OUTCOME_SCHEMA.types, strict=True)]
-    table = pa.table(arrays, schema=OUTCOME_SCHEMA)
+    if not outcomes:
+        return []
+    table = pa.Table.from_arrays(list(zip(*outcomes, strict=True)), schema=OUTCOME_SCHEMA)
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     of_slot = np.zeros(len(outcomes), np.int64) if len(outcomes) <= few else (partitions + offsets // CHUNK_OFFSETS) % slots
     ends = np.fromiter((adopted.get(partition, 0) for partition in partitions.tolist()), np.int64) if adopted else 0
@@ -139,7 +135,7 @@ def outcomes_in(packs: DataFrame) -> DataFrame:
     def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for pack in batch["outcomes"].to_pylist():
-                yield from unpack(pack, OUTCOME_SCHEMA).to_batches()
+                yield from unpack(pack).to_batches()
 
     return packs.where(F.col("kind") != int(Kind.REPORT)).mapInArrow(rows, from_arrow_schema(OUTCOME_SCHEMA))
 
@@ -163,13 +159,11 @@ def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequen
     events = pa.Table.from_batches(kept, EVENT_SCHEMA)
     packs = {number: _to_bytes(rows) for number, rows in _grouped(events, _bucket_numbers(events, len(bucket_keys)))}
     wanted = range(len(bucket_keys)) if times else list(packs)
-    columns = ([bucket_keys[number] for number in wanted], [packs.get(number, b"") for number in wanted], [times] * len(wanted))
-    return pa.RecordBatch.from_arrays(
-        [pa.array(values, kind) for values, kind in zip(columns, PACKED_EVENTS_SCHEMA.types, strict=True)], schema=PACKED_EVENTS_SCHEMA
-    )
+    columns = [[bucket_keys[number] for number in wanted], [packs.get(number, b"") for number in wanted], [times] * len(wanted)]
+    return pa.RecordBatch.from_arrays(columns, schema=PACKED_EVENTS_SCHEMA)
 
 
-def _bucket_numbers(events: pa.Table, buckets: int) -> Numbers:
+def _bucket_numbers(events: pa.Table, buckets: int) -> _Integers:
     """Return the bucket of each event: of its id, or of its place if the record is broken."""
     ids = events["transaction_id"].cast(pa.binary()).to_numpy().tolist()
     of_id = np.fromiter((bucket_of(key or b"", buckets) for key in ids), np.int64, len(ids))
@@ -177,7 +171,7 @@ def _bucket_numbers(events: pa.Table, buckets: int) -> Numbers:
     return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place % buckets, of_id)
 
 
-def _grouped(table: pa.Table, keys: Numbers) -> Iterator[tuple[int, pa.Table]]:
+def _grouped(table: pa.Table, keys: _Integers) -> Iterator[tuple[int, pa.Table]]:
     """Yield each key with its rows, in their order."""
     order = np.argsort(keys, kind="stable")
     ordered, rows = keys[order], table.take(order).combine_chunks()
@@ -193,7 +187,8 @@ def _to_bytes(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _pack_times(times: Times) -> bytes:
+def _pack_times(times: TaskTimes) -> bytes:
+    """Return times as JSON; nothing if the records of the task say nothing of time."""
     ticks, read_ms = times
     if not ticks and not read_ms:
         return b""

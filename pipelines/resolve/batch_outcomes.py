@@ -112,7 +112,7 @@ class BatchOutcomes:
 
 
 def _tables(packs: Iterable[bytes]) -> pa.Table:
-    return pa.concat_tables([OUTCOME_SCHEMA.empty_table(), *(unpack(pack, OUTCOME_SCHEMA) for pack in packs)])
+    return pa.concat_tables([OUTCOME_SCHEMA.empty_table(), *map(unpack, packs)])
 
 
 def _counting(make_rows: RowMaker, lost: Accumulator[int]) -> RowMaker:

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from halfway.schemas.events import OUTCOME_SCHEMA, PACKED_EVENTS_SCHEMA, RECORD_SCHEMA
+from halfway.schemas.events import PACKED_EVENTS_SCHEMA, RECORD_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms import packing
@@ -95,7 +95,7 @@ def test_outcomes_come_out_as_they_went_in(few: int) -> None:
     rows = pack_outcomes(sent, 2, few, {})
     found = []
     for kind, slot, may_be_held, count, pack in rows:
-        table = unpack(pack, OUTCOME_SCHEMA)
+        table = unpack(pack)
         assert (table.num_rows, may_be_held, set(table["kind"].to_pylist())) == (count, False, {kind})
         assert slot in (0, 1)
         found.extend(Outcome(*row.values()) for row in table.to_pylist())
@@ -113,7 +113,7 @@ def test_only_halves_before_the_adopted_end_may_be_held() -> None:
         outcome(kind, offset, partition) for kind in (Kind.COMMIT, Kind.CHECK, Kind.DISCARD) for offset in (9, 10) for partition in (0, 1)
     ]
     rows = pack_outcomes([*sent, outcome(Kind.QUARANTINE, 1)], 2, 100, {0: 10})
-    held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack, OUTCOME_SCHEMA)["offset"].to_pylist()]
+    held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack)["offset"].to_pylist()]
     assert held == [9, 9, 9]
     assert sum(count for *_, count, _ in rows) == len(sent) + 1
 
@@ -137,5 +137,5 @@ def test_the_operator_takes_packs_and_yields_packs_and_a_report() -> None:
     sent = packs([record(Source.HALF, 1, b"id", HALF), record(Source.OP, 1, b"id", OP)])
     [rows] = function((7,), [sent[sent["events"] != b""]], state)  # type: ignore[arg-type]
     assert rows["kind"].tolist() == [Kind.COMMIT, Kind.REPORT]
-    assert unpack(rows["outcomes"][0], OUTCOME_SCHEMA)["transaction_id"].to_pylist() == ["id"]
+    assert unpack(rows["outcomes"][0])["transaction_id"].to_pylist() == ["id"]
     assert state.exists
