@@ -1,6 +1,6 @@
-"""Reads records back from Kafka by their pointers, on the executors (decision 3)."""
+"""Reads records back from Kafka by their pointers, on an executor or on the driver (decision 3)."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import cast
@@ -15,6 +15,7 @@ from halfway.schemas.events import StoredRecord
 from halfway.schemas.headers import Source
 
 FLUSH_BYTES = 16 * 1024 * 1024
+"""A portion ends when its bodies have this many bytes together."""
 
 Pointer = tuple[int, int, int, int, str | None]
 """source, partition, offset, at_ms, transaction id."""
@@ -23,7 +24,7 @@ Portion = tuple[pa.RecordBatch, list[StoredRecord | None]]
 
 
 class RecordFetcher:
-    """Reads the records that outcomes point to, on an executor or on the driver."""
+    """Reads the records that outcomes point to."""
 
     def __init__(self, connection: Mapping[str, str], topics: Mapping[Source, str]) -> None:
         """Store the configuration. Does not connect.
@@ -46,9 +47,21 @@ class RecordFetcher:
             names = ("source", "partition", "offset", "at_ms", "transaction_id")
             pointers: list[Pointer] = list(zip(*(ordered[name].to_pylist() for name in names), strict=True))
             done = 0
-            for records in _in_portions(_read(self._connection, self._topics, pointers)):
+            for records in _in_portions(self.records(pointers)):
                 yield ordered.slice(done, len(records)).to_batches()[0], records
                 done += len(records)
+
+    def records(self, pointers: Sequence[Pointer]) -> Iterator[StoredRecord | None]:
+        """Yield the record of each pointer, or None if it is gone. The pointers are sorted."""
+        for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
+            wanted = list(group)
+            is_half = Source(source) is Source.HALF
+            span = wanted[-1][2] - wanted[0][2] + 1
+            consumer = _consumer(self._connection, dense=span <= DENSE_GAP * len(wanted))
+            with PartitionReader(consumer, self._topics[Source(source)], partition) as reader:
+                found = reader.records([offset for _, _, offset, _, _ in wanted])
+                for (_, _, _, at_ms, transaction_id), record in zip(wanted, found, strict=True):
+                    yield _stored(record) if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
 
     def close(self) -> None:
         """Close the consumers of this process that have these options. On executors they end with their process."""
@@ -67,19 +80,6 @@ def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[Stored
             portion, size = [], 0
     if portion:
         yield portion
-
-
-def _read(connection: dict[str, str], topics: dict[Source, str], pointers: list[Pointer]) -> Iterator[StoredRecord | None]:
-    """Yield the record of each pointer, or None if it is lost. The pointers are sorted."""
-    for (source, partition), group in groupby(pointers, key=itemgetter(0, 1)):
-        wanted = list(group)
-        is_half = Source(source) is Source.HALF
-        span = wanted[-1][2] - wanted[0][2] + 1
-        consumer = _consumer(connection, dense=span <= DENSE_GAP * len(wanted))
-        with PartitionReader(consumer, topics[Source(source)], partition) as reader:
-            records = reader.records([offset for _, _, offset, _, _ in wanted])
-            for (_, _, _, at_ms, transaction_id), record in zip(wanted, records, strict=True):
-                yield _stored(record) if record is not None and _is_same(record, is_half, at_ms, transaction_id) else None
 
 
 def _stored(record: Message) -> StoredRecord:
