@@ -36,7 +36,7 @@ class BatchOutcomes:
     """The outcomes of one batch."""
 
     def __init__(self, packs: DataFrame, fetcher: RecordFetcher, buckets: int) -> None:
-        """Evaluate the whole batch in one job: count the outcomes; collect the reports and the outcomes of small packs.
+        """Evaluate the whole batch in one job: count the outcomes, and collect the reports and the small packs.
 
         Args:
             packs: PACKED_OUTCOMES_SCHEMA, persisted, because all but small batches evaluate it again.
@@ -79,22 +79,23 @@ class BatchOutcomes:
             The rows, and how many records were lost, which is known once the rows have been evaluated.
         """
         lost = self.spark.sparkContext.accumulator(0)
-        rows = self._rows_here(kind, _counting(make_rows, lost))
-        if rows is not None:
-            return self.spark.createDataFrame(rows, schema).coalesce(1), lost
-        return self._rows_on_executors(kind, _counting(make_rows, lost), schema), lost
+        counting = _counting(make_rows, lost)
+        rows = self._rows_on_driver(kind, counting)
+        if rows is None:
+            return self._rows_on_executors(kind, counting, schema), lost
+        return self.spark.createDataFrame(rows, schema).coalesce(1), lost
 
     def to_table(self, kind: Kind, make_rows: RowMaker, schema: pa.Schema) -> pa.Table:
         """Return the same rows, evaluated."""
-        rows = self._rows_here(kind, make_rows)
+        rows = self._rows_on_driver(kind, make_rows)
         return self._rows_on_executors(kind, make_rows, from_arrow_schema(schema)).toArrow() if rows is None else rows
 
-    def _rows_here(self, kind: Kind, make_rows: RowMaker) -> pa.Table | None:
-        """Return the rows, made on the driver; None if the outcomes are many or their records large."""
+    def _rows_on_driver(self, kind: Kind, make_rows: RowMaker) -> pa.Table | None:
+        """Return the rows; None if the outcomes are many or their records large."""
         packs = [pack for pack in self._collected[kind] if pack is not None]
         if len(packs) < len(self._collected[kind]) or self.rows[kind] > ROWS_ON_DRIVER:
             return None
-        outcomes, records = next(self._fetcher.portions(_tables(packs)))
+        outcomes, records = next(self._fetcher.portions(_unpacked(packs)))
         return pa.Table.from_batches([make_rows(outcomes, records)]) if len(records) == self.rows[kind] else None
 
     def _rows_on_executors(self, kind: Kind, make_rows: RowMaker, schema: StructType) -> DataFrame:
@@ -102,7 +103,7 @@ class BatchOutcomes:
 
         def rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             packs = [pack for batch in batches for pack in batch["outcomes"].to_pylist()]
-            for outcomes, records in fetcher.portions(_tables(packs)):
+            for outcomes, records in fetcher.portions(_unpacked(packs)):
                 yield make_rows(outcomes, records)
 
         tasks = max(1, min(self.spark.sparkContext.defaultParallelism, -(-self.rows[kind] // ROWS_PER_TASK)))
@@ -111,7 +112,8 @@ class BatchOutcomes:
         return placed.mapInArrow(rows, schema)
 
 
-def _tables(packs: Iterable[bytes]) -> pa.Table:
+def _unpacked(packs: Iterable[bytes]) -> pa.Table:
+    """Return the outcomes of several packs in one table (OUTCOME_SCHEMA)."""
     return pa.concat_tables([OUTCOME_SCHEMA.empty_table(), *map(unpack, packs)])
 
 

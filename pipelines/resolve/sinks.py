@@ -50,23 +50,6 @@ class BatchWriter:
         self._appended: set[Table] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
 
-    def read_logs_ahead(self, spark: SparkSession) -> None:
-        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch."""
-        while self._appended:
-            self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
-
-    def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
-        try:
-            read_log_ahead(spark, self._settings.storage, table)
-        except Exception as error:  # the next append reads the log itself
-            log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
-
-    def close(self) -> None:
-        """Wait until the reading ahead has ended, and disconnect."""
-        self._ahead.shutdown(cancel_futures=True)
-        self._fetcher.close()
-        self._check_sender.close()
-
     def write(self, packs: DataFrame, batch_id: int) -> BatchReport:
         """Write one batch's outcomes (PACKED_OUTCOMES_SCHEMA) and return its report."""
         started = monotonic()
@@ -88,6 +71,23 @@ class BatchWriter:
         self._may_be_repeat = False
         report.seconds = monotonic() - started
         return report
+
+    def read_logs_ahead(self, spark: SparkSession) -> None:
+        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch."""
+        while self._appended:
+            self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
+
+    def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
+        try:
+            read_log_ahead(spark, self._settings.storage, table)
+        except Exception as error:  # the next append reads the log itself
+            log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
+
+    def close(self) -> None:
+        """Wait until the reading ahead has ended, and disconnect."""
+        self._ahead.shutdown(cancel_futures=True)
+        self._fetcher.close()
+        self._check_sender.close()
 
     def _count(self, packs: DataFrame, report: BatchReport) -> BatchOutcomes:
         """Evaluate the whole batch once, and fill the report."""
@@ -119,28 +119,28 @@ class BatchWriter:
             return None
         make_rows = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(report.batch_id)
         rows, lost = outcomes.to_frame(kind, make_rows, TABLE_SCHEMAS[table])
-        self._append_once(rows, table, f"{self._query_id}:{table}", report.batch_id)
+        self._append_once(rows, table, report.batch_id)
         if lost.value == 0 and not self._may_be_repeat:
             return None
         # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost
         # the first time.
-        written = (
-            read_table(outcomes.spark, self._settings.storage, table).where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
-        )
+        stored = read_table(outcomes.spark, self._settings.storage, table)
+        written = stored.where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
         of_kind = outcomes.of(kind)
         same = (of_kind["partition"] == written["half_partition"]) & (of_kind["offset"] == written["half_offset"])
         missing = of_kind.join(written, same, "left_anti")
         return None if missing.isEmpty() else missing
 
-    def _append_once(self, rows: DataFrame, table: Table, app_id: str, batch_id: int) -> None:
-        append_once(rows, self._settings.storage, table, app_id, batch_id)
+    def _append_once(self, rows: DataFrame, table: Table, batch_id: int, name: str | None = None) -> None:
+        """Append a batch's rows to a table, exactly once. A second append of the batch has a `name` of its own."""
+        append_once(rows, self._settings.storage, table, f"{self._query_id}:{name or table}", batch_id)
         self._appended.add(table)
 
     def _append_quarantine(self, outcomes: BatchOutcomes, report: BatchReport) -> None:
         if outcomes.rows[Kind.QUARANTINE]:
             make_rows = row_makers.quarantine_of(report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
             rows, _ = outcomes.to_frame(Kind.QUARANTINE, make_rows, QUARANTINE_SCHEMA)
-            self._append_once(rows, Table.QUARANTINE, f"{self._query_id}:{Table.QUARANTINE}", report.batch_id)
+            self._append_once(rows, Table.QUARANTINE, report.batch_id)
 
     def _send_checks(self, outcomes: BatchOutcomes) -> DataFrame | None:
         """Send check requests, at least once, each with the same `CHECK_ID` every time; return those without a half."""
@@ -164,7 +164,7 @@ class BatchWriter:
             report.lost = len(pointers)
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
             quarantined = row_makers.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
-            self._append_once(quarantined, Table.QUARANTINE, f"{self._query_id}:{Reason.HALF_LOST}", report.batch_id)
+            self._append_once(quarantined, Table.QUARANTINE, report.batch_id, Reason.HALF_LOST)
             self._notify_lost(pointers)
         finally:
             rows.unpersist()
