@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from halfway.schemas.headers import HeaderList
+
 
 class EventKind(IntEnum):
     """The kind of a record."""
@@ -104,4 +106,4 @@ class StoredRecord(NamedTuple):
 
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
+    headers: HeaderList | None

@@ -2,6 +2,9 @@
 
 from enum import IntEnum, StrEnum
 
+HeaderList = list[tuple[str, bytes | None]]
+"""The headers of a Kafka record: in order, and a name may occur more than once."""
+
 REAL_TOPIC = "REAL_TOPIC"
 PGROUP = "PGROUP"
 REAL_QID = "REAL_QID"

@@ -12,12 +12,12 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError
-from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.headers import HeaderList, LocalTransactionState
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.signing import Keyring
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""The headers of a Kafka record: in order, and a name may occur more than once."""
+"""What a function that reads headers takes: any sequence of them."""
 
 RESERVED_NAMES = frozenset(
     (*h.HALF_HEADERS, *h.OP_HEADERS, h.SIGNATURE, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
@@ -70,7 +70,7 @@ class Record(NamedTuple):
 
     key: bytes
     value: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    headers: HeaderList
 
 
 def encode_key(transaction_id: str) -> bytes:
@@ -171,9 +171,9 @@ class _Headers(BaseModel):
             raise min(found, key=_found_as) from None
         return read
 
-    def _own_headers(self) -> list[tuple[str, bytes | None]]:
+    def _own_headers(self) -> HeaderList:
         """Return a header for each field that has a value."""
-        written: list[tuple[str, bytes | None]] = []
+        written: HeaderList = []
         for name, field in type(self).model_fields.items():
             value = getattr(self, name)
             if field.alias is not None and value is not None:
@@ -219,7 +219,7 @@ class HalfHeaders(_Headers):
         properties = {name: value for name, value in own.items() if name not in h.DELAY_HEADERS}
         return cls._read(headers, h.HALF_HEADERS, problems, properties=properties)
 
-    def to_headers(self) -> list[tuple[str, bytes | None]]:
+    def to_headers(self) -> HeaderList:
         """Return the headers of the record. The user's properties come last.
 
         Raises:
@@ -254,7 +254,7 @@ class OpHeaders(_Headers):
         signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
         return self.model_copy(update={"signature": signature})
 
-    def to_headers(self) -> list[tuple[str, bytes | None]]:
+    def to_headers(self) -> HeaderList:
         """Return the headers of the record.
 
         Raises:
@@ -287,7 +287,7 @@ class CheckHeaders(_Headers):
         own = {name: value for name, value in headers or () if name in h.CHECK_HEADERS}
         return cls._read([*own.items()], h.CHECK_HEADERS, half=HalfHeaders.from_headers(of_half))
 
-    def to_headers(self) -> list[tuple[str, bytes | None]]:
+    def to_headers(self) -> HeaderList:
         """Return the headers of the record: those of the half, then the check's own."""
         return self.half.to_headers() + self._own_headers()
 
@@ -306,7 +306,7 @@ def _too_large(headers: Headers) -> list[RecordError]:
     return [RecordError(Reason.HEADERS_TOO_LARGE, detail)] if size > h.MAX_HEADERS_BYTES else []
 
 
-def _fitting(headers: list[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+def _fitting(headers: HeaderList) -> HeaderList:
     for error in _too_large(headers):
         raise error
     return headers

@@ -15,12 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
+from halfway.schemas.events import StoredRecord
+from halfway.schemas.headers import HeaderList
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
 
 Records = Sequence[StoredRecord | None]
-HeaderList = list[tuple[str, bytes | None]]
 RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
 """Takes outcomes (OUTCOME_SCHEMA), and for each the record that it points to, or None if that record is gone."""
 
@@ -93,8 +93,7 @@ def check_requests(outcomes: pa.RecordBatch, records: Records) -> Iterator[tuple
 
 def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
     """Return the outcomes whose records are gone (OUTCOME_SCHEMA)."""
-    gone = pa.array([record is None for record in records], pa.bool_())
-    return pa.RecordBatch.from_arrays(outcomes.filter(gone).columns, schema=OUTCOME_SCHEMA)
+    return outcomes.filter(pa.array([record is None for record in records], pa.bool_()))
 
 
 def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFrame:
@@ -162,7 +161,7 @@ def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], 
 _NOT_SHOWN = tuple(set(h.HALF_HEADERS) - {h.REAL_QID, h.TAGS, h.KEYS, h.BORN_TIMESTAMP})
 
 
-def _header_lists(lists: Iterable[list[tuple[str, bytes | None]] | None], kind: pa.ListType) -> pa.Array:
+def _header_lists(lists: Iterable[HeaderList | None], kind: pa.ListType) -> pa.Array:
     offsets: list[int | None] = []
     names: list[str] = []
     values: list[bytes | None] = []

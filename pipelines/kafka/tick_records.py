@@ -4,8 +4,8 @@ import json
 import time
 from collections.abc import Collection, Mapping
 
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter
-from halfway.schemas.headers import PARTITIONS, TICK
+from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.schemas.headers import PARTITIONS, TICK, HeaderList
 
 
 def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], absent_groups: Collection[str] = ()) -> None:

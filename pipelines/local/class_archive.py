@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter
+from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.jars import JarSet, class_archive, ensure_jars
@@ -96,7 +96,7 @@ def _overrides(folder: Path, broker: LocalBroker) -> dict[str, object]:
 
 def _send_some(settings: Settings) -> None:
     """Send a half that is committed, one that is asked about, and one that is quarantined."""
-    group: HeaderList = [(h.PGROUP, b"archive")]
+    group: h.HeaderList = [(h.PGROUP, b"archive")]
     kafka, writer = settings.kafka, RecordWriter(settings.kafka)
     for key in (b"committed", b"asked"):
         writer.put(kafka.half_topic, key, b"body", [*group, (h.REAL_TOPIC, b"archive")])

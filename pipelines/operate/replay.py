@@ -29,12 +29,12 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.writer import HeaderList, RecordWriter, verify_topic_writable
+from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import NotPendingError
-from halfway.schemas.headers import TICK
+from halfway.schemas.headers import TICK, HeaderList
 from halfway.schemas.records import HalfHeaders, Headers, RecordError, encode_key
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table

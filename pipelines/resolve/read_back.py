@@ -12,7 +12,7 @@ from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, rea
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
 from halfway.schemas.events import StoredRecord
-from halfway.schemas.headers import Source
+from halfway.schemas.headers import HeaderList, Source
 
 FLUSH_BYTES = 16 * 1024 * 1024
 """A portion ends when its bodies have this many bytes together."""
@@ -84,7 +84,7 @@ def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[Stored
 
 def _stored(record: Message) -> StoredRecord:
     try:
-        headers = cast("list[tuple[str, bytes | None]]", record.headers() or [])
+        headers = cast(HeaderList, record.headers() or [])
     except UnicodeDecodeError:
         headers = None
     return StoredRecord(record.key(), record.value(), headers)
