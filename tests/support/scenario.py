@@ -118,7 +118,7 @@ def run(batches: Iterable[Iterable[Record]], rules: Rules = RULES) -> Run:
 
 
 def bucket_of(record: Half | Op | Lost) -> int:
-    """Return the bucket of a record's id. It is not the job's, which hashes by xxhash64."""
+    """Return the bucket of a record's id. It is not the job's (`transforms/packing.py`)."""
     return sum(record.transaction_id.encode()) % BUCKETS
 
 
