@@ -22,8 +22,8 @@ OWN_SETTINGS = (
 )
 """Settings of the demo's job, so that checks and discards end within two minutes. The user's `--set` override them."""
 
-_FOR_SECONDS = "-XX:TieredStopAtLevel=1"
-"""The job ends before optimised code pays for its compilation."""
+_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1"
+"""Only the fast compiler: the job ends before optimised code pays for its compilation."""
 # The first start downloads JARs.
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
@@ -56,7 +56,7 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={"SPARK_SUBMIT_OPTS": _FOR_SECONDS, **os.environ},
+            env={"SPARK_SUBMIT_OPTS": _SHORT_LIVED_JVM, **os.environ},
             start_new_session=True,
         )
 

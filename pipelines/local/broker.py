@@ -211,6 +211,7 @@ class LocalBroker:
     def _launch(self, command: list[str], limit_s: float) -> None:
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
+        # Not in `command`, with which Kafka's storage tool would write an archive of its own first.
         archive = [] if self._archive_classes is None else make_archive(self._archive_classes)
         with (self.directory / "broker.out").open("w") as output:
             child = self._child = subprocess.Popen(
