@@ -1,4 +1,4 @@
-"""Pure functions: protocol, Spark operator, decoding, rows. No I/O, clock, randomness, or action on a frame.
+"""Pure functions: protocol, Spark operator, decoding, packs, rows. No I/O, clock, randomness, or action on a frame.
 
 May import `schemas`.
 """

@@ -1,4 +1,4 @@
-"""The job's and the commands' way into Kafka: administration, topics, range reader, producer.
+"""The job's and the commands' way into Kafka: administration, topics, ticks, range reader, producer.
 
 May import `schemas` and `clients/kafka`.
 """

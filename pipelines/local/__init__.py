@@ -1,4 +1,4 @@
-"""Development on one machine: the local Kafka broker, the class archive, the settings of a command line.
+"""Development on one machine: the local Kafka broker, the class archives, the settings of a command line.
 
 May import `schemas`, `conf`, `kafka`, `runtime` and `resolve`.
 """
