@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -20,8 +18,8 @@ from halfway.transforms.bucket import Bucket
 from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.packing import pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
+from halfway.transforms.record_columns import Mask
 
-Mask = npt.NDArray[np.bool_]
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}

@@ -12,7 +12,6 @@ from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -24,6 +23,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.protocol import Outcome
+from halfway.transforms.record_columns import Integers
 
 ROWS_IN_MEMORY = 500_000
 """A task packs its events when it holds this many."""
@@ -34,7 +34,6 @@ TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_Integers = npt.NDArray[np.int64]
 _BY_TIME = attrgetter("at_ms", "partitions", "absent_groups")
 
 
@@ -163,7 +162,7 @@ def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequen
     return pa.RecordBatch.from_arrays(columns, schema=PACKED_EVENTS_SCHEMA)
 
 
-def _bucket_numbers(events: pa.Table, buckets: int) -> _Integers:
+def _bucket_numbers(events: pa.Table, buckets: int) -> Integers:
     """Return the bucket of each event: of its id, or of its place if the record is broken."""
     ids = events["transaction_id"].cast(pa.binary()).to_numpy().tolist()
     of_id = np.fromiter((bucket_of(key or b"", buckets) for key in ids), np.int64, len(ids))
@@ -171,7 +170,7 @@ def _bucket_numbers(events: pa.Table, buckets: int) -> _Integers:
     return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place % buckets, of_id)
 
 
-def _grouped(table: pa.Table, keys: _Integers) -> Iterator[tuple[int, pa.Table]]:
+def _grouped(table: pa.Table, keys: Integers) -> Iterator[tuple[int, pa.Table]]:
     """Yield each key with its rows, in their order."""
     order = np.argsort(keys, kind="stable")
     ordered, rows = keys[order], table.take(order).combine_chunks()
