@@ -69,8 +69,8 @@ def service(
 
 def java_program(main: str, sources: tuple[Path, ...], classes: Path) -> list[str]:
     """Compile sources on Kafka's own client into `classes`, once, and return the command that runs the class `main`."""
-    java, jars = str(find_java()), class_path(ensure_jars("kafka"))
+    java, jars = str(find_java()), ensure_jars("kafka")
     if not (classes / f"{main}.class").exists():
-        compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-Xlint:all", "-Werror", "-cp", jars, "-d", str(classes)]
-        subprocess.run([*compiler, *map(str, sources)], stdin=subprocess.DEVNULL, check=True)
-    return [java, "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", class_path([*ensure_jars("kafka"), classes]), main]
+        compiler = [java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-Xlint:all", "-Werror", "-d", str(classes)]
+        subprocess.run([*compiler, "-cp", class_path(jars), *map(str, sources)], stdin=subprocess.DEVNULL, check=True)
+    return [java, "-Xmx1g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", class_path([*jars, classes]), main]

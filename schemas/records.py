@@ -49,7 +49,7 @@ class RecordError(HalfwayError, ValueError):
     def from_validation(cls, error: ValidationError) -> Self:
         """Return the error for the problem that the job would name, of all that pydantic found."""
         found = error.errors(include_url=False, include_input=False, include_context=False)
-        return min((cls._of(each["loc"], each["type"], each["msg"]) for each in found), key=_found_as)
+        return min((cls._of(each["loc"], each["type"], each["msg"]) for each in found), key=_rank)
 
     @classmethod
     def _of(cls, place: tuple[int | str, ...], kind: str, message: str) -> Self:
@@ -60,7 +60,7 @@ class RecordError(HalfwayError, ValueError):
         return cls(reason, f"{name}: {message.removeprefix('Value error, ')}")
 
 
-def _found_as(error: RecordError) -> int:
+def _rank(error: RecordError) -> int:
     """Return how many problems the job looks for before this one."""
     return _ORDER.index(error.reason)
 
@@ -168,7 +168,7 @@ class _Headers(BaseModel):
         except ValidationError as error:
             found.append(RecordError.from_validation(error))
         if found:
-            raise min(found, key=_found_as) from None
+            raise min(found, key=_rank) from None
         return read
 
     def _own_headers(self) -> HeaderList:
@@ -301,12 +301,14 @@ def _text(value: bytes | None) -> str | None:
 
 
 def _too_large(headers: Headers) -> list[RecordError]:
+    """Return the problem of headers that are too large together, if they are."""
     size = sum(len(name.encode(errors="replace")) + len(value or b"") for name, value in headers)
     detail = f"{size} bytes, at most {h.MAX_HEADERS_BYTES}"
     return [RecordError(Reason.HEADERS_TOO_LARGE, detail)] if size > h.MAX_HEADERS_BYTES else []
 
 
 def _fitting(headers: HeaderList) -> HeaderList:
+    """Return headers, or raise the error if they are too large to be sent."""
     for error in _too_large(headers):
         raise error
     return headers
