@@ -162,9 +162,7 @@ def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
     """Return all entries in one chunk, without most of the names that no entry has any more."""
     joined = pa.concat_tables([untouched, *changed]).unify_dictionaries().combine_chunks()
     for name in ("producer_group", "topic"):
-        column = joined[name].combine_chunks()
-        if isinstance(column, pa.ChunkedArray):
-            column = column.chunk(0) if column.num_chunks else pa.array([], NAME_TYPE)
+        [column] = joined[name].chunks or [pa.array([], NAME_TYPE)]
         if len(column.dictionary) > 2 * len(column.unique()) + 16:
             compact = column.cast(pa.string()).dictionary_encode()
             joined = joined.set_column(joined.schema.get_field_index(name), ENTRY_SCHEMA.field(name), compact)
