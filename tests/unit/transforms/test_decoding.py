@@ -260,7 +260,7 @@ def test_records_at_their_limits_are_good() -> None:
 
 
 TICK_VALUES = [
-    *(value for value in shapes.BAD_TICK_VALUES),
+    *shapes.BAD_TICK_VALUES,
     b'{"absent_groups": null}',
     b'{"absent_groups": ["g", 1]}',
     b'{"absent_groups": [["g"]]}',
@@ -335,6 +335,38 @@ def test_a_bad_signature_does_not_move_the_read_time() -> None:
     assert decoded(op(*OP, timestamp_type=1), config=config).read_ms == {}
 
 
+# Amounts.
+
+
+def test_the_first_of_two_headers_counts_also_in_a_large_batch() -> None:
+    """NumPy assigns several values to one place in no certain order."""
+    null_second = op(*OP, ("REMARK", b"x"), ("REMARK", None))
+    null_first = op(*OP, ("REMARK", None), ("REMARK", b"x"))
+    events = decoded(*[null_second, null_first] * 2_000).events
+    assert events["reason"].to_pylist() == ["duplicate_header", "bad_header"] * 2_000
+
+
+def test_any_number_of_names() -> None:
+    many = [(f"n{number}", b"") for number in range(3_000)]
+    assert problem_of(half(*HALF, *many)) is None
+    assert problem_of(half(*HALF, *[(f"n{number}", b"") for number in range(100_000)])) == (
+        "headers_too_large",
+        "588913 bytes, at most 32767",
+    )
+
+
+def test_no_records() -> None:
+    events, ticks, read_ms = decoded()
+    assert (events.num_rows, ticks, read_ms) == (0, [], {})
+
+
+def test_details_are_short() -> None:
+    strict = DecoderConfig(100, SKEW_MS, Keyring({}, required=True))
+    problem = problem_of(op(OP[0], ("PGROUP", b"g" * 255), ("REMARK", b"x" * 1_000)), strict)
+    assert problem is not None
+    assert len(problem[1]) <= 500
+
+
 # Any bytes.
 
 NAMES = st.sampled_from([*shapes.ODD_NAMES, *shapes.OWN_NAMES, "TICK", "SIGNATURE"]) | st.text(max_size=3)
@@ -394,32 +426,3 @@ def test_the_clients_models_and_the_job_name_the_same_reason(source: Source, hea
     config = DecoderConfig(100, SKEW_MS, Keyring({}, required=False))
     problem = problem_of(Sent(source, headers, key), config)
     assert (problem[0] if problem else None) == reason
-
-
-def test_the_first_of_two_headers_counts_also_in_a_large_batch() -> None:
-    """NumPy assigns several values to one place in no certain order."""
-    null_second = op(*OP, ("REMARK", b"x"), ("REMARK", None))
-    null_first = op(*OP, ("REMARK", None), ("REMARK", b"x"))
-    events = decoded(*[null_second, null_first] * 2_000).events
-    assert events["reason"].to_pylist() == ["duplicate_header", "bad_header"] * 2_000
-
-
-def test_any_number_of_names() -> None:
-    many = [(f"n{number}", b"") for number in range(3_000)]
-    assert problem_of(half(*HALF, *many)) is None
-    assert problem_of(half(*HALF, *[(f"n{number}", b"") for number in range(100_000)])) == (
-        "headers_too_large",
-        "588913 bytes, at most 32767",
-    )
-
-
-def test_no_records() -> None:
-    events, ticks, read_ms = decoded()
-    assert (events.num_rows, ticks, read_ms) == (0, [], {})
-
-
-def test_details_are_short() -> None:
-    strict = DecoderConfig(100, SKEW_MS, Keyring({}, required=True))
-    problem = problem_of(op(OP[0], ("PGROUP", b"g" * 255), ("REMARK", b"x" * 1_000)), strict)
-    assert problem is not None
-    assert len(problem[1]) <= 500

@@ -79,7 +79,7 @@ def test_the_times_of_several_tasks_are_all_heard() -> None:
         assert [(each.partition, each.at_ms) for each in batch.ticks] == [(0, 8_000), (1, 7_000)]
 
 
-def test_a_record_without_time_or_bucket_wakes_one_bucket_only() -> None:
+def test_a_record_without_the_brokers_time_wakes_one_bucket_only() -> None:
     assert len(packs([record(Source.HALF, 1, b"id", HALF, timestamp_type=0)])) == 1
     assert len(packs([])) == 0
 
