@@ -79,7 +79,7 @@ OUTCOME_SCHEMA = pa.schema(
 PACKED_EVENTS_SCHEMA = pa.schema([pa.field("bucket", pa.int32()), pa.field("events", pa.binary()), pa.field("times", pa.binary())])
 """A bucket's share of a task's records.
 
-`events` is a pack of EVENT_SCHEMA, and empty without events. `times` is what the task's records say of time.
+`events` is a pack of EVENT_SCHEMA. `times` is JSON: what the task's records say of time. Either may be empty.
 """
 
 PACKED_OUTCOMES_SCHEMA = pa.schema(
