@@ -76,6 +76,9 @@ _FLOODING_LOGGERS = (
     "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor",
 )
 
+_UNASKED_ADVICE = ".*contains a task of very large size.*"
+"""Spark says so of each small batch of more than 1 MB, whose rows are part of the task that writes them."""
+
 
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
     """Return the session to run in.
@@ -182,4 +185,7 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     log4j = jvm.org.apache.logging.log4j
     for name in _FLOODING_LOGGERS:
         log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
+    denied, neutral = log4j.core.Filter.Result.DENY, log4j.core.Filter.Result.NEUTRAL
+    unasked = log4j.core.filter.RegexFilter.createFilter(_UNASKED_ADVICE, None, False, denied, neutral)
+    log4j.LogManager.getContext(False).getConfiguration().addFilter(unasked)
     return spark
