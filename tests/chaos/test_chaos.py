@@ -23,6 +23,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_faults_lose_nothing_double_nothing_and_get_nothing_wrong(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
