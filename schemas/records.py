@@ -24,8 +24,8 @@ RESERVED_NAMES = frozenset(
 )
 """Names that a producer must not use for its own properties."""
 
-_UNREADABLE = "\N{REPLACEMENT CHARACTER}"
-"""The job reads it in names that are not UTF-8, and refuses them."""
+_UNREADABLE = re.compile("[\0\N{REPLACEMENT CHARACTER}]")
+"""librdkafka ends a name at a NUL. The other character is what the job reads in names that are not UTF-8."""
 _NOT_IN_A_HALF = frozenset((*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK))
 _ORDER = list(Reason)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -132,7 +132,7 @@ def _short(value: str) -> str:
 
 
 def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | None]:
-    taken = sorted(name for name in properties if name in _NOT_IN_A_HALF or _UNREADABLE in name)
+    taken = sorted(name for name in properties if name in _NOT_IN_A_HALF or _UNREADABLE.search(name))
     if taken:
         raise ValueError(f"{', '.join(taken)} cannot be a user property")
     return properties

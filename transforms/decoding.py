@@ -105,6 +105,8 @@ def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     yield from _key_and_size_problems(records)
     yield from _header_problems(records, _HALF)
     yield records.has_not_utf8, Reason.BAD_HEADER, "a header is not UTF-8"
+    # librdkafka's Python client, which reads the half back, ends a name there: `REAL_QID\0x` would become `REAL_QID`.
+    yield records.has_nul, Reason.BAD_HEADER, "the name of a header has a NUL"
     yield _duplicates(records, h.HALF_HEADERS)
     for name in h.DELAY_HEADERS:
         yield records.has(name), Reason.DELAY_NOT_SUPPORTED, name

@@ -31,6 +31,7 @@ class RecordColumns:
         key_bytes: the lengths of the keys; 0 for a key that is null.
         headers_bytes: the lengths of names and values of all headers together.
         has_not_utf8: True where a header's name or value is not UTF-8.
+        has_nul: True where a name that is not the contract's has a NUL.
         is_twice: by name, True where that header occurs more than once.
         first: by name, the place of its first header in `lengths`, `is_null` and `is_not_utf8`, which describe the
             values of the headers of all records.
@@ -62,10 +63,12 @@ class RecordColumns:
         self.first = dict(zip(_NAMES, first.reshape(len(_NAMES), -1), strict=True))
         self.is_twice = dict(zip(_NAMES, is_twice.reshape(len(_NAMES), -1), strict=True))
 
+        other_names = names.take(pa.array(others))
         # Spark has replaced what is not UTF-8 in a name.
-        misnamed = others[mask_of(pc.match_substring(names.take(pa.array(others)), "\N{REPLACEMENT CHARACTER}"))]
-        self.has_not_utf8 = np.zeros(len(records), bool)
+        misnamed = others[mask_of(pc.match_substring(other_names, "\N{REPLACEMENT CHARACTER}"))]
+        self.has_not_utf8, self.has_nul = np.zeros((2, len(records)), bool)
         self.has_not_utf8[parents[np.append(np.flatnonzero(self.is_not_utf8), misnamed)]] = True
+        self.has_nul[parents[others[mask_of(pc.match_substring(other_names, "\0"))]]] = True
 
         is_lost = self.has(h.HALF_LOST) & ~self.has(h.REAL_TOPIC)
         conditions = {EventKind.TICK: self.has(h.TICK), EventKind.OP: self.columns["source"] == Source.OP, EventKind.LOST: is_lost}

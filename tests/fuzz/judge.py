@@ -194,9 +194,10 @@ def _is_text(value: bytes) -> bool:
 def _is_shown(name: str) -> bool:
     """Return True if the name is the one that was sent.
 
-    Spark reads with Java's client, which puts this character into names that are not UTF-8.
+    Spark reads with Java's client, which puts this character into names that are not UTF-8. librdkafka ends a name at a
+    NUL.
     """
-    return "\N{REPLACEMENT CHARACTER}" not in name
+    return "\N{REPLACEMENT CHARACTER}" not in name and "\0" not in name
 
 
 def _has_too_much(record: Record) -> bool:

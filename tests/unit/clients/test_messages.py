@@ -31,7 +31,7 @@ FIELDS = {
     "queue_id": st.integers(-MAX_INT - 1, MAX_INT),
     "tags": st.none() | TEXT,
     "keys": st.none() | TEXT,
-    "properties": st.dictionaries(TEXT.filter(lambda name: name not in RESERVED_NAMES and "\ufffd" not in name), TEXT),
+    "properties": st.dictionaries(TEXT.filter(lambda name: name not in RESERVED_NAMES and not {"\ufffd", "\0"} & set(name)), TEXT),
     "immunity_s": st.none() | st.integers(1, MAX_INT),
     "born_at_ms": st.none() | st.integers(0, 2_000_000_000_000),
     "incarnation": st.integers(0, MAX_INCARNATION),

@@ -170,6 +170,7 @@ PROBLEMS: list[tuple[Sent, str, str]] = [
     (half(*HALF, ("KEYS", b"\xc3")), "bad_header", "KEYS is not UTF-8"),
     (half(*HALF, ("own", b"\xff")), "bad_header", "a header is not UTF-8"),
     (half(*HALF, ("own\ufffd", b"")), "bad_header", "a header is not UTF-8"),
+    (half(*HALF, ("REAL_QID\0x", b"five")), "bad_header", "the name of a header has a NUL"),
     (half(*HALF, ("own", b"\xff"), ("own", b"x")), "bad_header", "a header is not UTF-8"),
     (op(("ACTION", None), OP[1]), "bad_header", "ACTION is null"),
     (op(("ACTION", b"\xff"), OP[1]), "bad_header", "ACTION is not UTF-8"),
@@ -250,7 +251,8 @@ def test_records_at_their_limits_are_good() -> None:
     good = [
         half(*HALF, ("p", b"x" * FILL), key=b"k" * 255, value=b"x" * 100),
         half(("REAL_TOPIC", b"t" * 255), ("PGROUP", b"g" * 255), ("TAGS", b""), ("KEYS", b"")),
-        half(*HALF, value=None),
+        half(*HALF, ("own", b"\0"), key=b"\0", value=None),
+        op(*OP, ("INCARNATION\0", b"x")),
         op(*OP, ("REMARK", b""), ("FROM_CHECK", b""), ("SIGNATURE", b"\xff"), ("SIGNATURE", None), value=b"x" * 101),
         tick(*TICK, value=b'{"absent_groups": []}'.ljust(h.MAX_TICK_BYTES), at_ms=AT_MS + SKEW_MS),
         tick(*TICK, value=b"{}", at_ms=AT_MS - SKEW_MS),
