@@ -107,3 +107,7 @@ class StoredRecord(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: HeaderList | None
+
+    def size(self) -> int:
+        """Return how much memory it takes, in bytes or characters."""
+        return len(self.key or b"") + len(self.value or b"") + sum([len(name) + len(value or b"") for name, value in self.headers or ()])

@@ -74,7 +74,7 @@ def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[Stored
     size = 0
     for record in records:
         portion.append(record)
-        size += len(record.value or b"") if record is not None else 0
+        size += record.size() if record is not None else 0
         if size >= FLUSH_BYTES:
             yield portion
             portion, size = [], 0
