@@ -23,6 +23,21 @@ class Tick(NamedTuple):
     absent_groups: tuple[str, ...] = ()
 
 
+def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
+    """Return the latest tick of each partition: the same one in whatever order, and in how many parts, they come."""
+    latest: dict[Place, Tick] = {}
+    for tick in ticks:
+        place = (tick.source, tick.partition)
+        latest[place] = max(latest.get(place, tick), tick, key=_LATEST_OF_PARTITION)
+    return list(latest.values())
+
+
+def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
+    """Return the ticks, of which only the latest one names absent groups: nobody asks an earlier one (R15)."""
+    last = max(ticks, key=_LATEST, default=None)
+    return [tick if tick is last else tick._replace(absent_groups=()) for tick in ticks]
+
+
 class LatestTick(NamedTuple):
     """Time and place of the latest tick of all, and the producer groups that it names as away (R15)."""
 
@@ -98,6 +113,7 @@ class Clock:
 
 _SIZE = attrgetter(*TopicSize._fields)
 _LATEST = attrgetter(*LatestTick._fields)
+_LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups")
 
 
 def _newest(times_ms: Mapping[int, int], more: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -21,7 +21,7 @@ from halfway.schemas.events import EVENT_SCHEMA, OUTCOME_SCHEMA, PACKED_EVENTS_S
 from halfway.schemas.headers import MAX_TICK_BYTES, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.decoding import DecoderConfig, decode
-from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
 
@@ -63,20 +63,18 @@ def pack_events(config: DecoderConfig, bucket_keys: Sequence[int]) -> PackEvents
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         kept: list[pa.RecordBatch] = []
-        ticks: dict[Place, Tick] = {}
+        ticks: list[Tick] = []
         read_ms: dict[Place, int] = {}
         for batch in batches:
             decoded = decode(batch, config)
             kept.append(decoded.events)
-            for tick in decoded.ticks:
-                place = (tick.source, tick.partition)
-                ticks[place] = max(ticks.get(place, tick), tick, key=_BY_TIME)
+            ticks = latest_ticks([*ticks, *decoded.ticks])
             for place, at_ms in decoded.read_ms.items():
                 read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
                 yield _by_bucket(kept, b"", bucket_keys)
                 kept = []
-        yield _by_bucket(kept, _pack_times((list(ticks.values()), read_ms)), bucket_keys)
+        yield _by_bucket(kept, _pack_times((naming_groups_once(ticks), read_ms)), bucket_keys)
 
     return pack
 

@@ -1,5 +1,6 @@
 """Events and outcomes come out of packs as they went in, each bucket hears of time, and each id has one bucket."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms import packing
 from halfway.transforms.decoding import DecoderConfig
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.operator import bucket_function, to_batch
 from halfway.transforms.packing import CHUNK_OFFSETS, pack_events, pack_outcomes, unpack
 from halfway.transforms.protocol import Batch, Outcome
@@ -71,6 +72,25 @@ def test_every_bucket_hears_the_latest_tick_of_a_partition_and_what_was_read() -
     for batch in of_bucket.values():
         assert batch.ticks == [Tick(Source.OP, 0, 1, 5_029, ("g29",))]
         assert batch.read_ms == {(Source.OP, 0): 5_029, (Source.HALF, 0): 9_000}
+
+
+def test_the_latest_tick_of_a_partition_is_the_same_however_its_records_are_divided() -> None:
+    """A forged tick with many partitions must not hide the true ones that follow it."""
+    ticks = [tick(Source.OP, 1, 5_000, partitions=99), tick(Source.OP, 2, 6_000, partitions=4), tick(Source.OP, 3, 6_000, partitions=3)]
+    for at_once in (1, 2, 3):
+        for batch in batches_of(packs(ticks, at_once=at_once)).values():
+            assert batch.ticks == [Tick(Source.OP, 0, 4, 6_000)]
+
+
+def test_the_absent_groups_of_a_thousand_partitions_travel_once_a_bucket() -> None:
+    """A tick may name a thousand groups, and every partition has the same ones."""
+    value = json.dumps({"absent_groups": [f"group-{number:024}" for number in range(900)]}).encode()
+    ticks = [tick(source, 1, 5_000 + n, value, partitions=512, partition=n) for source in Source for n in range(512)]
+    sent = packs(ticks, at_once=256)
+    assert sent["times"].map(len).max() < len(value) + 64 * len(ticks)
+    for batch in batches_of(sent).values():
+        clock = Clock().after(batch.ticks, batch.read_ms)
+        assert (len(batch.ticks), clock.horizon_ms(), len(clock.absent_groups())) == (1_024, 5_000, 900)
 
 
 def test_the_times_of_several_tasks_are_all_heard() -> None:
