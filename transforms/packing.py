@@ -29,6 +29,8 @@ ROWS_IN_MEMORY = 500_000
 """A task packs its events when it holds this many."""
 CHUNK_OFFSETS = 16_384
 """The number of consecutive offsets whose records one task reads back."""
+UNDIVIDED = -1
+"""The slot of the outcomes of a bucket that has few: the driver may collect them."""
 
 TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
@@ -116,13 +118,14 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, few: int, adopted: Ma
         return []
     table = pa.Table.from_arrays(list(zip(*outcomes, strict=True)), schema=OUTCOME_SCHEMA)
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
-    of_slot = np.zeros(len(outcomes), np.int64) if len(outcomes) <= few else (partitions + offsets // CHUNK_OFFSETS) % slots
+    is_few = len(outcomes) <= few
+    of_slot = np.zeros(len(outcomes), np.int64) if is_few else (partitions + offsets // CHUNK_OFFSETS) % slots
     ends = np.fromiter((adopted.get(partition, 0) for partition in partitions.tolist()), np.int64) if adopted else 0
     may_be_held = (offsets < ends) & (kinds != Kind.QUARANTINE)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
-        rows.append((kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
+        rows.append((kind_and_held // 2, UNDIVIDED if is_few else slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
 
 

@@ -18,7 +18,7 @@ from halfway.pipelines.resolve.read_back import RecordFetcher
 from halfway.schemas.events import OUTCOME_SCHEMA
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.reports import BucketReport
-from halfway.transforms.packing import outcomes_in, unpack
+from halfway.transforms.packing import UNDIVIDED, outcomes_in, unpack
 from halfway.transforms.rows import Records, RowMaker
 
 ROWS_ON_DRIVER = 4_096
@@ -28,20 +28,19 @@ ROWS_PER_TASK = 2_000
 
 
 def few_of(buckets: int) -> int:
-    """Return how many outcomes of a bucket may be collected on the driver."""
-    return max(1, ROWS_ON_DRIVER // buckets)
+    """Return how many outcomes of a bucket the driver may collect: twice an even share, as buckets differ."""
+    return max(1, 2 * ROWS_ON_DRIVER // buckets)
 
 
 class BatchOutcomes:
     """The outcomes of one batch."""
 
-    def __init__(self, packs: DataFrame, fetcher: RecordFetcher, buckets: int) -> None:
-        """Evaluate the whole batch in one job: count the outcomes, and collect the reports and the small packs.
+    def __init__(self, packs: DataFrame, fetcher: RecordFetcher) -> None:
+        """Evaluate the whole batch in one job: count the outcomes, and collect the reports and what is undivided.
 
         Args:
             packs: PACKED_OUTCOMES_SCHEMA, persisted, because all but small batches evaluate it again.
             fetcher: reads records back.
-            buckets: the number of buckets.
         """
         self._packs, self._fetcher = packs, fetcher
         self.spark = packs.sparkSession
@@ -51,8 +50,9 @@ class BatchOutcomes:
         """How many of them adopted tables may hold."""
         self.reports: list[BucketReport] = []
         self._collected: dict[Kind, list[bytes | None]] = defaultdict(list)
-        is_small = (F.col("kind") == int(Kind.REPORT)) | (F.col("rows") <= few_of(buckets))
-        counted = packs.withColumn("outcomes", F.when(is_small, F.col("outcomes"))).toArrow()
+        # Not by its rows: divided among many slots, the packs of many outcomes are small too, and take 2 KB each.
+        is_wanted = (F.col("kind") == int(Kind.REPORT)) | (F.col("slot") == UNDIVIDED)
+        counted = packs.withColumn("outcomes", F.when(is_wanted, F.col("outcomes"))).toArrow()
         for number, _, may_be_held, rows, pack in zip(*(column.to_pylist() for column in counted.columns), strict=True):
             kind = Kind(number)
             self.rows[kind] += rows

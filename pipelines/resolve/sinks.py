@@ -91,11 +91,11 @@ class BatchWriter:
 
     def _count(self, packs: DataFrame, report: BatchReport) -> BatchOutcomes:
         """Evaluate the whole batch once, and fill the report."""
-        outcomes = BatchOutcomes(packs, self._fetcher, self._settings.state.buckets)
+        outcomes = BatchOutcomes(packs, self._fetcher)
         report.buckets = {bucket.bucket: bucket for bucket in outcomes.reports}
         report.known = self._known = {**self._known, **report.buckets}
         if outcomes.may_be_held:
-            outcomes = BatchOutcomes(self._without_held(packs), self._fetcher, self._settings.state.buckets)
+            outcomes = BatchOutcomes(self._without_held(packs), self._fetcher)
         report.rows = outcomes.rows
         return outcomes
 

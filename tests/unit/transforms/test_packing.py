@@ -16,7 +16,7 @@ from halfway.transforms import packing
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.operator import bucket_function, to_batch
-from halfway.transforms.packing import CHUNK_OFFSETS, pack_events, pack_outcomes, unpack
+from halfway.transforms.packing import CHUNK_OFFSETS, UNDIVIDED, pack_events, pack_outcomes, unpack
 from halfway.transforms.protocol import Batch, Outcome
 from tests.support.scenario import RULES
 
@@ -117,7 +117,7 @@ def test_outcomes_come_out_as_they_went_in(few: int) -> None:
     for kind, slot, may_be_held, count, pack in rows:
         table = unpack(pack)
         assert (table.num_rows, may_be_held, set(table["kind"].to_pylist())) == (count, False, {kind})
-        assert slot in (0, 1)
+        assert slot in ((UNDIVIDED,) if few else (0, 1))
         found.extend(Outcome(*row.values()) for row in table.to_pylist())
     assert Counter(found) == Counter(sent)
     assert len(rows) == (4 if few else 8)
@@ -126,6 +126,13 @@ def test_outcomes_come_out_as_they_went_in(few: int) -> None:
 def test_records_that_lie_together_are_read_by_one_task() -> None:
     rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, {})
     assert [count for _, _, _, count, _ in rows] == [CHUNK_OFFSETS] * 4
+
+
+def test_a_bucket_with_more_than_a_few_outcomes_goes_to_no_driver() -> None:
+    """With many slots its packs are small, and the driver would collect a pack of 2 KB for each outcome."""
+    spread = [outcome(Kind.COMMIT, offset, offset) for offset in range(5)]
+    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, {})] == [0, 1, 2, 3, 4]
+    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, {})] == [UNDIVIDED]
 
 
 def test_only_halves_before_the_adopted_end_may_be_held() -> None:
