@@ -27,7 +27,7 @@ class RecordColumns:
         kinds: the `EventKind` of each record. Whoever finds a record broken changes it.
         reasons: why each broken record is refused.
         details: what is wrong with each broken record.
-        ids: the transaction ids; null for a key that is null or not UTF-8.
+        ids: the transaction ids; null for a key that is null, too long or not UTF-8.
         key_bytes: the lengths of the keys; 0 for a key that is null.
         headers_bytes: the lengths of names and values of all headers together.
         has_not_utf8: True where a header's name or value is not UTF-8.
@@ -40,7 +40,9 @@ class RecordColumns:
     def __init__(self, records: pa.RecordBatch) -> None:
         """Look all headers up, and sort the records by their kinds."""
         self.raw = records
-        self.ids, self.key_bytes = _texts_of(records["key"]), _lengths_of(records["key"])
+        self.key_bytes = _lengths_of(records["key"])
+        # A key may have megabytes, and an id travels to the operator and to the driver.
+        self.ids = _texts_of(pc.if_else(self.key_bytes <= h.MAX_KEY_BYTES, records["key"], None))
         self.columns = {name: _integers_of(records[name]) for name in ("source", "partition", "at_ms", "timestamp_type", "value_bytes")}
         self.reasons, self.details = np.full((2, len(records)), None, object)
 

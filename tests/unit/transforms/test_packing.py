@@ -74,6 +74,13 @@ def test_every_bucket_hears_the_latest_tick_of_a_partition_and_what_was_read() -
         assert batch.read_ms == {(Source.OP, 0): 5_029, (Source.HALF, 0): 9_000}
 
 
+def test_r14_a_key_of_megabytes_does_not_travel() -> None:
+    """The driver collects the outcomes of small batches, and Spark ends a job that collects more than 1 GiB."""
+    sent = packs([record(Source.HALF, 1, b"k" * 5_000_000, HALF), record(Source.OP, 2, b"\xff" * 5_000_000, OP)])
+    assert sent["events"].map(len).sum() < 10_000
+    assert [each.reason for batch in batches_of(sent).values() for each in batch.broken] == ["key_too_long"] * 2
+
+
 def test_the_latest_tick_of_a_partition_is_the_same_however_its_records_are_divided() -> None:
     """A forged tick with many partitions must not hide the true ones that follow it."""
     ticks = [tick(Source.OP, 1, 5_000, partitions=99), tick(Source.OP, 2, 6_000, partitions=4), tick(Source.OP, 3, 6_000, partitions=3)]
