@@ -93,8 +93,8 @@ PACKED_OUTCOMES_SCHEMA = pa.schema(
 )
 """Outcomes of a bucket that are of one kind, and whose records one task reads back.
 
-`slot` chooses the task. `may_be_held` is true for halves that adopted tables may hold. `outcomes` is a pack of
-OUTCOME_SCHEMA with so many `rows`; for the kind REPORT, it is the bucket's report as JSON.
+`slot` is that task, or `UNDIVIDED`. `may_be_held` is true for halves that adopted tables may hold. `outcomes` is a pack
+of OUTCOME_SCHEMA with so many `rows`; for the kind REPORT, it is the bucket's report as JSON.
 """
 
 

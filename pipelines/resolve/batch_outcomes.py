@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from halfway.pipelines.resolve.read_back import RecordFetcher
+from halfway.pipelines.resolve.read_back import RecordFetcher, is_full
 from halfway.schemas.events import OUTCOME_SCHEMA
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.reports import BucketReport
@@ -96,7 +96,7 @@ class BatchOutcomes:
         if len(packs) < len(self._collected[kind]) or self.rows[kind] > ROWS_ON_DRIVER:
             return None
         outcomes, records = next(self._fetcher.portions(_unpacked(packs)))
-        return pa.Table.from_batches([make_rows(outcomes, records)]) if len(records) == self.rows[kind] else None
+        return None if is_full(records) else pa.Table.from_batches([make_rows(outcomes, records)])
 
     def _rows_on_executors(self, kind: Kind, make_rows: RowMaker, schema: StructType) -> DataFrame:
         fetcher = self._fetcher

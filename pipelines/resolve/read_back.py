@@ -69,6 +69,11 @@ class RecordFetcher:
             _consumers.pop(identity).close()
 
 
+def is_full(portion: Sequence[StoredRecord | None]) -> bool:
+    """Return True for a portion that ended because its records are large. Every portion but the last one is full."""
+    return sum(record.size() for record in portion if record is not None) >= FLUSH_BYTES
+
+
 def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[StoredRecord | None]]:
     portion: list[StoredRecord | None] = []
     size = 0

@@ -54,13 +54,17 @@ def test_one_of_each_kind(rows_on_driver: int, world: MakeWorld, on_executors: l
     assert len(on_executors) == (0 if rows_on_driver else 4)
 
 
-def test_large_bodies_are_left_to_the_executors(world: MakeWorld, on_executors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [{"a": 600, "b": 600, "c": 600}, {"a": 1_000}])
+def test_large_bodies_are_left_to_the_executors(
+    sizes: dict[str, int], world: MakeWorld, on_executors: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver sends to a task of a cluster is at most 128 MiB (`spark.rpc.message.maxSize`)."""
     monkeypatch.setattr(read_back, "FLUSH_BYTES", 1_000)
     w = world()
-    for name in ("a", "b", "c"):
-        w.half(name, 0, name.encode() * 600)
+    for name, size in sizes.items():
+        w.half(name, 0, name.encode() * size)
         w.op(name, b"COMMIT", 5)
     w.tick(100)
     w.resolve()
-    assert {name: len(row.body) for name, row in w.by_id(Table.MESSAGES).items()} == {"a": 600, "b": 600, "c": 600}
+    assert {name: len(row.body) for name, row in w.by_id(Table.MESSAGES).items()} == sizes
     assert len(on_executors) == 1
