@@ -171,3 +171,16 @@ def test_at_the_limits_a_record_is_good(aftermath: Aftermath) -> None:
     assert latest == [{"us": 253402300799999_000}], "a reader without Spark sees the same time"
     assert report.counts["unknown"] == 1
     assert report.horizon_ms == START_MS + 20
+
+
+def test_r14_a_name_with_a_nul_does_not_stand_for_another(aftermath: Aftermath) -> None:
+    """librdkafka ends the name there: the reader of the body would see a second `REAL_QID`, which is no number."""
+    w = aftermath.world
+    headers = [(name, bytearray(value or b"")) for name, value in [*half_headers(), ("REAL_QID\0x", b"five")]]
+    columns = "topic string, key string, value binary, headers array<struct<key: string, value: binary>>"
+    sent = w.spark.createDataFrame([(w.settings.kafka.half_topic, "nul", bytearray(b"body"), headers)], columns)
+    sent.write.format("kafka").option("kafka.bootstrap.servers", w.settings.kafka.servers()).option("includeHeaders", "true").save()
+    w.op("nul", b"COMMIT", 21)
+    w.resolve()
+    [row] = [row for row in w.rows(Table.QUARANTINE) if row.transaction_id == "nul"]
+    assert (row.reason, row.detail, raw(row.value)) == ("bad_header", "the name of a header has a NUL", b"body")
