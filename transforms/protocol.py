@@ -167,7 +167,7 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
     resolver.pass_on(batch.broken)
     for half in sorted(batch.halves, key=_ORDER):
         resolver.on_half(half)
-    for lost in batch.lost:
+    for lost in sorted(batch.lost, key=_ORDER):
         resolver.on_lost(lost)
     for op in sorted([*batch.ops, *resolver.take_waiting(batch.halves)], key=_ORDER):
         resolver.on_op(op)

@@ -396,6 +396,8 @@ def test_r16_same_input_same_outcomes_in_any_order() -> None:
         rollback("c", 5),
         tick(20_000),
         half("d", offset=3),
+        lost("d", 7, offset=3),
+        lost("d", 6, offset=3),
     ]
     forward = resolve(BucketState(), to_batch(records), RULES)
     backward = resolve(BucketState(), to_batch(reversed(records)), RULES)
