@@ -13,7 +13,7 @@ from benchmarks.rig import Batches, Figures, Rig, count_rows
 from halfway.schemas.settings import Settings
 from halfway.transforms.packing import bucket_of
 
-_WARM_UP = 5
+WARM_UP = 5
 """The number of batches until the JVM has compiled most of the hot code."""
 _FULL = 300_000
 """The number of events above which a batch counts as full."""
@@ -28,7 +28,7 @@ def drain(rig: Rig) -> Figures:
     loading = {name: used_s - before[name] for name, used_s in _loading_s(rig).items()}
     batches, seconds = rig.drain(settings)
     rates = [batches.events(number) / took for number, took in enumerate(seconds)]
-    warm = [number for number in range(_WARM_UP, len(rates)) if batches.events(number) > _FULL] or list(range(len(rates)))
+    warm = [number for number in range(WARM_UP, len(rates)) if batches.events(number) > _FULL] or list(range(len(rates)))
     warm_rates = [rates[number] for number in warm]
     to_transactions = load.sent.transactions / load.sent.events
     return {

@@ -42,7 +42,7 @@ _STOP_S = 120.0
 ROOT = Path(__file__).parents[1]
 _SETTINGS: dict[str, object] = {
     "state.buckets": 16,
-    "state.shuffle_partitions": 2,
+    "state.shuffle_partitions": int(os.environ.get("HALFWAY_BENCH_TASKS", "2")),
     # Checks do not disturb a benchmark, except those of `checkback`.
     "resolution.transactionTimeOut": "12h",
 }
