@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from textwrap import indent
@@ -142,6 +143,8 @@ def test_the_operators_commands_succeed(environ: dict[str, str], spark: SparkSes
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         send_halves(["order-17", "order-18"], environ)
+        sent = time.monotonic()
+        until(lambda: time.monotonic() - sent > 2, "the age that `halfway pending --older-than 1s` asks for")
         settings = command_settings(None, ["trigger.available_now=true"])
         ResolveJob(settings).run(lambda: spark)
         for line in OPERATE.splitlines():
