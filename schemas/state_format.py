@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from halfway.schemas.errors import StateFormatError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 STATE_SCHEMA = StructType([StructField("format_version", IntegerType(), False), StructField("payload", BinaryType(), False)])
 
@@ -29,11 +29,14 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("check_times", pa.int32(), nullable=False),
         pa.field("due_ms", pa.int64(), nullable=False),
+        pa.field("last_called", pa.bool_(), nullable=False),
+        pa.field("late_put_offs", pa.int32(), nullable=False),
     ]
 )
 """`entry` is a `Phase`; WAITING_COMMIT or WAITING_ROLLBACK stand for a verdict that waits for its half.
 
 `due_ms` is the first time at which something is due for the entry: a horizon if it is pending, or else a read mark.
+`last_called` and `late_put_offs` are what R8 has to know of a pending half.
 """
 
 WAITING_COMMIT = 100

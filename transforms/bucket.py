@@ -120,10 +120,11 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
     transactions: dict[str, Transaction] = {}
     waiting: dict[str, list[Op]] = {}
     for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
-        transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, check_times, due_ms = row
+        transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, *timer = row
         if entry in _PHASES:
             half = Half(transaction_id, group, topic, incarnation, start_ms, partition, offset)
-            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times)
+            check_times, due_ms, last_called, late_put_offs = timer
+            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, last_called, late_put_offs)
         else:
             op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset)
             waiting.setdefault(transaction_id, []).append(op)
@@ -134,16 +135,17 @@ def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
     """Turn objects into entries (ENTRY_SCHEMA): a table for the transactions, and one for the waiting verdicts."""
     tables = []
     if state.transactions:
-        phases, halves, dues_ms, check_times = zip(*state.transactions.values(), strict=True)
+        phases, halves, dues_ms, check_times, *late = zip(*state.transactions.values(), strict=True)
         ids, groups, topics, incarnations, starts_ms, partitions, offsets, _ = zip(*halves, strict=True)
-        tables.append(_table(ids, phases, groups, topics, incarnations, starts_ms, partitions, offsets, check_times, dues_ms))
+        tables.append(_table(ids, phases, groups, topics, incarnations, starts_ms, partitions, offsets, check_times, dues_ms, *late))
     ops = [op for of_one_id in state.waiting.values() for op in of_one_id]
     if ops:
         ids, groups, incarnations, actions, starts_ms, partitions, offsets = zip(*ops, strict=True)
         entries = [_WAITING_ENTRY[action] for action in actions]
         orphans_ms = [rules.orphan_ms(op) for op in ops]
-        no_topics, no_checks = [""] * len(ops), [0] * len(ops)
-        tables.append(_table(ids, entries, groups, no_topics, incarnations, starts_ms, partitions, offsets, no_checks, orphans_ms))
+        no_topics, zeros, no_calls = [""] * len(ops), [0] * len(ops), [False] * len(ops)
+        columns = (ids, entries, groups, no_topics, incarnations, starts_ms, partitions, offsets, zeros, orphans_ms, no_calls, zeros)
+        tables.append(_table(*columns))
     return tables
 
 

@@ -60,6 +60,10 @@ class Transaction(NamedTuple):
     due_ms: int
     """The horizon at which a pending half is due, or the read mark at which a settled id is forgotten (see `Rules`)."""
     check_times: int = 0
+    last_called: bool = False
+    """True once it has been checked past the retention of halves (R8)."""
+    late_put_offs: int = 0
+    """How many of its put-offs (R15) were past the retention of halves (R8)."""
 
 
 class Outcome(NamedTuple):
@@ -111,7 +115,7 @@ class Rules(NamedTuple):
         return horizon_ms + self.check_interval_ms
 
     def expiry_ms(self, half: Half) -> int:
-        """Return when a half expires: its age is > the retention of halves (R8)."""
+        """Return from when on a half is late: its age is > the retention of halves (R8)."""
         return first_ms_after(half.at_ms + self.half_retention_ms)
 
     def orphan_ms(self, op: Op) -> int:
@@ -274,13 +278,14 @@ class _Resolver:
 
     def _on_due(self, known: Transaction, horizon_ms: int, *, is_away: bool) -> None:
         """Check, discard or put off a pending half."""
-        half, rules = known.half, self.rules
+        rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
-        # R8: a half is asked about at least once, unless its group is away.
-        is_expired = horizon_ms >= rules.expiry_ms(half) and (known.check_times > 0 or is_away)
+        is_late = horizon_ms >= rules.expiry_ms(known.half)  # R8
+        is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else known.last_called)
+        later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
             self.counts[Count.PUT_OFF] += 1
-            self.transactions[half.transaction_id] = known._replace(due_ms=rules.next_check_ms(horizon_ms))
+            self.transactions[known.half.transaction_id] = later._replace(late_put_offs=known.late_put_offs + is_late)
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
@@ -288,9 +293,9 @@ class _Resolver:
             self._settle(known, Phase.DISCARDED, horizon_ms)
         else:  # R4, R5
             self.counts[Count.CHECKED] += 1
-            checked = Transaction(Phase.PENDING, half, rules.next_check_ms(horizon_ms), known.check_times + 1)
+            checked = later._replace(check_times=known.check_times + 1, last_called=is_late)
             self.outcomes.append(_outcome_of(Kind.CHECK, checked, horizon_ms))
-            self.transactions[half.transaction_id] = checked
+            self.transactions[known.half.transaction_id] = checked
 
     def _quarantine_orphans(self, transaction_id: str, ops: Sequence[Op], read_mark_ms: int) -> None:
         """Quarantine the verdicts that have waited too long for their half, each of them (R10)."""

@@ -126,18 +126,28 @@ def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
 
 
 def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list[str]:
-    age_ms = horizon_ms - life.half.at_ms
+    def age(at_ms: int) -> int:
+        return at_ms - life.half.at_ms
+
+    def is_past(at_ms: int) -> bool:
+        return age(at_ms) > rules.half_retention_ms
+
     before = [*life.checks, *life.put_offs]
-    is_first_due = age_ms > (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms)
+    is_first_due = age(horizon_ms) > (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms)
     is_next_due = bool(before) and horizon_ms >= max(before) + rules.check_interval_ms
     if not (is_next_due if before else is_first_due):
         return []
     checks = len(life.checks)
-    expired = age_ms > rules.half_retention_ms and (checks > 0 or away)
-    if away and not expired:
-        life.put_offs.append(horizon_ms)
-        return []
-    if checks == rules.check_max or expired:
+    if away:
+        patience_is_over = len(list(filter(is_past, life.put_offs))) == rules.check_max
+        ends = is_past(horizon_ms) and patience_is_over
+        if not ends:
+            life.put_offs.append(horizon_ms)
+            return []
+    else:
+        last_call_was_made = any(map(is_past, life.checks))
+        ends = checks == rules.check_max or last_call_was_made
+    if ends:
         life.ended, life.ended_ms = "DISCARDED", horizon_ms
         return [f"discard {me} {'check_max' if checks == rules.check_max else 'expired'} #{checks} @{horizon_ms}"]
     life.checks.append(horizon_ms)

@@ -10,7 +10,7 @@ from halfway.schemas.outcomes import Count
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.protocol import BucketState, resolve
 from tests.support.paths import ROOT
-from tests.support.scenario import RULES, commit, half, lost, read, rollback, run, tick, to_batch, unknown
+from tests.support.scenario import RULES, commit, half, lost, read, rollback, run, tick, to_batch, told, unknown
 
 DUE = 6_001
 """The first horizon at which a half of time 0 is checked."""
@@ -125,31 +125,81 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {"a": "COMMITTED"},
     ),
     (
-        "R8-at-retention",
-        [[half("a", immunity_ms=169_000), tick(169_001)], [tick(200_000)]],
-        [["check a #1 @169001"], ["check a #2 @200000"]],
-        {"a": "PENDING"},
+        "R8-check-at-retention-is-not-the-last-call",
+        [[half("a", immunity_ms=900_000), half("b", immunity_ms=170_000), tick(200_000)], [tick(230_000)], [tick(260_000)]],
+        [
+            ["check b #1 @200000"],
+            ["check a #1 @230000", "check b #2 @230000"],
+            ["discard a expired #1 @260000", "discard b check_max #2 @260000"],
+        ],
+        {"a": "DISCARDED", "b": "DISCARDED"},
     ),
     (
-        "R8-after-retention",
-        [[half("a", immunity_ms=169_000), tick(169_001)], [tick(200_001)]],
-        [["check a #1 @169001"], ["discard a expired #1 @200001"]],
+        "R8-last-call-after-retention",
+        [[half("a", immunity_ms=169_000), tick(169_001)], [tick(200_001)], [tick(230_000)], [tick(230_001)]],
+        [["check a #1 @169001"], ["check a #2 @200001"], [], ["discard a check_max #2 @230001"]],
         {"a": "DISCARDED"},
     ),
     (
-        "R8-not-before-it-is-due",
-        [[half("a", immunity_ms=189_000), tick(189_001)], [tick(219_000)], [tick(219_001)]],
-        [["check a #1 @189001"], [], ["discard a expired #1 @219001"]],
-        {"a": "DISCARDED"},
-    ),
-    (
-        "R8-never-checked-is-asked-first",
+        "R8-never-asked-until-then",
         [[half("a"), tick(900_000)], [tick(930_000)]],
         [["check a #1 @900000"], ["discard a expired #1 @930000"]],
         {"a": "DISCARDED"},
     ),
-    ("R8-group-away", [[half("a"), tick(200_001, away=["g"])]], [["discard a expired #0 @200001"]], {"a": "DISCARDED"}),
-    ("R8-group-away-at-retention", [[half("a"), tick(200_000, away=["g"])]], [[]], {"a": "PENDING"}),
+    (
+        "R8-asked-before-a-long-stop-is-asked-after-it",
+        [[half("a"), tick(DUE)], [tick(900_000)], [commit("a", 901_000), tick(930_000)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @900000"], ["commit a @901000"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R8-all-checks-made-before-a-long-stop",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(900_000)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @900000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-away-after-a-long-stop-is-waited-for",
+        [[half("a"), tick(900_000, away=["g"])], [tick(930_000, away=["g"])], [tick(960_000, away=["g"])]],
+        [[], [], ["discard a expired #0 @960000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-back-in-time-gets-the-last-call",
+        [[half("a"), tick(900_000, away=["g"])], [tick(930_000, away=["g"])], [tick(960_000)], [tick(990_000)]],
+        [[], [], ["check a #1 @960000"], ["discard a expired #1 @990000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-away-after-the-last-call-is-waited-for-too",
+        [[half("a"), tick(900_000)], [tick(930_000, away=["g"])], [tick(960_000, away=["g"])], [tick(990_000, away=["g"])]],
+        [["check a #1 @900000"], [], [], ["discard a expired #1 @990000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-put-offs-before-the-age-do-not-count",
+        [
+            [half("a"), tick(170_000, away=["g"])],
+            [tick(200_000, away=["g"])],
+            [tick(230_000, away=["g"])],
+            [tick(260_000, away=["g"])],
+            [tick(290_000, away=["g"])],
+        ],
+        [[], [], [], [], ["discard a expired #0 @290000"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R8-away-with-all-checks-made",
+        [
+            [half("a"), tick(DUE)],
+            [tick(36_001)],
+            [tick(200_001, away=["g"])],
+            [tick(230_001, away=["g"])],
+            [tick(260_001, away=["g"])],
+        ],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], [], [], ["discard a check_max #2 @260001"]],
+        {"a": "DISCARDED"},
+    ),
     ("R9-verdict-beats-check", [[half("a")], [commit("a", DUE), tick(DUE)]], [[], [f"commit a @{DUE}"]], {"a": "COMMITTED"}),
     (
         "R9-verdict-beats-discard",
@@ -316,12 +366,6 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
     ("R15-latest-tick-counts", [[half("a"), tick(3_000, away=["g"])], [tick(DUE)]], [[], [f"check a #1 @{DUE}"]], {"a": "PENDING"}),
     ("R15-verdict-while-away", [[half("a"), tick(DUE, away=["g"])], [commit("a", 7_000)]], [[], ["commit a @7000"]], {"a": "COMMITTED"}),
     (
-        "R15-exhausted-expired-away",
-        [[half("a"), tick(DUE)], [tick(36_001)], [tick(200_001, away=["g"])]],
-        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @200001"]],
-        {"a": "DISCARDED"},
-    ),
-    (
         "R17-lost-counts-as-settled",
         [[half("a", offset=4), tick(DUE)], [lost("a", 6_500, offset=4)], [tick(40_000)]],
         [[f"check a #1 @{DUE}"], [], []],
@@ -385,6 +429,17 @@ def test_r6_exactly_check_max_checks_without_gaps(check_max: int) -> None:
     batches = [[half("a"), tick(DUE)], *[[tick(DUE + 30_000 * n)] for n in range(1, check_max + 3)]]
     checks = [f"check a #{n + 1} @{DUE + 30_000 * n}" for n in range(check_max)]
     assert run(batches, rules).told == [*checks, f"discard a check_max #{check_max} @{DUE + 30_000 * check_max}"]
+
+
+def test_r8_a_longer_retention_takes_back_what_was_late() -> None:
+    """A half that was late under former settings is treated as any other under the present ones."""
+    state = run([[half("a"), tick(900_000, away=["g"])], [tick(930_000, away=["g"])]]).state
+    longer = RULES._replace(half_retention_ms=10**9)
+    away = resolve(state, to_batch([tick(960_000, away=["g"])]), longer)
+    assert away.outcomes == []
+    present = resolve(away.state, to_batch([tick(990_000)]), longer)
+    assert [told(outcome) for outcome in present.outcomes] == ["check a #1 @990000"]
+    assert not present.state.transactions["a"].last_called
 
 
 def test_r16_same_input_same_outcomes_in_any_order() -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from operator import attrgetter
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ SMALL = Rules(timeout_ms=6, check_interval_ms=10, check_max=2, half_retention_ms
 _ids = st.sampled_from(["a", "b", "c", "d"])
 _groups = st.sampled_from(["g", "g", "g", "h"])
 _incarnations = st.sampled_from([0, 0, 0, 1, 2])
-_steps = st.sampled_from([0, 0, 1, 1, 2, 5, 11])
+_steps = st.sampled_from([0, 0, 1, 1, 2, 5, 11, 31])
 _immunity = st.sampled_from([0, 0, 0, 3, 30, 60])
 _actions = st.sampled_from([LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN])
 _away = st.sampled_from([(), (), (), ("g",), ("h",)])
@@ -103,6 +104,26 @@ def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tup
     assert {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()} == phases
 
 
+_moments = st.tuples(st.sampled_from([1, 9, 10, 11, 25, 60]), st.sampled_from([(), ("g",)]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(_immunity, min_size=1, max_size=3), st.lists(_moments, max_size=15))
+def test_r8_as_the_naive_model_has_it(immunities: list[int], moments: list[tuple[int, tuple[str, ...]]]) -> None:
+    """Halves without a verdict, long after their retention, while their group comes and goes."""
+    halves = [Half(f"{number}", "g", "t", 0, number, 0, number, immunity_ms) for number, immunity_ms in enumerate(immunities)]
+    batches, at_ms = [Batch(halves)], 0
+    for step_ms, away in moments:
+        at_ms += step_ms
+        batches.append(Batch(ticks=[Tick(source, 0, 1, at_ms, away) for source in Source]))
+    lines, state, _ = _resolve_all(batches)
+    expected, phases = all_outcomes(batches, SMALL)
+    for line in {" ".join(line.split()[2:4]) for line in lines if line.startswith("discard")}:
+        event(line)
+    assert lines == expected
+    assert {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()} == phases
+
+
 @settings(max_examples=300, deadline=None)
 @given(_world, _cuts)
 def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
@@ -118,8 +139,9 @@ def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list
     assert sum(latency_counts(bucket.totals)) == counts[Count.COMMITTED]
     assert bucket.totals[Reason.CHECK_MAX] + bucket.totals[Reason.EXPIRED] == counts[Count.DISCARDED]
     assert bucket.clock == state.clock
-    settled_and_pending = {row["transaction_id"]: row["due_ms"] for row in bucket.entries.to_pylist() if row["entry"] < 100}
-    assert settled_and_pending == {transaction_id: known.due_ms for transaction_id, known in state.transactions.items()}
+    timers = ("due_ms", "check_times", "last_called", "late_put_offs")
+    entries = {row["transaction_id"]: [row[name] for name in timers] for row in bucket.entries.to_pylist() if row["entry"] < 100}
+    assert entries == {transaction_id: list(attrgetter(*timers)(known)) for transaction_id, known in state.transactions.items()}
 
 
 @settings(max_examples=300, deadline=None)

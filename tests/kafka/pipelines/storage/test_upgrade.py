@@ -19,7 +19,7 @@ from tests.support.older_formats import DATA, RUNS, first_part, make_topics, set
 
 KEPT = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
 OPENED = [version for version in KEPT if version == FORMAT_VERSION]
-"""Format 2 keeps times of records, and places ids in other buckets than format 1."""
+"""Format 1 places ids in other buckets. Format 2 was never released."""
 OpenKept = Callable[[int], World]
 
 
