@@ -122,7 +122,7 @@ if transaction_id:
         found = story.records_of(records, transaction_id).collect()
         events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
         of_id = records.where((F.col("key") == F.lit(transaction_id.encode())) & (F.col("topic") != kafka.check_topic))
-        said = decoded_records(of_id, DecoderConfig.of(settings), kafka.op_topic).toPandas()
+        said = decoded_records(of_id, DecoderConfig.of(settings.resolution, kafka.signing.keyring()), kafka.op_topic).toPandas()
     shown = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
     page.table(f"The story of {transaction_id}", pd.DataFrame(shown, columns=["at", "what", "detail", "place"]))
     if len(said):

@@ -1,5 +1,6 @@
 """The settings `kafka.security` and `kafka.signing`: login to Kafka, and keys that sign ops (docs/security.md)."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -97,6 +98,11 @@ class SigningSettings(SettingsGroup):
             return None
         keys = {group: [key.get_secret_value().encode() for key in of_group] for group, of_group in self.keys.items()}
         return Keyring(keys, required=self.required)
+
+    def fingerprint(self) -> str:
+        """Return a value that tells other keys from these, and from which nobody finds a key."""
+        secret = repr(sorted((group, [key.get_secret_value() for key in keys]) for group, keys in self.keys.items()))
+        return hashlib.pbkdf2_hmac("sha256", f"{self.required} {secret}".encode(), b"halfway-signing", 100_000).hex()
 
     def keyring_of(self, producer_group: str) -> Keyring | None:
         """Return the keys for a service of this group; None if ops are not signed.

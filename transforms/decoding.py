@@ -16,7 +16,7 @@ from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.signing import Keyring
 from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.record_columns import Mask, RecordColumns, mask_of
@@ -70,10 +70,9 @@ class DecoderConfig:
     keyring: Keyring | None = None
 
     @staticmethod
-    def of(settings: Settings) -> "DecoderConfig":
+    def of(resolution: ResolutionSettings, keyring: Keyring | None) -> "DecoderConfig":
         """Return what the job decodes with."""
-        resolution = settings.resolution
-        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, settings.kafka.signing.keyring())
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, keyring)
 
 
 class Decoded(NamedTuple):

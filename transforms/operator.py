@@ -15,6 +15,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
+from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.packing import pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
@@ -50,7 +51,7 @@ def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: Rules, slots: int, few: int, adopted: Mapping[int, int]) -> BucketFunction:
+def bucket_function(rules: ByBatch[Rules], slots: int, few: int, adopted: Mapping[int, int]) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
@@ -62,7 +63,7 @@ def bucket_function(rules: Rules, slots: int, few: int, adopted: Mapping[int, in
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
         bucket = Bucket.decode(*group_state.get) if group_state.exists else Bucket()
-        bucket, outcomes, counts = bucket.after(to_batch(frames), rules)
+        bucket, outcomes, counts = bucket.after(to_batch(frames), rules.here())
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json().encode()
         rows = [*pack_outcomes(outcomes, slots, few, adopted), (int(Kind.REPORT), 0, False, 1, report)]

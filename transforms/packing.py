@@ -20,6 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from halfway.schemas.events import EVENT_SCHEMA, OUTCOME_SCHEMA, PACKED_EVENTS_SCHEMA, PACKED_OUTCOMES_SCHEMA, EventKind
 from halfway.schemas.headers import MAX_TICK_BYTES, Source
 from halfway.schemas.outcomes import Kind
+from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once
 from halfway.transforms.protocol import Outcome
@@ -55,15 +56,16 @@ def to_records(records: DataFrame, op_topic: str) -> DataFrame:
     )
 
 
-def pack_events(config: DecoderConfig, bucket_keys: Sequence[int]) -> PackEvents:
+def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int]) -> PackEvents:
     """Return the function that decodes the records of a task (RECORD_SCHEMA) to PACKED_EVENTS_SCHEMA.
 
     Args:
-        config: what decoding depends on.
+        configs: what decoding depends on.
         bucket_keys: the keys that Spark groups the buckets by.
     """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        config = configs.here()
         kept: list[pa.RecordBatch] = []
         ticks: list[Tick] = []
         read_ms: dict[Place, int] = {}

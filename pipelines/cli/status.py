@@ -8,6 +8,7 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_json, show_table
+from halfway.pipelines.kafka.transactions import OpenTransaction
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.status import Status, job_status
 from halfway.pipelines.runtime.reader_session import reader_session
@@ -23,11 +24,12 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
     """
     settings = command_settings(config, overrides)
     with reader_session(settings, say) as spark:
-        now = job_status(spark, settings, time.time_ns() // 1_000_000)
+        now_ms = time.time_ns() // 1_000_000
+        now = job_status(spark, settings, now_ms)
     if as_json:
         show_json(_json_facts(now))
         return
-    show_table(["job", ""], _rows(now))
+    show_table(["job", ""], _rows(now, now_ms))
     if now.totals:
         rates = now.rates or {}
         over = f"per second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
@@ -54,19 +56,32 @@ def _show_groups(now: Status) -> None:
         typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} smaller groups (--json shows all)")
 
 
-def _rows(now: Status) -> list[tuple[str, str]]:
+def _rows(now: Status, now_ms: int) -> list[tuple[str, str]]:
     running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"
     else:
-        horizon = f"{_utc(now.horizon_ms)}, {duration_text(now.horizon_lag_ms)} ago"
+        horizon = f"{_utc(now.horizon_ms)}, {_lag(now.horizon_lag_ms)}"
     if now.unread is None:
         unread = f"unknown: {now.kafka_error}"
     else:
         unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items())
-    rows = [("running", running), ("horizon", horizon), ("consumer lag", unread), ("last batch", _last_batch(now))]
+    held = [("held by a transaction", _held(each, now_ms)) for each in now.open_transactions]
+    rows = [("running", running), ("horizon", horizon), *held, ("consumer lag", unread), ("last batch", _last_batch(now))]
     away = ", ".join(now.absent_groups) or "none"
     return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups that are away", away)]
+
+
+def _lag(lag_ms: int | None) -> str:
+    if lag_ms is not None and lag_ms < 0:
+        return f"{duration_text(-lag_ms)} ahead of the clock here"
+    return f"{duration_text(lag_ms)} ago"
+
+
+def _held(transaction: OpenTransaction, now_ms: int) -> str:
+    """Return a transaction that is open and holds the horizon (R18), with its age."""
+    age = "" if transaction.since_ms is None else f", open for {duration_text(now_ms - transaction.since_ms)}"
+    return f"{transaction}{age}"
 
 
 def _last_batch(now: Status) -> str:

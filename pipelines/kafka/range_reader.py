@@ -5,7 +5,7 @@ through dense pointers and drops the records between them, and seeks sparse ones
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic, sleep
 from typing import NamedTuple, Self
 
@@ -19,6 +19,10 @@ from halfway.schemas.settings import KafkaSettings
 DENSE_GAP = 1_000
 """Up to this many records, reading on is not slower than a seek: 140,000 records of 1 KiB a second, against 4 ms a
 seek."""
+READ_COMMITTED = "read_committed"
+"""A partition then ends, for a reader, before the first open transaction (R18). Where records of aborted transactions
+and the marks of their ends are, offsets have gaps."""
+READ_UNCOMMITTED = "read_uncommitted"
 READ_LIMIT_S = 60.0
 _END_POLL_S = 0.1
 _POLL_S = 0.05
@@ -41,6 +45,7 @@ def reading_options(group: str) -> dict[str, str]:
     """
     return {
         "group.id": group,
+        "isolation.level": READ_COMMITTED,
         "enable.auto.commit": "false",
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
@@ -53,15 +58,24 @@ def reading_options(group: str) -> dict[str, str]:
     }
 
 
+def operator_consumer(kafka: KafkaSettings) -> AbstractContextManager[Consumer]:
+    """Open a consumer for a command; see `ranges_consumer`."""
+    return ranges_consumer(kafka, OPERATOR_GROUP)
+
+
 @contextmanager
-def operator_consumer(kafka: KafkaSettings) -> Iterator[Consumer]:
-    """Open a consumer for a command, and close it when the block ends.
+def ranges_consumer(kafka: KafkaSettings, group: str, isolation_level: str = READ_COMMITTED) -> Iterator[Consumer]:
+    """Open a consumer that reads offset ranges, and close it when the block ends.
+
+    Args:
+        kafka: where Kafka is.
+        group: see `reading_options`.
+        isolation_level: Kafka's.
 
     Raises:
         KafkaUnavailableError: a request fails inside the block.
     """
-    # The job's source reads uncommitted records too.
-    options = {**kafka.as_librdkafka_dict(), **reading_options(OPERATOR_GROUP), "isolation.level": "read_uncommitted"}
+    options = {**kafka.as_librdkafka_dict(), **reading_options(group), "isolation.level": isolation_level}
     consumer = Consumer(options, logger=librdkafka_log)
     try:
         yield consumer
@@ -72,7 +86,7 @@ def operator_consumer(kafka: KafkaSettings) -> Iterator[Consumer]:
 
 
 def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetRange]:
-    """Return the offsets that each partition of a topic retains.
+    """Return the offsets that each partition of a topic retains, up to an open transaction.
 
     Raises:
         TopicError: the topic is missing.

@@ -19,12 +19,15 @@ JOB_GROUPS = {"groups": (FETCH_GROUP,), "group_prefixes": (check_group(""),)}
 
 
 def job_rights(settings: KafkaSettings) -> dict[str, tuple[AclOperation, ...]]:
-    """Return the operations that the job needs on each topic. It writes its ticks to both topics that it reads."""
+    """Return the operations that the job needs on each topic. It writes its ticks to both topics that it reads.
+
+    It reads check requests again where a group may have missed them (R15).
+    """
     both = (AclOperation.READ, AclOperation.WRITE)
     return {
         settings.half_topic: (*both, AclOperation.DESCRIBE_CONFIGS),
         settings.op_topic: both,
-        settings.check_topic: (AclOperation.WRITE,),
+        settings.check_topic: both,
     }
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.kafka.topic_scan import retained_ranges
+from halfway.pipelines.kafka.transactions import OpenTransaction, open_transactions
 from halfway.pipelines.storage.file_systems import local_path, read_json
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
@@ -36,6 +38,8 @@ class Status:
     unread: dict[str, int] | None
     """Consumer lag by topic, ticks included; None if Kafka cannot be reached."""
     kafka_error: str | None
+    open_transactions: list[OpenTransaction]
+    """Those that hold the horizon (R18)."""
     pending: int
     pending_by_group: list[GroupPending]
     absent_groups: list[str]
@@ -62,7 +66,13 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
     last_batch = read_json(spark, checkpoint_file(storage, STATUS_FILE))
     stored = read_state(spark, storage)
     view = view_pending(stored.rows)
-    unread, kafka_error = _unread(settings.kafka, stored)
+    unread: dict[str, int] | None = None
+    holding: list[OpenTransaction] = []
+    kafka_error = None
+    try:
+        unread, holding = _unread(settings.kafka, stored), _holding(spark, settings.kafka)
+    except HalfwayError as error:
+        kafka_error = str(error)
     rates, rates_over_s = _rates(spark, storage, stored, view)
     return Status(
         is_running=None if local_path(storage.checkpoint) is None else is_in_use(storage),
@@ -72,6 +82,7 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
         horizon_lag_ms=None if view.horizon_ms is None else now_ms - view.horizon_ms,
         unread=unread,
         kafka_error=kafka_error,
+        open_transactions=holding,
         pending=view.transactions.num_rows,
         pending_by_group=pending_by_group(view.transactions, view.absent_groups),
         absent_groups=sorted(view.absent_groups),
@@ -82,19 +93,20 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
     )
 
 
-def _unread(kafka: KafkaSettings, stored: StoredState) -> tuple[dict[str, int] | None, str | None]:
+def _holding(spark: SparkSession, kafka: KafkaSettings) -> list[OpenTransaction]:
+    return open_transactions(admin_client(kafka), kafka, (kafka.half_topic, kafka.op_topic), lambda: spark)
+
+
+def _unread(kafka: KafkaSettings, stored: StoredState) -> dict[str, int]:
     """Count the records after the last committed batch; before the first batch, all records that the topics retain."""
     topics = [kafka.half_topic, kafka.op_topic]
-    try:
-        retained = retained_ranges(kafka, topics)
-    except HalfwayError as error:
-        return None, str(error)
+    retained = retained_ranges(kafka, topics)
 
     def left(topic: str, number: int, place: OffsetRange) -> int:
         low, high = place
         return max(0, high - max(low, stored.read_to.get(topic, {}).get(number, low)))
 
-    return {topic: sum(left(topic, number, place) for number, place in retained[topic].items()) for topic in topics}, None
+    return {topic: sum(left(topic, number, place) for number, place in retained[topic].items()) for topic in topics}
 
 
 def _rates(

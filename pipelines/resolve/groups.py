@@ -1,17 +1,23 @@
-"""Finds the producer groups that are away (R15): their consumer groups `txn-check-*` exist and have no member."""
+"""Finds the producer groups that cannot answer checks (R15): those that are away, and those that are behind.
+
+A group is away if its consumer group `txn-check-*` exists and has no member. `check_lag.py` says which are behind.
+"""
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import ListConsumerGroupsResult
+from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.headers import MAX_TICK_BYTES, check_group
 from halfway.schemas.settings import KafkaSettings
 
@@ -21,7 +27,9 @@ ASK_EVERY_S = 1.0
 GRACE_S = 60.0
 """How long a group stays away after Kafka stops listing it: a broker that has just started lists groups while it loads
 them."""
+_SHORTEST_S = 0.1
 _ANSWER_LIMIT_S = 5.0
+_FIRST_ANSWER_LIMIT_S = 10.0
 
 
 class _Away(NamedTuple):
@@ -32,79 +40,105 @@ class _Away(NamedTuple):
 
 
 class GroupWatch:
-    """Knows which producer groups are away, from Kafka's last answer.
+    """Knows which producer groups are away or behind, from Kafka's last answer.
 
-    Only the first request is waited for. Later ones run in the background, and the next call takes their answer: a slow
-    or failing Kafka delays no tick. While Kafka fails, its last answer stands, because a group wrongly held to be away
-    is only asked later, and a group wrongly held to be present could lose messages. Before the first answer no group is
-    away.
+    It asks in a thread of its own, and only the first answer is waited for: a slow or failing Kafka delays no tick.
+    While Kafka fails, its last answer stands, because a group wrongly held to be away is only asked later, and a group
+    wrongly held to be present could lose messages.
     """
 
-    def __init__(self, kafka: KafkaSettings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        kafka: KafkaSettings,
+        check_interval_ms: int,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Prepare to ask. Sends no request.
 
         Args:
+            spark: see `CheckLag`.
             kafka: where Kafka is.
+            check_interval_ms: a group is behind that has not passed a request for longer than this.
+            now_ms: returns the time by which Kafka's records are stamped.
             clock: returns seconds.
         """
         # Kafka answers the requests of a connection in order. With the ticks' client, a slow listing would delay ticks.
         self._client = admin_client(kafka)
-        self._clock = clock
-        self._asked_s: float | None = None
-        self._request: Future[ListConsumerGroupsResult] | None = None
-        """The request whose answer has not been taken yet."""
+        self._check_lag = CheckLag(spark, kafka, self._client)
+        self._check_interval_ms, self._now_ms, self._clock = check_interval_ms, now_ms, clock
+        # A group that is stuck must be found within an interval.
+        self._ask_every_s = min(ASK_EVERY_S, max(_SHORTEST_S, check_interval_ms / 4000))
         self._away: dict[str, _Away] = {}
+        self._behind_since_s: dict[str, float] = {}
+        self._unable: list[str] = []
         self._is_failing = False
         self._left_out = 0
+        self._has_answer, self._closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groups", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop asking; waits for the answers that are due: the client must outlive its requests."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * _ANSWER_LIMIT_S)
+        self._disconnect()
 
     def absent(self) -> list[str]:
-        """Return the producer groups that are away.
+        """Return the producer groups that are away or behind.
 
         If they do not all fit into a tick, returns those that left last. The others count as present.
+
+        Raises:
+            KafkaUnavailableError: there has been no answer yet: a group wrongly held to be present could lose messages.
         """
-        if self._asked_s is None:
-            self._ask()
-            self._take_answer(_ANSWER_LIMIT_S)
-        else:
-            self._take_answer(0.0)
-        if self._request is None and self._clock() - (self._asked_s or 0.0) >= ASK_EVERY_S:
-            self._ask()
-        fitting = fit(sorted(self._away, key=lambda group: (-self._away[group].since_s, group)))
-        left_out = len(self._away) - len(fitting)
+        if not self._has_answer.wait(_FIRST_ANSWER_LIMIT_S):
+            raise KafkaUnavailableError("Kafka has not told yet which producer groups are there")
+        return self._unable
+
+    def ask(self) -> None:
+        """Ask Kafka once, and keep its answer."""
+        try:
+            present, failure = self._ask_for_away()
+        except (KafkaException, HalfwayError) as error:
+            return self._note_failure(error.args[0])
+        try:
+            self._ask_for_behind(present)
+        except (KafkaException, HalfwayError) as error:
+            failure = error.args[0]
+            if not self._has_answer.is_set():
+                return self._note_failure(failure)
+        self._note_failure(failure)
+        since_s = {**{group: away.since_s for group, away in self._away.items()}, **self._behind_since_s}
+        fitting = fit(sorted(since_s, key=lambda group: (-since_s[group], group)))
+        left_out = len(since_s) - len(fitting)
         if left_out > self._left_out:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
-        return fitting
+        self._unable = fitting
+        self._has_answer.set()
+        return None
 
-    def close(self) -> None:
-        """Wait for the answer that is due: the client must outlive its requests."""
-        if self._request is not None:
-            with suppress(KafkaException, TimeoutError):
-                self._request.result(2 * _ANSWER_LIMIT_S)
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self.ask()
+            except Exception:
+                # The thread must not end: the last answer would stand for ever.
+                log.exception("event=absent_groups_not_known effect=the_last_answer_stands")
+            self._closing.wait(self._ask_every_s)
 
-    def _ask(self) -> None:
-        self._asked_s = self._clock()
-        self._request = self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S)
+    def _ask_for_away(self) -> tuple[set[str], object]:
+        """Find out which groups are away; return those that have a member, and why a broker has not answered.
 
-    def _take_answer(self, limit_s: float) -> None:
-        """Take Kafka's answer over, if it arrives within `limit_s`."""
-        if self._request is None:
-            return
-        try:
-            answer: ListConsumerGroupsResult = self._request.result(limit_s)
-        except TimeoutError:
-            return
-        except KafkaException as error:
-            self._request = None
-            self._failed(error.args[0])
-            return
-        self._request = None
-        if answer.errors:
-            # Some brokers have not answered. Groups that only they know keep their last state.
-            self._failed(answer.errors[0])
-        elif self._is_failing:
-            log.info("event=absent_groups_known_again")
-            self._is_failing = False
+        Groups that only such a broker knows keep their last state.
+        """
+        answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         groups = answer.valid or ()
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))
         listed = set(producer_groups(group.group_id for group in groups if group.state != ConsumerGroupState.DEAD))
@@ -113,18 +147,31 @@ class GroupWatch:
             group: away for group, away in self._away.items() if group not in listed and (answer.errors or now_s - away.seen_s <= GRACE_S)
         }
         found = {group: _Away(self._away[group].since_s if group in self._away else now_s, now_s) for group in empty}
-        self._log_changes(unseen.keys() | found.keys())
-        self._away = {**unseen, **found}
+        away = {**unseen, **found}
+        _log_changes("group_away", self._away, away)
+        self._away = away
+        return listed - empty, answer.errors[0] if answer.errors else None
 
-    def _log_changes(self, away: set[str]) -> None:
-        for event, groups in (("group_away", away - self._away.keys()), ("group_back", self._away.keys() - away)):
-            for group in sorted(groups):
-                log.info("event=%s group=%r", event, group)
+    def _ask_for_behind(self, present: set[str]) -> None:
+        found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms)
+        now_s = self._clock()
+        behind = {group: self._behind_since_s.get(group, now_s) for group in found}
+        _log_changes("group_behind", self._behind_since_s, behind)
+        self._behind_since_s = behind
 
-    def _failed(self, cause: object) -> None:
-        if not self._is_failing:
+    def _note_failure(self, cause: object) -> None:
+        """Log a failure that is new, or that the failure is over if there is no cause."""
+        if cause is not None and not self._is_failing:
             log.warning("event=absent_groups_not_known effect=the_last_answer_stands cause=%r", str(cause))
-        self._is_failing = True
+        elif cause is None and self._is_failing:
+            log.info("event=absent_groups_known_again")
+        if cause is not None:
+            self._disconnect()
+        self._is_failing = cause is not None
+
+    def _disconnect(self) -> None:
+        with suppress(KafkaUnavailableError):
+            self._check_lag.close()
 
 
 def producer_groups(consumer_groups: Iterable[str]) -> list[str]:
@@ -141,3 +188,9 @@ def fit(groups: Sequence[str]) -> list[str]:
         if room < 0:
             return list(groups[:count])
     return list(groups)
+
+
+def _log_changes(event: str, before: Mapping[str, object], now: Mapping[str, object]) -> None:
+    for name, groups in ((event, now.keys() - before.keys()), (f"{event}_no_more", before.keys() - now.keys())):
+        for group in sorted(groups):
+            log.info("event=%s group=%r", name, group)

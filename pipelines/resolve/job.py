@@ -4,8 +4,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -30,9 +30,11 @@ from halfway.pipelines.storage.file_systems import on_local_disk, write_json
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file, write_manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
-from halfway.schemas.errors import AccessError, HalfwayError, KafkaUnavailableError
+from halfway.pipelines.storage.terms import terms_of_run
+from halfway.schemas.errors import AccessError, HalfwayError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.settings import Settings
+from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events, rules_of
 from halfway.transforms.packing import pack_events, to_records
@@ -90,6 +92,10 @@ class ResolveJob:
             StreamingQueryException: a batch failed; a new run repeats it.
         """
         settings = self._settings
+        if self._adopt and settings.kafka.starting_offsets != "earliest":
+            raise OwnershipError(
+                "--adopt reads the topics from the earliest record, so that nothing pending is lost: set kafka.starting_offsets to earliest"
+            )
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
             self._verify_rights(client)
@@ -98,17 +104,29 @@ class ResolveJob:
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
             manifest = ownership.manifest or write_manifest(spark, settings, adopt=self._adopt)
-            groups = GroupWatch(settings.kafka)
-            ticks = TickPublisher(settings, client, groups.absent)
-            if settings.resolution.tick_interval > 0 and settings.trigger.available_now:
-                ticks.publish()
-            elif not settings.trigger.available_now:
-                ticks.start()
-            try:
+            with self._ticks(spark, client):
                 self._run_query(spark, client, manifest)
-            finally:
-                ticks.stop()
-                groups.close()
+
+    @contextmanager
+    def _ticks(self, spark: SparkSession, client: Admin) -> Iterator[None]:
+        """Publish ticks until the block ends, or for `available_now` one before it; none without an interval."""
+        settings = self._settings
+        if settings.resolution.tick_interval == 0:
+            yield
+            return
+        ticks = TickPublisher(settings, client)
+        groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
+        ticks.absent_groups = groups.absent
+        groups.start()
+        try:
+            if settings.trigger.available_now:
+                ticks.publish_first()
+            else:
+                ticks.start()
+            yield
+        finally:
+            ticks.stop()
+            groups.close()
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
@@ -154,14 +172,18 @@ class ResolveJob:
                 self._on_batch(report)
 
     def _start(self, spark: SparkSession, manifest: Manifest) -> StreamingQuery:
-        settings, kafka, resolution = self._settings, self._settings.kafka, self._settings.resolution
+        settings, kafka = self._settings, self._settings.kafka
+        terms = terms_of_run(spark, settings)
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
         records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
-        pack = without_collector(pack_events(DecoderConfig.of(settings), manifest.bucket_keys))
+        keyring = kafka.signing.keyring()
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, keyring)) for first, resolution in terms])
+        pack = without_collector(pack_events(decoding, manifest.bucket_keys))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
-        function = without_collector(bucket_function(rules_of(resolution), slots, few, manifest.adopted))
+        rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
+        function = without_collector(bucket_function(rules, slots, few, manifest.adopted))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

@@ -71,8 +71,12 @@ class JobMetrics(Collector):
         yield _gauge("last_batch_timestamp_seconds", "When the last batch of this run was done (Unix time).", self._last_batch_s)
         text = "Seconds a batch of this run took, its writes included."
         yield _histogram("batch_seconds", text, BATCH_BOUNDS_S, self._batch_counts, self._batch_sum_s)
-        lag_s = None if self._horizon_ms is None else max(0.0, self._clock() - self._horizon_ms / 1000)
-        yield _gauge("horizon_lag_seconds", "How far the horizon, up to which everything is read, is behind the clock here.", lag_s)
+        lag_s = None if self._horizon_ms is None else self._clock() - self._horizon_ms / 1000
+        yield _gauge(
+            "horizon_lag_seconds",
+            "How far the horizon, up to which everything is read, is behind the clock here; below 0 if it is ahead.",
+            lag_s,
+        )
         text = "Records that Kafka held and the job had not read when its last batch was done."
         yield _gauges("unread_records", text, "topic", self._unread)
 
@@ -88,7 +92,7 @@ def _of_pending(buckets: list[BucketReport], horizon_ms: int | None) -> Iterator
     age_s = None if not known or horizon_ms is None or oldest_ms is None else max(0, horizon_ms - oldest_ms) / 1000
     yield _gauge("oldest_half_message_age_seconds", "Age of the oldest pending half message at the horizon; 0 without one.", age_s)
     absent = max((bucket.absent_groups for bucket in buckets), default=None)
-    yield _gauge("absent_groups", "Producer groups without a running instance. Their checks are put off.", absent)
+    yield _gauge("absent_groups", "Producer groups that are away or behind. Their checks are put off.", absent)
 
 
 def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
@@ -98,7 +102,7 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     yield _counter("commit_messages", "Messages committed: rows of the messages table.", totals, Count.COMMITTED)
     yield _counter("rollback_messages", "Messages rolled back.", totals, Count.ROLLED_BACK)
     yield _counter("checks", "Check requests sent. One that is resent after a crash counts once.", totals, Count.CHECKED)
-    yield _counter("checks_put_off", "Checks and discards put off because the producer group was away.", totals, Count.PUT_OFF)
+    yield _counter("checks_put_off", "Checks and discards put off because the producer group was away or behind.", totals, Count.PUT_OFF)
     yield _counter("unknown_answers", "Ops with the action UNKNOWN.", totals, Count.UNKNOWN)
     by_reason = {str(reason): str(reason) for reason in DISCARD_REASONS}
     yield _counter("discarded_messages", "Messages discarded: rows of the discarded table.", totals, ("reason", by_reason))

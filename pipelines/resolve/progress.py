@@ -42,5 +42,5 @@ class ProgressLog:
             report.pending,
             "unknown" if report.unread is None else sum(report.unread.values()),
             "none" if report.horizon_ms is None else report.horizon_ms,
-            "none" if report.horizon_ms is None else max(0, now_ms - report.horizon_ms),
+            "none" if report.horizon_ms is None else now_ms - report.horizon_ms,
         )

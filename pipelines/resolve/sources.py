@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED
 from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.schemas.settings import KafkaSettings
 
@@ -22,6 +23,7 @@ def source_options(kafka: KafkaSettings) -> dict[str, str]:
     """Return the options with which Spark's Kafka source reads both topics quickly."""
     return {
         **spark_options(kafka),
+        "kafka.isolation.level": READ_COMMITTED,
         "subscribe": f"{kafka.half_topic},{kafka.op_topic}",
         "includeHeaders": "true",
         # Fail if Kafka has deleted records that were not read.
@@ -42,6 +44,7 @@ def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[st
     """
     options = {
         **spark_options(kafka),
+        "kafka.isolation.level": READ_COMMITTED,
         "subscribe": ",".join(topics),
         "startingTimestamp": str(max(0, since_ms)),
         # Reads nothing from a partition that has no record since then.

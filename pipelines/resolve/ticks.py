@@ -10,12 +10,13 @@ from confluent_kafka import KafkaException
 from halfway.pipelines.kafka.admin import Admin, partition_counts
 from halfway.pipelines.kafka.tick_records import write_ticks
 from halfway.pipelines.kafka.writer import RecordWriter
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
 
 _DELIVERY_LIMIT_MS = 10_000
+_FIRST_LIMIT_S = 60.0
 
 
 class TickPublisher:
@@ -25,42 +26,49 @@ class TickPublisher:
     meanwhile.
     """
 
-    def __init__(self, settings: Settings, client: Admin, absent_groups: Callable[[], Collection[str]] = tuple) -> None:
-        """Make the producer. Publishes nothing yet.
+    def __init__(self, settings: Settings, client: Admin) -> None:
+        """Store the configuration. Publishes nothing yet.
 
         Args:
             settings: name the topics and the interval.
             client: an admin client, to ask for the partitions before each tick.
-            absent_groups: returns the producer groups that are away (R15), called before each tick.
         """
         self._kafka = settings.kafka
         self._interval_s = settings.resolution.tick_interval / 1000
-        self._absent_groups = absent_groups
+        self.absent_groups: Callable[[], Collection[str]] = tuple
+        """Returns the producer groups that are away (R15), called before each tick."""
         self._client = client
-        self._writer = self._new_writer()
+        self._writer: RecordWriter | None = None
+        self._broker_ahead_ms = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticks", daemon=True)
-        self._was_failing = False
+        self._failure: str | None = None
 
-    def publish(self) -> bool:
-        """Write one tick to each partition and wait until Kafka has them; return False if one is missing."""
-        topics = (self._kafka.half_topic, self._kafka.op_topic)
-        try:
-            partitions = partition_counts(self._client, topics)
-            write_ticks(self._writer, partitions, self._absent_groups())
-        except KafkaUnavailableError as error:
-            return self._failed(str(error))
-        except KafkaException as error:
-            # This producer learns of a new partition only after minutes, or has failed for good. A new one knows the
-            # present state.
-            self._writer = self._new_writer()
-            return self._failed(error.args[0].str())
-        if len(partitions) < len(topics):
-            return self._failed("a topic is missing")
-        if self._was_failing:
+    def publish(self) -> str | None:
+        """Write one tick to each partition and wait until Kafka has them; return why one is missing."""
+        failure = self._try()
+        if failure is not None and self._failure is None:
+            log.warning("event=tick_not_published effect=time_stands_still cause=%r", failure)
+        elif failure is None and self._failure is not None:
             log.info("event=ticks_resumed")
-        self._was_failing = False
-        return True
+        self._failure = failure
+        return failure
+
+    def publish_first(self) -> None:
+        """Publish a tick, with some patience.
+
+        Raises:
+            KafkaUnavailableError: no tick could be published, and without one nothing falls due.
+        """
+        deadline_s = time.monotonic() + _FIRST_LIMIT_S
+        while (failure := self.publish()) is not None:
+            if time.monotonic() >= deadline_s:
+                raise KafkaUnavailableError(f"no tick could be published, and without one nothing falls due: {failure}")
+            self._stopped.wait(1.0)
+
+    def now_ms(self) -> int:
+        """Return the time by which Kafka stamps records, as far as the last tick tells."""
+        return time.time_ns() // 1_000_000 + self._broker_ahead_ms
 
     def start(self) -> None:
         """Begin to publish. An interval of 0 publishes nothing, so that a test controls time."""
@@ -73,18 +81,28 @@ class TickPublisher:
         if self._thread.is_alive():
             self._thread.join(timeout=_DELIVERY_LIMIT_MS / 1000 + 10)
 
-    def _new_writer(self) -> RecordWriter:
-        return RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
-
-    def _failed(self, cause: str) -> bool:
-        if not self._was_failing:
-            log.warning("event=tick_not_published effect=time_stands_still cause=%r", cause)
-        self._was_failing = True
-        return False
-
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stopped.is_set():
             self.publish()
             due = max(due + self._interval_s, time.monotonic())
             self._stopped.wait(due - time.monotonic())
+
+    def _try(self) -> str | None:
+        topics = (self._kafka.half_topic, self._kafka.op_topic)
+        try:
+            self._writer = self._writer or RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
+            partitions = partition_counts(self._client, topics)
+            self._broker_ahead_ms = write_ticks(self._writer, partitions, self.absent_groups())
+        except HalfwayError as error:
+            return str(error)
+        except Exception as error:
+            # This producer learns of a new partition only after minutes, or has failed for good. A new one knows the
+            # present state. Whatever else it is, the thread must not end: time would stand still and nobody know why.
+            self._writer = None
+            if isinstance(error, KafkaException):
+                return str(error.args[0].str())
+            if self._failure is None:
+                log.exception("event=tick_failed")
+            return f"{type(error).__name__}: {error}"
+        return "a topic is missing" if len(partitions) < len(topics) else None

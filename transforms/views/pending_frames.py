@@ -40,7 +40,7 @@ class Why(StrEnum):
     """The reasons why a transaction is still pending."""
 
     NOT_ASKED = "not asked yet"
-    AWAY = "every instance of its group is away"
+    AWAY = "its group is away, or behind its check requests"
     SILENT = "asked, and nobody answers"
     UNKNOWN = "the answer is UNKNOWN"
     UNSETTLED = "a verdict came that does not settle it"

@@ -11,7 +11,9 @@ from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, 
 from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_setup import TopicReport, inspect_topics
+from halfway.pipelines.kafka.transactions import open_transactions
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
+from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.settings import KafkaSettings, Settings
 
@@ -32,6 +34,8 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     descriptions: dict[str, TopicDescription] = {}
     yield from errors_as_findings("access", lambda: _access(clients[0], settings.kafka, descriptions))
     yield from _copies(reports, descriptions)
+    timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
+    yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.half_topic in descriptions:
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
 
@@ -108,6 +112,16 @@ def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple
         yield Health.WARNING, "has min.insync.replicas=1: a write may be on one broker only; use 2 of 3 in production"
     elif min_in_sync == copies:
         yield Health.WARNING, f"has min.insync.replicas={copies} of {copies} copies: with one broker down nothing can be written"
+
+
+def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> Iterator[Finding]:
+    """Name the Kafka transactions that are open in the topics that tell the time (R18)."""
+    now_ms = time() * 1000
+    for each in open_transactions(client, settings.kafka, topics, lambda: spark_session(settings, small=True)):
+        age = "" if each.since_ms is None else f", for {max(0, now_ms - each.since_ms) / 1000:.0f} s"
+        what = f"a Kafka transaction is open in {each}{age}: the horizon waits for its end"
+        remedy = "if it lasts, end its producer, or abort it by `kafka-transactions.sh … abort`"
+        yield Finding("time", Health.WARNING, f"{what}; {remedy}")
 
 
 def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:

@@ -118,7 +118,7 @@ def test_the_notebooks_show_what_the_job_did(run: Run, tmp_path: Path) -> None:
     assert why == [
         "mute asked, and nobody answers 3 30.5 s 1 mute-p0",
         "unsure the answer is UNKNOWN 2 30.5 s 1 database down unsure-p0",
-        "away every instance of its group is away 4 29.5 s 0 away-p0",
+        "away its group is away, or behind its check requests 4 29.5 s 0 away-p0",
         "odd a verdict came that does not settle it 1 25.5 s 1 odd-p0",
         "shop not asked yet 5 4.5 s 0 shop-p0",
     ]

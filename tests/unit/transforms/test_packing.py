@@ -13,6 +13,7 @@ from halfway.schemas.events import PACKED_EVENTS_SCHEMA, RECORD_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms import packing
+from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.operator import bucket_function, to_batch
@@ -39,7 +40,7 @@ def tick(source: Source, offset: int, at_ms: int, value: bytes = b"", partitions
 def packs(records: Sequence[dict[str, Any]], *, at_once: int = 10) -> pd.DataFrame:
     """Return what a task makes of records that reach it in batches of `at_once`."""
     batches = [pa.RecordBatch.from_pylist(list(records[n : n + at_once]), RECORD_SCHEMA) for n in range(0, len(records), at_once)]
-    return pa.Table.from_batches(pack_events(CONFIG, KEYS)(batches), PACKED_EVENTS_SCHEMA).to_pandas()
+    return pa.Table.from_batches(pack_events(ByBatch([(0, CONFIG)]), KEYS)(batches), PACKED_EVENTS_SCHEMA).to_pandas()
 
 
 def batches_of(rows: pd.DataFrame) -> dict[int, Batch]:
@@ -167,7 +168,7 @@ class State:
 
 
 def test_the_operator_takes_packs_and_yields_packs_and_a_report() -> None:
-    function, state = bucket_function(RULES, 2, 100, {}), State()
+    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, {}), State()
     sent = packs([record(Source.HALF, 1, b"id", HALF), record(Source.OP, 1, b"id", OP)])
     [rows] = function((7,), [sent[sent["events"] != b""]], state)  # type: ignore[arg-type]
     assert rows["kind"].tolist() == [Kind.COMMIT, Kind.REPORT]

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
+from pyspark.sql import SparkSession
 
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.resolve import groups
 from halfway.pipelines.resolve.groups import ASK_EVERY_S, GRACE_S, GroupWatch, _Away
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.state_reader import read_state
+from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.headers import check_group
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
@@ -39,63 +41,88 @@ def member(settings: Settings, group: str) -> Iterator[None]:
         consumer.close()
 
 
-def test_a_group_is_away_when_its_last_member_has_left_and_only_then(topics: MakeTopics) -> None:
-    settings = topics()
-    group = settings.kafka.half_topic
-    watch = GroupWatch(settings.kafka)
-    assert group not in watch.absent(), "an unknown group counts as present"
-    with member(settings, group):
-        assert group not in GroupWatch(settings.kafka).absent()
-    assert group in GroupWatch(settings.kafka).absent(), "a new watch waits for its first answer"
-    until(lambda: group in watch.absent(), "a later answer")
-    with member(settings, group):
-        until(lambda: group not in watch.absent(), "the group's return")
+def new_watch(spark: SparkSession, settings: Settings, clock: Callable[[], float] = time.monotonic) -> GroupWatch:
+    return GroupWatch(spark, settings.kafka, 30_000, lambda: time.time_ns() // 1_000_000, clock)
+
+
+@contextmanager
+def watching(spark: SparkSession, settings: Settings) -> Iterator[GroupWatch]:
+    """Open a watch that asks in the background."""
+    watch = new_watch(spark, settings)
+    watch.start()
+    yield watch
     watch.close()
 
 
-def test_a_group_that_kafka_has_deleted_stays_away_for_a_minute(topics: MakeTopics) -> None:
+def test_a_group_is_away_when_its_last_member_has_left_and_only_then(spark: SparkSession, topics: MakeTopics) -> None:
+    settings = topics()
+    group = settings.kafka.half_topic
+    with watching(spark, settings) as watch:
+        assert group not in watch.absent(), "an unknown group counts as present"
+        with member(settings, group), watching(spark, settings) as other:
+            assert group not in other.absent()
+        with watching(spark, settings) as other:
+            assert group in other.absent(), "a new watch waits for its first answer"
+        until(lambda: group in watch.absent(), "a later answer")
+        with member(settings, group):
+            until(lambda: group not in watch.absent(), "the group's return")
+
+
+def test_a_group_that_kafka_has_deleted_stays_away_for_a_minute(spark: SparkSession, topics: MakeTopics) -> None:
     settings = topics()
     group = settings.kafka.half_topic
     with member(settings, group):
         pass
     now_s = 0.0
-    watch = GroupWatch(settings.kafka, clock=lambda: now_s)
+    watch = new_watch(spark, settings, clock=lambda: now_s)
+    watch.ask()
     assert group in watch.absent()
     client = admin_client(settings.kafka)
     for deleted in client.delete_consumer_groups([check_group(group)]).values():
         deleted.result()
-    fresh = GroupWatch(settings.kafka)
+    fresh = new_watch(spark, settings)
+    fresh.ask()
     assert group not in fresh.absent(), "Kafka has deleted the group"
     for _ in range(int(GRACE_S)):
         now_s += ASK_EVERY_S
+        watch.ask()
         assert group in watch.absent()
-        watch.close()
     now_s += ASK_EVERY_S
-    until(lambda: group not in watch.absent(), "the end of the grace")
-    assert now_s == GRACE_S + ASK_EVERY_S
+    watch.ask()
+    assert group not in watch.absent(), "the end of the grace"
 
 
-def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(
+    spark: SparkSession, broker: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = load_settings(environ={}, overrides=unique_topics(broker))
-    now_s = 0.0
-    watch = GroupWatch(settings.kafka, clock=lambda: now_s)
-    watch.absent()
+    watch = new_watch(spark, settings)
+    watch.ask()
     watch._away = {"gone": _Away(0.0, 0.0)}
-    watch._client = AdminClient({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})  # type: ignore[assignment]
+    watch._unable = ["gone"]
+    watch._client = Admin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     caplog.set_level(logging.WARNING)
     longest_s = 0.0
 
     def has_failed() -> bool:
-        nonlocal now_s, longest_s
-        now_s += ASK_EVERY_S
+        nonlocal longest_s
         started_s = time.monotonic()
         assert watch.absent() == ["gone"]
         longest_s = max(longest_s, time.monotonic() - started_s)
         return any("event=absent_groups_not_known" in record.message for record in caplog.records)
 
+    watch.start()
     until(has_failed, "the failure of a question", limit_s=30)
-    assert longest_s < 0.2
     watch.close()
+    assert longest_s < 0.2
+
+
+def test_without_a_first_answer_nothing_is_said(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick without the groups that are away could discard their messages: no tick is published."""
+    monkeypatch.setattr(groups, "_FIRST_ANSWER_LIMIT_S", 0.1)
+    watch = new_watch(spark, load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1"}))
+    with pytest.raises(KafkaUnavailableError, match="Kafka has not told yet which producer groups are there"):
+        watch.absent()
 
 
 class Service:
@@ -158,6 +185,36 @@ def test_r15_checks_of_an_absent_group_are_not_counted_until_it_is_back(running:
         until(lambda: "second" in w.by_id(Table.MESSAGES), "the answer once the group is back")
     assert w.by_id(Table.MESSAGES)["second"].check_times >= 1
     assert w.rows(Table.DISCARDED) == []
+
+
+@pytest.mark.timeout(240)
+def test_r15_a_member_that_passes_no_check_loses_nothing(running: Callable[..., World]) -> None:
+    w = running(
+        **{
+            "resolution.transactionTimeOut": "500ms",
+            "resolution.transactionCheckInterval": "1500ms",
+            "resolution.transactionCheckMax": 4,
+        }
+    )
+    group = w.settings.kafka.half_topic
+    options = {"bootstrap.servers": w.settings.kafka.servers(), "group.id": check_group(group), "auto.offset.reset": "earliest"}
+    stuck = Consumer({**options, "enable.auto.commit": False})
+    stuck.subscribe([w.settings.kafka.check_topic])
+    until(lambda: stuck.poll(0.1) is None and bool(stuck.assignment()), "the membership")
+    w.half("a", PGROUP=group.encode())
+    until(lambda: group in view(w).absent_groups, "a tick that names the group")
+    # If these checks counted, the message would be discarded by now.
+    until(lambda: view(w).totals[Count.PUT_OFF] >= 5, "checks put off")
+    [(counted,)] = view(w).transactions.select(["check_times"]).to_pandas().to_numpy().tolist()
+    assert 1 <= counted < 4
+    assert w.rows(Table.DISCARDED) == []
+    read = [check for check in iter(lambda: stuck.poll(5.0), None) if check.error() is None]
+    assert len(read) == counted
+    stuck.commit(asynchronous=False)
+    until(lambda: len(w.checks()) > counted, "the next check, once the group has passed those before")
+    w.op("a", b"COMMIT", PGROUP=group.encode())
+    until(lambda: "a" in w.by_id(Table.MESSAGES), "the message")
+    stuck.close()
 
 
 @pytest.mark.timeout(240)

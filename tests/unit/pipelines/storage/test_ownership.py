@@ -27,7 +27,9 @@ def verify(content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("more", [{"adopted": None}, {"adopted": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
 def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[str, Any]) -> None:
-    with pytest.raises(OwnershipError, match=r"format 1, and .* version of Halfway has 2: go on with the version that wrote it") as caught:
+    with pytest.raises(
+        OwnershipError, match=rf"format 1, and .* version of Halfway has {FORMAT_VERSION}: go on with the version that wrote it"
+    ) as caught:
         verify({**THIS, "format_version": 1, **more})
     assert "or start a new checkpoint" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -1,0 +1,63 @@
+"""Keeps the settings that decide outcomes with the batches that run under them, in a file of the checkpoint (R16).
+
+Spark repeats a batch that was planned and not committed, and the tables may hold a part of it. It must then run under
+the settings that it first ran under, whatever they are now.
+"""
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from halfway.pipelines.storage.file_systems import names_in, read_json, write_json
+from halfway.pipelines.storage.manifest import checkpoint_file
+from halfway.schemas.errors import OwnershipError
+from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
+
+TERMS_FILE = "terms.json"
+_DECIDES_NOTHING = {"tick_interval"}
+
+
+def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, ResolutionSettings]]:
+    """Return the settings of each batch that this run may run, and record those of its new batches.
+
+    Call it before the query starts.
+
+    Returns:
+        (first batch, settings), in order: those of the last planned batch if they differ, and the present ones.
+
+    Raises:
+        OwnershipError: the batch to repeat began under other signing keys, which are not recorded.
+    """
+    storage = settings.storage
+    planned = last_planned(spark, storage)
+    stored = _read(spark, storage)
+    kept = [each for each in stored if each["since_batch"] <= planned][-1:]
+    now = {"since_batch": planned + 1, "signing": settings.kafka.signing.fingerprint(), **_deciding(settings.resolution)}
+    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and not _is_committed(spark, storage, planned):
+        raise OwnershipError(
+            f"batch {planned} of {storage.checkpoint} began under other kafka.signing settings and is to be repeated: set them back, run "
+            "`halfway resolve --available-now` once, and change them then"
+        )
+    terms = kept if kept and {**kept[0], "since_batch": None} == {**now, "since_batch": None} else [*kept, now]
+    if terms != stored:
+        write_json(spark, checkpoint_file(storage, TERMS_FILE), {"terms": terms})
+    names = _deciding(settings.resolution).keys()
+    return [(each["since_batch"], settings.resolution.model_copy(update={name: each[name] for name in names})) for each in terms]
+
+
+def last_planned(spark: SparkSession, storage: StorageSettings) -> int:
+    """Return the id of the last batch that the checkpoint has planned; -1 before the first."""
+    return max((int(name) for name in names_in(spark, checkpoint_file(storage, "offsets")) if name.isdecimal()), default=-1)
+
+
+def _is_committed(spark: SparkSession, storage: StorageSettings, batch_id: int) -> bool:
+    return str(batch_id) in names_in(spark, checkpoint_file(storage, "commits"))
+
+
+def _read(spark: SparkSession, storage: StorageSettings) -> list[dict[str, Any]]:
+    content = read_json(spark, checkpoint_file(storage, TERMS_FILE))
+    return list(content["terms"]) if content else []
+
+
+def _deciding(resolution: ResolutionSettings) -> dict[str, int]:
+    return resolution.model_dump(exclude=_DECIDES_NOTHING)

@@ -1,0 +1,147 @@
+"""R15, behind: a group that has not passed a check request for longer than the check interval."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from pyspark.sql import SparkSession
+
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.resolve import check_lag
+from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.schemas.headers import check_group
+from halfway.schemas.settings import KafkaSettings
+from tests.support.job_world import Headers
+from tests.support.kafka_topics import MakeTopics
+from tests.support.waiting import until
+
+T = 1_700_000_000_000
+
+
+class CheckTopic:
+    """A check topic of two partitions whose record times the test sets."""
+
+    def __init__(self, spark: SparkSession, kafka: KafkaSettings) -> None:
+        self.spark, self.kafka = spark, kafka
+        self.client = admin_client(kafka)
+        self._producer = Producer({"bootstrap.servers": kafka.servers()})
+        # Groups outlive their topics on the session's broker.
+        self._own = kafka.check_topic
+
+    def name(self, group: str) -> str:
+        return f"{group}-{self._own}"
+
+    def ask(self, group: str | None, at_ms: int, partition: int = 0) -> None:
+        headers: Headers = [("PGROUP", self.name(group).encode())] if group else []
+        self._producer.produce(self.kafka.check_topic, b"body", b"id", partition=partition, timestamp=T + at_ms, headers=headers)
+        assert self._producer.flush(10) == 0
+
+    def commit(self, group: str, offset: int, partition: int = 0) -> None:
+        options = {"bootstrap.servers": self.kafka.servers(), "group.id": check_group(self.name(group)), "enable.auto.commit": False}
+        with Consumer(options) as consumer:
+            consumer.commit(offsets=[TopicPartition(self.kafka.check_topic, partition, offset)], asynchronous=False)
+
+    def lag(self) -> CheckLag:
+        return CheckLag(self.spark, self.kafka, self.client)
+
+    def behind(self, lag: CheckLag, *groups: str, before_ms: int) -> dict[str, tuple[int, int]]:
+        found = lag.behind({self.name(group) for group in groups}, T + before_ms)
+        return {group: found[self.name(group)] for group in groups if self.name(group) in found}
+
+
+@pytest.fixture
+def check_topic(spark: SparkSession, topics: MakeTopics) -> CheckTopic:
+    made = CheckTopic(spark, topics(partitions=2, timestamps="CreateTime").kafka)
+
+    def is_known() -> bool:
+        # The partitions of a new topic have no leader at first.
+        with suppress(KafkaException):
+            return made.behind(made.lag(), "g", before_ms=0) == {}
+        return False
+
+    until(is_known, "the new topic")
+    return made
+
+
+def test_r15_a_request_is_passed_by_a_committed_offset_only(check_topic: CheckTopic) -> None:
+    lag = check_topic.lag()
+    assert check_topic.behind(lag, "g", before_ms=1_000) == {}, "nothing was asked"
+    check_topic.ask("g", 10)
+    assert check_topic.behind(lag, "g", before_ms=10) == {}, "not published before that"
+    assert check_topic.behind(lag, "g", before_ms=11) == {"g": (0, 0)}, "nothing was ever committed"
+    check_topic.commit("g", 0)
+    assert check_topic.behind(lag, "g", before_ms=11) == {"g": (0, 0)}
+    check_topic.commit("g", 1)
+    assert check_topic.behind(lag, "g", before_ms=11) == {}
+    check_topic.ask("g", 20)
+    check_topic.ask("g", 30, partition=1)
+    assert check_topic.behind(lag, "g", before_ms=20) == {}
+    assert check_topic.behind(lag, "g", before_ms=31) == {"g": (1, 0)}, "the partitions count one by one"
+    check_topic.commit("g", 1, partition=1)
+    assert check_topic.behind(lag, "g", before_ms=31) == {"g": (0, 1)}
+    assert check_topic.behind(check_topic.lag(), "g", before_ms=31) == {"g": (0, 1)}, "a job that starts finds the same"
+    assert check_topic.behind(lag, before_ms=31) == {}, "the group has no member any more"
+
+
+def test_r15_requests_of_other_groups_make_no_group_late(check_topic: CheckTopic) -> None:
+    for at_ms in range(5):
+        check_topic.ask("other", at_ms)
+        check_topic.ask(None, at_ms)
+    lag = check_topic.lag()
+    assert check_topic.behind(lag, "g", "other", before_ms=100) == {"other": (0, 0)}
+    check_topic.ask("g", 50)
+    assert check_topic.behind(lag, "g", "other", before_ms=100) == {"g": (0, 10), "other": (0, 0)}
+    check_topic.commit("other", 3)
+    assert check_topic.behind(lag, "g", "other", before_ms=100) == {"g": (0, 10), "other": (0, 4)}
+
+
+def test_r15_a_request_that_the_topic_has_deleted_waits_no_more(check_topic: CheckTopic) -> None:
+    check_topic.ask("g", 1)
+    check_topic.ask("g", 2)
+    lag = check_topic.lag()
+    assert check_topic.behind(lag, "g", before_ms=2) == {"g": (0, 0)}
+    for deleted in check_topic.client.delete_records([TopicPartition(check_topic.kafka.check_topic, 0, 1)]).values():
+        deleted.result()
+    assert check_topic.behind(lag, "g", before_ms=2) == {}
+    assert check_topic.behind(lag, "g", before_ms=3) == {"g": (0, 1)}
+
+
+@contextmanager
+def _counted(lag: CheckLag, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """Record the groups that a round asks about."""
+    asked: list[str] = []
+    committed = lag._committed
+
+    def record(groups: list[str], partitions: object) -> object:
+        asked.extend(groups)
+        return committed(groups, partitions)  # type: ignore[arg-type]
+
+    def take() -> list[str]:
+        taken, asked[:] = sorted(asked), []
+        return taken
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lag, "_committed", record)
+        yield take
+
+
+def test_r15_groups_that_keep_up_cost_a_request_and_no_reading(check_topic: CheckTopic, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [f"g{number}" for number in range(7)]
+    for group in groups:
+        check_topic.ask("other", 1)
+        check_topic.commit(group, len(groups))
+    lag = check_topic.lag()
+    monkeypatch.setattr(check_lag, "GROUPS_AT_ONCE", 2)
+    monkeypatch.setattr(check_lag, "ranges_consumer", None)
+    with _counted(lag, monkeypatch) as asked:
+        assert check_topic.behind(lag, *groups, before_ms=2) == {}
+        assert asked() == sorted(map(check_topic.name, groups)), "the first answer is whole"
+        assert check_topic.behind(lag, *groups, before_ms=2) == {}
+        assert asked() == [], "no request is old that was not before"
+        check_topic.ask("other", 3)
+        for group in groups:
+            check_topic.commit(group, len(groups) + 1)
+        rounds = [(check_topic.behind(lag, *groups, before_ms=4), asked())[1] for _ in range(5)]
+        assert [len(each) for each in rounds] == [2, 2, 2, 1, 0]
+        assert sorted(name for each in rounds for name in each) == sorted(map(check_topic.name, groups)), "each in its turn"
