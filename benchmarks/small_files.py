@@ -43,7 +43,8 @@ def batch(number: int) -> pa.Table:
     now = datetime.now(UTC)
     row = {
         "topic": "orders", "queue_id": 0, "tags": "TagA", "keys": "k", "properties": [("trace", "abc")], "producer_group": "bench",
-        "born_at": now, "half_at": now, "committed_at": now, "check_times": 0, "incarnation": 0, "half_partition": 0, "batch_id": number,
+        "born_at": now, "half_at": now, "committed_at": now, "check_times": 0, "incarnation": 0, "half_partition": 0, "epoch": 0,
+        "batch_id": number,
     }  # fmt: skip
     rows = [
         {**row, "transaction_id": uuid.uuid4().hex, "body": os.urandom(1024), "half_offset": number * ROWS + offset}

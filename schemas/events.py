@@ -16,6 +16,8 @@ class EventKind(IntEnum):
     LOST = 3
     TICK = 4
     BROKEN = 5
+    COUNTED = 6
+    """A record that the job only counts, because a former checkpoint has dealt with it (decision 6)."""
 
 
 RECORD_SCHEMA = pa.schema(
@@ -49,13 +51,28 @@ EVENT_SCHEMA = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("incarnation", pa.int32(), nullable=False),
         pa.field("immunity_ms", pa.int64(), nullable=False),
+        pa.field("discarded_ms", pa.int64(), nullable=False),
         pa.field("action", pa.string()),
         pa.field("half_pointer", pa.string()),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
     ]
 )
-"""One row for each record but the ticks, whose times travel beside the events."""
+"""One row for each record but the ticks, whose times travel beside the events.
+
+`reason` is why a record is broken, or a `Count` for one that is only counted.
+"""
+
+FORMER_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.int32()),
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("at_ms", pa.int64()),
+        pa.field("discarded_ms", pa.int64()),
+    ]
+)
+"""A record that the tables hold: a half in `discarded`, or any record in `quarantine`, whose `discarded_ms` is 0."""
 
 OUTCOME_SCHEMA = pa.schema(
     [

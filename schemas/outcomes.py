@@ -68,3 +68,7 @@ class Count(StrEnum):
     DUPLICATE_OP = "duplicate_op"
     PUT_OFF = "put_off"
     LOST = "lost"
+    ADOPTED = "adopted"
+    """Records whose end the adopted tables hold: discarded halves, quarantined records (decision 6)."""
+    AGED_OUT = "aged_out"
+    """Verdicts that a new checkpoint reads, of halves that the half topic has deleted long ago (decision 6)."""

@@ -1,6 +1,7 @@
 """The schemas of the three Delta tables (docs/tables.md), which are append-only."""
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from pyspark.sql.types import (
     ArrayType,
@@ -23,6 +24,17 @@ class Table(StrEnum):
     QUARANTINE = "quarantine"
 
 
+class Bookmark(NamedTuple):
+    """A place in a table's history: the rows with a greater bookmark are exactly those that were appended later.
+
+    `epoch` is 0 for a table's first checkpoint, and one more with each `--adopt`. Batches of one epoch are numbered by
+    their checkpoint.
+    """
+
+    epoch: int
+    batch_id: int
+
+
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
 _MESSAGE = [
@@ -37,16 +49,18 @@ _MESSAGE = [
     StructField("born_at", TimestampType()),
     StructField("half_at", TimestampType()),
 ]
+_BOOKMARK = [StructField("epoch", IntegerType()), StructField("batch_id", LongType())]
 _POINTER = [
     StructField("check_times", IntegerType()),
     StructField("incarnation", IntegerType()),
     StructField("half_partition", IntegerType()),
     StructField("half_offset", LongType()),
-    StructField("batch_id", LongType()),
 ]
 
-MESSAGES_SCHEMA = StructType([*_MESSAGE, StructField("committed_at", TimestampType()), *_POINTER])
-DISCARDED_SCHEMA = StructType([*_MESSAGE, *_POINTER, StructField("reason", StringType()), StructField("discarded_at", TimestampType())])
+MESSAGES_SCHEMA = StructType([*_MESSAGE, StructField("committed_at", TimestampType()), *_POINTER, *_BOOKMARK])
+DISCARDED_SCHEMA = StructType(
+    [*_MESSAGE, *_POINTER, *_BOOKMARK, StructField("reason", StringType()), StructField("discarded_at", TimestampType())]
+)
 QUARANTINE_SCHEMA = StructType(
     [
         StructField("source_topic", StringType()),
@@ -59,15 +73,15 @@ QUARANTINE_SCHEMA = StructType(
         StructField("headers", HEADERS_TYPE),
         StructField("reason", StringType()),
         StructField("detail", StringType()),
-        StructField("batch_id", LongType()),
+        *_BOOKMARK,
     ]
 )
 
 TABLE_SCHEMAS = {Table.MESSAGES: MESSAGES_SCHEMA, Table.DISCARDED: DISCARDED_SCHEMA, Table.QUARANTINE: QUARANTINE_SCHEMA}
 
 SEARCHED_COLUMNS = {
-    Table.MESSAGES: ("transaction_id", "topic", "producer_group", "committed_at", "half_partition", "half_offset", "batch_id"),
-    Table.DISCARDED: ("transaction_id", "topic", "producer_group", "discarded_at", "half_partition", "half_offset", "batch_id"),
-    Table.QUARANTINE: ("source_topic", "source_partition", "source_offset", "transaction_id", "reason", "batch_id"),
+    Table.MESSAGES: ("transaction_id", "topic", "producer_group", "committed_at", "half_partition", "half_offset", "epoch", "batch_id"),
+    Table.DISCARDED: ("transaction_id", "topic", "producer_group", "discarded_at", "half_partition", "half_offset", "epoch", "batch_id"),
+    Table.QUARANTINE: ("source_topic", "source_partition", "source_offset", "transaction_id", "reason", "epoch", "batch_id"),
 }
 """The columns with statistics, which queries filter by. Statistics on bodies would cost time and serve no query."""

@@ -136,7 +136,7 @@ def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
     tables = []
     if state.transactions:
         phases, halves, dues_ms, check_times, *late = zip(*state.transactions.values(), strict=True)
-        ids, groups, topics, incarnations, starts_ms, partitions, offsets, _ = zip(*halves, strict=True)
+        ids, groups, topics, incarnations, starts_ms, partitions, offsets, *_ = zip(*halves, strict=True)
         tables.append(_table(ids, phases, groups, topics, incarnations, starts_ms, partitions, offsets, check_times, dues_ms, *late))
     ops = [op for of_one_id in state.waiting.values() for op in of_one_id]
     if ops:

@@ -203,6 +203,7 @@ def _events(records: RecordColumns) -> pa.RecordBatch:
         "topic": records.texts(h.REAL_TOPIC, halves),
         "incarnation": pa.array(records.numbers(h.INCARNATION, halves | ops).astype(np.int32)),
         "immunity_ms": pa.array(records.numbers(h.CHECK_IMMUNITY_TIME_IN_SECONDS, halves) * 1000),
+        "discarded_ms": pa.array(np.zeros(len(halves), np.int64)),
         "action": records.actions(),
         "half_pointer": records.texts(h.HALF_LOST, lost),
         "reason": pa.array(records.reasons, pa.string()),

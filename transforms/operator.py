@@ -1,5 +1,6 @@
 """The protocol as Spark's stateful operator: each group is one bucket, and its state is one row (decision 2)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
     ops: list[Op] = []
     lost: list[Lost] = []
     broken: list[Outcome] = []
+    counted: Counter[str] = Counter()
     ticks: list[Tick] = []
     read_ms: dict[Place, int] = {}
     for frame in frames:
@@ -87,8 +89,11 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
             for place, at_ms in read.items():
                 read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
             if pack:
-                _sort_out(unpack(pack), halves, ops, lost, broken)
-    return Batch(halves, ops, lost, ticks, broken, read_ms)
+                events = unpack(pack)
+                _sort_out(events, halves, ops, lost, broken)
+                [counts] = _columns(events, events["event"].to_numpy() == EventKind.COUNTED, ("reason",))
+                counted.update(counts)
+    return Batch(halves, ops, lost, ticks, broken, read_ms, counted)
 
 
 def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lost], broken: list[Outcome]) -> None:

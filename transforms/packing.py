@@ -13,6 +13,7 @@ from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+from pyspark import Broadcast
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -22,6 +23,7 @@ from halfway.schemas.headers import MAX_TICK_BYTES, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.former import FormerRecords
 from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
@@ -56,12 +58,13 @@ def to_records(records: DataFrame, op_topic: str) -> DataFrame:
     )
 
 
-def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int]) -> PackEvents:
+def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], former: Broadcast[FormerRecords] | None = None) -> PackEvents:
     """Return the function that decodes the records of a task (RECORD_SCHEMA) to PACKED_EVENTS_SCHEMA.
 
     Args:
         configs: what decoding depends on.
         bucket_keys: the keys that Spark groups the buckets by.
+        former: what former checkpoints have dealt with; None if that cannot be read again.
     """
 
     def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -71,7 +74,7 @@ def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int]) -> 
         read_ms: dict[Place, int] = {}
         for batch in batches:
             decoded = decode(batch, config)
-            kept.append(decoded.events)
+            kept.append(decoded.events if former is None else former.value.mark(decoded.events))
             ticks = latest_ticks([*ticks, *decoded.ticks])
             for place, at_ms in decoded.read_ms.items():
                 read_ms[place] = max(read_ms.get(place, at_ms), at_ms)

@@ -29,6 +29,8 @@ class Half(NamedTuple):
     offset: int
     immunity_ms: int = 0
     """0 if the half sets none. It counts when the half is applied (R4); the state does not keep it."""
+    discarded_ms: int = 0
+    """The horizon at which a former checkpoint discarded it; 0 if none did. The state does not keep it (decision 6)."""
 
 
 class Op(NamedTuple):
@@ -149,6 +151,8 @@ class Batch:
     """The quarantine of records that break the contract (R14), made where they were decoded."""
     read_ms: Mapping[Place, int] = field(default_factory=dict)
     """Partition → the newest time of a record there that keeps the contract and has the broker's time."""
+    counted: Counter[str] = field(default_factory=Counter)
+    """`Count` → the records that a former checkpoint has dealt with (decision 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
     """
     resolver = _Resolver(state, rules)
     resolver.counts.update({Count.HALVES: len(batch.halves), Count.OPS: len(batch.ops)})
+    resolver.counts.update(batch.counted)
     resolver.pass_on(batch.broken)
     for half in sorted(batch.halves, key=_ORDER):
         resolver.on_half(half)
@@ -207,7 +212,11 @@ class _Resolver:
         """Start a transaction (R1, R4, R7), or count or quarantine a second half of a known id (R12)."""
         known = self.transactions.get(half.transaction_id)
         if known is None or _starts_afresh(half, known):
-            self.transactions[half.transaction_id] = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
+            started = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
+            self.transactions[half.transaction_id] = started
+            if half.discarded_ms:  # decision 6
+                self.counts[Count.ADOPTED] += 1
+                self._settle(started, Phase.DISCARDED, half.discarded_ms)
         elif half.producer_group != known.half.producer_group:
             self._quarantine(half, Reason.ID_CONFLICT, f"the id belongs to group {known.half.producer_group}")
         elif half.incarnation == known.half.incarnation:

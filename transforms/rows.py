@@ -18,7 +18,7 @@ from halfway.schemas import headers as h
 from halfway.schemas.events import StoredRecord
 from halfway.schemas.headers import HeaderList
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
+from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA, Bookmark
 
 Records = Sequence[StoredRecord | None]
 RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
@@ -29,29 +29,29 @@ _DISCARDED = to_arrow_schema(DISCARDED_SCHEMA, timezone="UTC")
 _QUARANTINE = to_arrow_schema(QUARANTINE_SCHEMA, timezone="UTC")
 
 
-def messages_of(batch_id: int) -> RowMaker:
+def messages_of(at: Bookmark) -> RowMaker:
     """Return the function that turns commits into MESSAGES_SCHEMA. It leaves out halves that are gone."""
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         outcomes, found = _found(outcomes, records)
-        columns = _message_columns(outcomes, found, batch_id) | {"committed_at": _timestamps(outcomes["decided_ms"])}
+        columns = _message_columns(outcomes, found, at) | {"committed_at": _timestamps(outcomes["decided_ms"])}
         return _batch(columns, _MESSAGES)
 
     return rows
 
 
-def discarded_of(batch_id: int) -> RowMaker:
+def discarded_of(at: Bookmark) -> RowMaker:
     """Return the function that turns discards into DISCARDED_SCHEMA. It leaves out halves that are gone."""
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         outcomes, found = _found(outcomes, records)
         decided = {"reason": outcomes["reason"], "discarded_at": _timestamps(outcomes["decided_ms"])}
-        return _batch(_message_columns(outcomes, found, batch_id) | decided, _DISCARDED)
+        return _batch(_message_columns(outcomes, found, at) | decided, _DISCARDED)
 
     return rows
 
 
-def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
+def quarantine_of(at: Bookmark, half_topic: str, op_topic: str) -> RowMaker:
     """Return the function that turns refused records into QUARANTINE_SCHEMA.
 
     A record that is gone from its topic keeps its pointer and its reason.
@@ -70,7 +70,7 @@ def quarantine_of(batch_id: int, half_topic: str, op_topic: str) -> RowMaker:
             "headers": _header_lists([None if record is None else record.headers for record in records], _QUARANTINE.field("headers").type),
             "reason": outcomes["reason"],
             "detail": outcomes["detail"],
-            "batch_id": _same(batch_id, len(records)),
+            **_bookmarks(at, len(records)),
         }
         return _batch(columns, _QUARANTINE)
 
@@ -96,7 +96,7 @@ def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
     return outcomes.filter(pa.array([record is None for record in records], pa.bool_()))
 
 
-def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFrame:
+def to_half_lost(outcomes: DataFrame, at: Bookmark, half_topic: str) -> DataFrame:
     """Return QUARANTINE_SCHEMA for halves that could not be read when they were needed (R17)."""
     nothing = F.lit(None)
     return outcomes.select(
@@ -110,7 +110,8 @@ def to_half_lost(outcomes: DataFrame, batch_id: int, half_topic: str) -> DataFra
         nothing.cast(QUARANTINE_SCHEMA["headers"].dataType).alias("headers"),
         F.lit(str(Reason.HALF_LOST)).alias("reason"),
         F.lit("the half is no longer in the half topic at this offset").alias("detail"),
-        F.lit(batch_id).cast("bigint").alias("batch_id"),
+        F.lit(at.epoch).alias("epoch"),
+        F.lit(at.batch_id).cast("bigint").alias("batch_id"),
     ).to(QUARANTINE_SCHEMA)
 
 
@@ -121,7 +122,7 @@ def _found(outcomes: pa.RecordBatch, records: Records) -> tuple[pa.RecordBatch, 
     return outcomes.filter(pa.array([record is not None for record in records], pa.bool_())), found
 
 
-def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], batch_id: int) -> dict[str, pa.Array]:
+def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], at: Bookmark) -> dict[str, pa.Array]:
     queue_ids, tags, keys, born_ms = [], [], [], []
     offsets: list[int] = [0]
     names: list[str] = []
@@ -154,7 +155,7 @@ def _message_columns(outcomes: pa.RecordBatch, records: Sequence[StoredRecord], 
         "incarnation": outcomes["incarnation"],
         "half_partition": outcomes["partition"],
         "half_offset": outcomes["offset"],
-        "batch_id": _same(batch_id, len(records)),
+        **_bookmarks(at, len(records)),
     }
 
 
@@ -178,8 +179,8 @@ def _timestamps(ms: pa.Array) -> pa.Array:
     return pc.multiply(ms.cast(pa.int64()), 1000).cast(pa.timestamp("us", "UTC"))
 
 
-def _same(value: int, rows: int) -> pa.Array:
-    return pa.repeat(pa.scalar(value, pa.int64()), rows)
+def _bookmarks(at: Bookmark, rows: int) -> dict[str, pa.Array]:
+    return {"epoch": pa.repeat(pa.scalar(at.epoch, pa.int32()), rows), "batch_id": pa.repeat(pa.scalar(at.batch_id, pa.int64()), rows)}
 
 
 def _batch(columns: dict[str, Any], schema: pa.Schema) -> pa.RecordBatch:

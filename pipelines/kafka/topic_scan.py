@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Self
 
-from confluent_kafka import OFFSET_END, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_END, TIMESTAMP_LOG_APPEND_TIME, Consumer, Message, TopicPartition
 from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
-from halfway.pipelines.kafka.rights import OPERATOR_GROUP, verify_rights
+from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.rights import FETCH_GROUP, OPERATOR_GROUP, verify_rights
 from halfway.schemas.settings import KafkaSettings
 
 _PROGRESS_RECORDS = 4_096
@@ -27,6 +28,26 @@ def retained_ranges(kafka: KafkaSettings, topics: list[str]) -> dict[str, dict[i
     client = admin_client(kafka)
     with operator_consumer(kafka) as consumer:
         return {topic: retained(consumer, client, topic) for topic in topics}
+
+
+def deleted_before_ms(kafka: KafkaSettings, topic: str) -> int:
+    """Return a time before which Kafka has deleted every record of a topic; 0 if it may still hold an older one.
+
+    Raises:
+        TopicError: the topic is missing.
+        KafkaUnavailableError: Kafka cannot be reached.
+    """
+    client, first_ms = admin_client(kafka), []
+    with ranges_consumer(kafka, FETCH_GROUP) as consumer:
+        for partition, kept in retained(consumer, client, topic).items():
+            if kept.first == 0:
+                return 0
+            for record in islice(read_ranges(consumer, topic, {partition: kept}), 1):
+                kind, at_ms = record.timestamp()
+                if kind != TIMESTAMP_LOG_APPEND_TIME:  # a later record may be older
+                    return 0
+                first_ms.append(int(at_ms))
+    return min(first_ms, default=0)
 
 
 class TopicScan:

@@ -89,7 +89,12 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     """
     counts = partition_counts(client, _names(settings))
     configs = _configs(client, list(counts)) if counts else {}
-    return [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
+    reports = [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
+    problem = _verdicts_problem(settings, configs)
+    if problem is None:
+        return reports
+    op_topic = settings.kafka.op_topic
+    return [replace(report, problems=(*report.problems, problem)) if report.topic == op_topic else report for report in reports]
 
 
 def verify_half_retention(client: Admin, settings: Settings) -> None:
@@ -103,6 +108,25 @@ def verify_half_retention(client: Admin, settings: Settings) -> None:
     if topic not in partition_counts(client, [topic]):
         raise TopicError(missing_topics([topic]))
     problem = _retention_problem(settings, topic, _configs(client, [topic])[topic])
+    if problem:
+        raise TopicError(problem)
+
+
+def verify_verdict_retention(client: Admin, settings: Settings) -> None:
+    """Refuse an op topic that keeps verdicts shorter than the half topic keeps halves. Each start of the job calls it.
+
+    A new checkpoint would read a half that was rolled back, and not its verdict, and ask about it. A user without the
+    right to describe the op topic's configuration is not refused.
+
+    Raises:
+        TopicError: the op topic's `retention.ms` is shorter than the half topic's; -1 is unlimited.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
+    """
+    try:
+        problem = _verdicts_problem(settings, _configs(client, [settings.kafka.half_topic, settings.kafka.op_topic]))
+    except AccessError as error:
+        log.warning("event=verdict_retention_not_verified cause=%r", str(error))
+        return
     if problem:
         raise TopicError(problem)
 
@@ -195,7 +219,7 @@ def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str
         retention_ms=int(config["retention.ms"]),
         max_message_bytes=int(config["max.message.bytes"]),
         min_insync_replicas=int(config["min.insync.replicas"]),
-        notes=tuple(_notes(settings, topic, config)),
+        notes=tuple(_notes(config)),
         problems=tuple(_problems(settings, topic, config)),
     )
 
@@ -236,13 +260,22 @@ def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]
     return f"{what}: {_alter(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
 
 
-def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
+def _verdicts_problem(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> str | None:
+    half, op = settings.kafka.half_topic, settings.kafka.op_topic
+    if half not in configs or op not in configs:
+        return None
+    halves_ms, verdicts_ms = int(configs[half]["retention.ms"]), int(configs[op]["retention.ms"])
+    if verdicts_ms == UNLIMITED or (halves_ms != UNLIMITED and verdicts_ms >= halves_ms):
+        return None
+    kept = "for ever" if halves_ms == UNLIMITED else f"for {halves_ms} ms"
+    what = f"topic {op} keeps verdicts for {verdicts_ms} ms, shorter than {half} keeps their halves ({kept})"
+    return f"{what}: {_alter(op, 'retention.ms', halves_ms)}"
+
+
+def _notes(config: Mapping[str, str]) -> list[str]:
     notes = []
     if config["message.timestamp.type"] != "LogAppendTime":
         notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
-    retention_ms = int(config["retention.ms"])
-    if topic == settings.kafka.op_topic and retention_ms != UNLIMITED and retention_ms < settings.resolution.half_retention:
-        notes.append("keeps verdicts shorter than half_retention: a job with a new checkpoint would miss some")
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
     return notes

@@ -16,6 +16,8 @@ _RECORDS_LOST = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
     re.DOTALL,
 )
+# What `PartitionReader` says of a body that is wanted.
+_ENDS_EARLY = re.compile(r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before")
 # An error of an executor arrives as a traceback.
 _UNAVAILABLE = re.compile(r"schemas\.errors\.KafkaUnavailableError: (.+)")
 # A broker is down; or the topic is gone, and the executor is the first to ask for it.
@@ -51,9 +53,13 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
             f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
             f"If the topic was deleted, {_REMEDY}; `halfway topics create` first"
         )
-    if found := _UNAVAILABLE.search(text):
-        return KafkaUnavailableError(found[1])
-    return None
+    if found := _ENDS_EARLY.search(text):
+        return KafkaUnavailableError(
+            f"{found[0]}: if a broker is down or has just come back, start again when it has all its records. If they are lost for good, "
+            f"or the topic was deleted, {_REMEDY}; `halfway topics create` first, if the topic is missing"
+        )
+    found = _UNAVAILABLE.search(text)
+    return KafkaUnavailableError(found[1]) if found else None
 
 
 def _cause(text: str, found: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -16,22 +17,24 @@ from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
-from halfway.pipelines.kafka.topic_setup import verify_half_retention
+from halfway.pipelines.kafka.topic_scan import deleted_before_ms
+from halfway.pipelines.kafka.topic_setup import verify_half_retention, verify_verdict_retention
 from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
-from halfway.pipelines.resolve.sources import read_records, unread_records
+from halfway.pipelines.resolve.sources import former_records_to_read, read_records, unread_records
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
-from halfway.pipelines.storage.delta_tables import create_tables
 from halfway.pipelines.storage.file_systems import on_local_disk, write_json
+from halfway.pipelines.storage.first_start import begin_checkpoint
+from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.locks import job_lock
-from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file, write_manifest
-from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
+from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
+from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.terms import terms_of_run
-from halfway.schemas.errors import AccessError, HalfwayError, KafkaUnavailableError, OwnershipError
+from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
@@ -45,7 +48,6 @@ QUERY_NAME = "halfway"
 # Spark's default file manager starts a process four times for each file that it puts in place on a local disk, 8 ms
 # each. The default also notices a second job; on a local disk a lock keeps that one away (decision 6).
 _LOCAL_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-_START_LIMIT_S = 120
 _STOP_LIMIT_S = 600
 _BETWEEN_BATCHES = ("Waiting for next trigger", "Waiting for data to arrive", "Getting offsets", "No new data")
 
@@ -65,8 +67,6 @@ class ResolveJob:
         self._adopt = adopt
         self._on_batch = on_batch
         self._stop = threading.Event()
-        self._writer: BatchWriter | None = None
-        self._writer_made = threading.Event()
         self._reports: deque[BatchReport] = deque()
         """Reports of batches that are not handed on yet."""
         self.failure: Exception | None = None
@@ -100,10 +100,13 @@ class ResolveJob:
             client = admin_client(settings.kafka)
             self._verify_rights(client)
             verify_half_retention(client, settings)
+            verify_verdict_retention(client, settings)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
-            manifest = ownership.manifest or write_manifest(spark, settings, adopt=self._adopt)
+            manifest = ownership.complete_manifest or self._begin(spark, ownership)
+            if ownership.last_batch_id is not None:
+                verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
             with self._ticks(spark, client):
                 self._run_query(spark, client, manifest)
 
@@ -128,6 +131,14 @@ class ResolveJob:
             ticks.stop()
             groups.close()
 
+    def _begin(self, spark: SparkSession, found: Ownership) -> Manifest:
+        """Do what only the first start of a checkpoint does."""
+        kafka, since_ms = self._settings.kafka, 0
+        if found.tables:
+            # A verdict that is older by its time-out would be an orphan anyhow (R10).
+            since_ms = max(0, deleted_before_ms(kafka, kafka.half_topic) - self._settings.resolution.transactionTimeOut)
+        return begin_checkpoint(spark, self._settings, found, since_ms)
+
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
 
@@ -141,12 +152,8 @@ class ResolveJob:
             log.warning("event=rights_not_known cause=%r", str(error))
 
     def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest) -> None:
-        query = self._start(spark, manifest)
-        try:
-            create_tables(spark, self._settings.storage, query.id)
-            self._writer = BatchWriter(self._settings, query.id)
-        finally:
-            self._writer_made.set()
+        writer = BatchWriter(self._settings, manifest)
+        query = self._start(spark, manifest, writer)
         while query.isActive and not self._stop.wait(0.2):
             self._hand_on_reports(query)
         if query.isActive:
@@ -158,7 +165,7 @@ class ResolveJob:
             failure = self.failure or error
             raise explain(failure, self._settings) or failure from None
         finally:
-            self._writer.close()
+            writer.close()
             self._hand_on_reports(query, ended=True)
 
     def _hand_on_reports(self, query: StreamingQuery, *, ended: bool = False) -> None:
@@ -171,7 +178,7 @@ class ResolveJob:
             if self._on_batch is not None:
                 self._on_batch(report)
 
-    def _start(self, spark: SparkSession, manifest: Manifest) -> StreamingQuery:
+    def _start(self, spark: SparkSession, manifest: Manifest, batches: BatchWriter) -> StreamingQuery:
         settings, kafka = self._settings, self._settings.kafka
         terms = terms_of_run(spark, settings)
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
@@ -179,27 +186,26 @@ class ResolveJob:
         records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
         keyring = kafka.signing.keyring()
         decoding = ByBatch([(first, DecoderConfig.of(resolution, keyring)) for first, resolution in terms])
-        pack = without_collector(pack_events(decoding, manifest.bucket_keys))
+        former = former_records_to_read(spark, settings, manifest)
+        pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
-        function = without_collector(bucket_function(rules, slots, few, manifest.adopted))
+        function = without_collector(bucket_function(rules, slots, few, manifest.adopted.get(kafka.half_topic, {})))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)
         writer = outcomes.writeStream.queryName(QUERY_NAME).option("checkpointLocation", settings.storage.checkpoint)
-        writer = writer.outputMode("append").foreachBatch(self._write_batch)
+        writer = writer.outputMode("append").foreachBatch(partial(self._write_batch, batches))
         if settings.trigger.available_now:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{settings.trigger.interval} milliseconds").start()
 
-    def _write_batch(self, outcomes: DataFrame, batch_id: int) -> None:
-        if not self._writer_made.wait(_START_LIMIT_S) or self._writer is None:
-            raise HalfwayError("the tables could not be created")
+    def _write_batch(self, writer: BatchWriter, outcomes: DataFrame, batch_id: int) -> None:
         try:
-            report = self._writer.write(outcomes, batch_id)
+            report = writer.write(outcomes, batch_id)
             self._write_status(outcomes.sparkSession, report)
-            self._writer.read_logs_ahead(outcomes.sparkSession)
+            writer.look_ahead(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise

@@ -110,6 +110,8 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     yield _counter("quarantined_records", "Records quarantined: rows of the quarantine table.", totals, ("reason", by_reason))
     duplicates = {"half": Count.DUPLICATE_HALF, "op": Count.DUPLICATE_OP}
     yield _counter("duplicates", "Repeated halves and ops, which changed nothing.", totals, ("kind", duplicates))
+    former = {"adopted": Count.ADOPTED, "aged_out": Count.AGED_OUT}
+    yield _counter("former_records", "Records read again that a former checkpoint had dealt with (--adopt).", totals, ("kind", former))
     counts, sum_s = (None, 0.0) if totals is None else (latency_counts(totals), totals[LATENCY_SUM_MS] / 1000)
     text = "Seconds from half to commit, between the timestamps of their records."
     yield _histogram("finish_message_latency", text, LATENCY_BOUNDS_S, counts, sum_s)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from time import monotonic
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.writer import RecordWriter
@@ -14,44 +14,58 @@ from halfway.pipelines.resolve.batch_outcomes import BatchOutcomes
 from halfway.pipelines.resolve.check_sender import CheckSender
 from halfway.pipelines.resolve.read_back import RecordFetcher
 from halfway.pipelines.resolve.report import BatchReport
-from halfway.pipelines.storage.delta_tables import append_once, read_log_ahead, read_table
+from halfway.pipelines.storage.delta_tables import append_id, append_once, read_log_ahead, read_table
+from halfway.pipelines.storage.lineage import BatchOrigin, origin_of
+from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.ownership import verify_still_owner
+from halfway.schemas.errors import OwnershipError
 from halfway.schemas.events import OUTCOME_SCHEMA
 from halfway.schemas.headers import HALF_LOST, Source
 from halfway.schemas.outcomes import Kind, Reason
 from halfway.schemas.reports import BucketReport
 from halfway.schemas.settings import Settings
-from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
+from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Bookmark, Table
 from halfway.transforms import rows as row_makers
 from halfway.transforms.packing import outcomes_in, packed
 
 log = logging.getLogger(__name__)
 
 _HALF_POINTER = ("half_partition", "half_offset")
+_OWNER_CHECK_S = 3.0
 
 
 class BatchWriter:
     """Writes batches. Called once for each batch id, and again with the same id after a crash."""
 
-    def __init__(self, settings: Settings, query_id: str) -> None:
+    def __init__(self, settings: Settings, manifest: Manifest) -> None:
         """Prepare to write for a query.
 
         Args:
             settings: the job's settings.
-            query_id: the owner of the tables. With the table's name it is the `txnAppId` of its appends.
+            manifest: names the query that owns the tables, and their epoch.
         """
         self._settings = settings
         self._kafka = settings.kafka
-        self._query_id = query_id
+        self._query_id, self._epoch = manifest.query_id, manifest.epoch
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
-        self._fetcher = RecordFetcher({**self._kafka.as_librdkafka_dict(), "client.id": f"halfway-{query_id}"}, topics)
+        self._fetcher = RecordFetcher({**self._kafka.as_librdkafka_dict(), "client.id": f"halfway-{self._query_id}"}, topics)
         self._check_sender = CheckSender(self._kafka, settings.resolution.max_record_bytes)
         self._may_be_repeat = True
         self._known: dict[int, BucketReport] = {}
         self._appended: set[Table] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
+        self._last_origin: BatchOrigin | None = None
+        self._taken_over: OwnershipError | None = None
+        self._looked_s = monotonic()
 
     def write(self, packs: DataFrame, batch_id: int) -> BatchReport:
-        """Write one batch's outcomes (PACKED_OUTCOMES_SCHEMA) and return its report."""
+        """Write one batch's outcomes (PACKED_OUTCOMES_SCHEMA) and return its report.
+
+        Raises:
+            OwnershipError: another checkpoint has taken the tables over.
+        """
+        if self._taken_over is not None:
+            raise self._taken_over
         started = monotonic()
         report = BatchReport(batch_id)
         packs.persist()
@@ -72,16 +86,34 @@ class BatchWriter:
         report.seconds = monotonic() - started
         return report
 
-    def read_logs_ahead(self, spark: SparkSession) -> None:
-        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch."""
+    def look_ahead(self, spark: SparkSession) -> None:
+        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch.
+
+        Every few seconds, find out whether another checkpoint has taken the tables over: a job that appends nothing
+        would not notice. The next batch then fails.
+        """
         while self._appended:
             self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
+        if monotonic() - self._looked_s >= _OWNER_CHECK_S:
+            self._looked_s = monotonic()
+            self._ahead.submit(self._look_for_owner, spark)
 
     def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
         try:
             read_log_ahead(spark, self._settings.storage, table)
         except Exception as error:  # the next append reads the log itself
             log.info("event=log_not_read_ahead table=%s cause=%s", table, type(error).__name__)
+
+    def _look_for_owner(self, spark: SparkSession) -> None:
+        try:
+            self._verify_still_owner(spark, Table.MESSAGES)
+        except OwnershipError as error:
+            self._taken_over = error
+        except Exception as error:  # the next append finds it out
+            log.info("event=owner_not_known cause=%s", type(error).__name__)
+
+    def _verify_still_owner(self, spark: SparkSession, table: Table, *, at_append: bool = False) -> None:
+        verify_still_owner(spark, self._settings.storage, table, self._query_id, at_append=at_append)
 
     def close(self) -> None:
         """Wait until the reading ahead has ended, and disconnect."""
@@ -100,14 +132,16 @@ class BatchWriter:
         return outcomes
 
     def _without_held(self, packs: DataFrame) -> DataFrame:
-        """Leave out the outcomes that the tables held when they were adopted: the lost checkpoint's query wrote them.
+        """Leave out the outcomes of messages that a former checkpoint has committed.
+
+        Those that it has discarded are known when their halves are read. There are few of them; of messages there are
+        too many.
 
         A pointer alone does not identify a half: the offsets of a topic that was deleted and created again start at 0.
         """
         spark, storage = packs.sparkSession, self._settings.storage
-        tables = [read_table(spark, storage, table) for table in (Table.MESSAGES, Table.DISCARDED)]
-        rows = [table.select("transaction_id", *_HALF_POINTER, F.unix_millis("half_at").alias("half_at_ms")) for table in tables]
-        held = rows[0].union(rows[1])
+        messages = read_table(spark, storage, Table.MESSAGES).where(F.coalesce(F.col("epoch"), F.lit(-1)) < self._epoch)
+        held = messages.select("transaction_id", *_HALF_POINTER, F.unix_millis("half_at").alias("half_at_ms"))
         found = outcomes_in(packs.where("may_be_held"))
         same_place = (found["partition"] == held["half_partition"]) & (found["offset"] == held["half_offset"])
         same_half = (found["transaction_id"] == held["transaction_id"]) & (found["at_ms"] == held["half_at_ms"])
@@ -117,7 +151,7 @@ class BatchWriter:
         """Append commits or discards; return the outcomes whose halves were not found, None if all were."""
         if not outcomes.rows[kind]:
             return None
-        make_rows = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(report.batch_id)
+        make_rows = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(self._bookmark(report))
         rows, lost = outcomes.to_frame(kind, make_rows, TABLE_SCHEMAS[table])
         self._append_once(rows, table, report.batch_id)
         if lost.value == 0 and not self._may_be_repeat:
@@ -125,20 +159,39 @@ class BatchWriter:
         # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost
         # the first time.
         stored = read_table(outcomes.spark, self._settings.storage, table)
-        written = stored.where(F.col("batch_id") == report.batch_id).select(*_HALF_POINTER)
+        written = stored.where(self._is_of(report)).select(*_HALF_POINTER)
         of_kind = outcomes.of(kind)
         same = (of_kind["partition"] == written["half_partition"]) & (of_kind["offset"] == written["half_offset"])
         missing = of_kind.join(written, same, "left_anti")
         return None if missing.isEmpty() else missing
 
-    def _append_once(self, rows: DataFrame, table: Table, batch_id: int, name: str | None = None) -> None:
-        """Append a batch's rows to a table, exactly once. A second append of the batch has a `name` of its own."""
-        append_once(rows, self._settings.storage, table, f"{self._query_id}:{name or table}", batch_id)
+    def _append_once(self, rows: DataFrame, table: Table, batch_id: int, what: Table | Reason | None = None) -> None:
+        """Append a batch's rows to a table, exactly once. A second append of the batch is of something else: `what`."""
+        origin, app_id = self._origin(rows.sparkSession, batch_id).to_json(), append_id(self._query_id, what or table)
+        try:
+            append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin)
+        except Exception:
+            self._verify_still_owner(rows.sparkSession, table)
+            raise
+        # Delta may have skipped the append, because a new owner has fenced this job.
+        self._verify_still_owner(rows.sparkSession, table, at_append=True)
         self._appended.add(table)
+
+    def _origin(self, spark: SparkSession, batch_id: int) -> BatchOrigin:
+        if self._last_origin is None or self._last_origin.batch_id != batch_id:
+            self._last_origin = origin_of(spark, self._settings.storage, self._query_id, batch_id)
+        return self._last_origin
+
+    def _bookmark(self, report: BatchReport) -> Bookmark:
+        return Bookmark(self._epoch, report.batch_id)
+
+    def _is_of(self, report: BatchReport) -> Column:
+        """Return the condition on the rows of a table that this batch has appended."""
+        return F.col("epoch").eqNullSafe(self._epoch) & (F.col("batch_id") == report.batch_id)
 
     def _append_quarantine(self, outcomes: BatchOutcomes, report: BatchReport) -> None:
         if outcomes.rows[Kind.QUARANTINE]:
-            make_rows = row_makers.quarantine_of(report.batch_id, self._kafka.half_topic, self._kafka.op_topic)
+            make_rows = row_makers.quarantine_of(self._bookmark(report), self._kafka.half_topic, self._kafka.op_topic)
             rows, _ = outcomes.to_frame(Kind.QUARANTINE, make_rows, QUARANTINE_SCHEMA)
             self._append_once(rows, Table.QUARANTINE, report.batch_id)
 
@@ -146,6 +199,8 @@ class BatchWriter:
         """Send check requests, at least once, each with the same `CHECK_ID` every time; return those without a half."""
         if not outcomes.rows[Kind.CHECK]:
             return None
+        # No append may have proved in this batch that the tables are still this job's.
+        self._verify_still_owner(outcomes.spark, Table.MESSAGES)
         lost = outcomes.to_table(Kind.CHECK, self._check_sender, OUTCOME_SCHEMA)
         return outcomes.spark.createDataFrame(lost) if lost.num_rows else None
 
@@ -153,9 +208,7 @@ class BatchWriter:
         """Quarantine lost halves, each once, and notify the operator, so that their ids count as settled (R17)."""
         spark, storage = frames[0].sparkSession, self._settings.storage
         lost = reduce(DataFrame.union, frames)
-        known = read_table(spark, storage, Table.QUARANTINE).where(
-            (F.col("reason") == str(Reason.HALF_LOST)) & (F.col("batch_id") != report.batch_id)
-        )
+        known = read_table(spark, storage, Table.QUARANTINE).where((F.col("reason") == str(Reason.HALF_LOST)) & ~self._is_of(report))
         same_place = (lost["partition"] == known["source_partition"]) & (lost["offset"] == known["source_offset"])
         same = same_place & (lost["transaction_id"] == known["transaction_id"])
         rows = lost.join(known, same, "left_anti").persist()
@@ -163,7 +216,7 @@ class BatchWriter:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
             report.lost = len(pointers)
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
-            quarantined = row_makers.to_half_lost(rows, report.batch_id, self._kafka.half_topic)
+            quarantined = row_makers.to_half_lost(rows, self._bookmark(report), self._kafka.half_topic)
             self._append_once(quarantined, Table.QUARANTINE, report.batch_id, Reason.HALF_LOST)
             self._notify_lost(pointers)
         finally:

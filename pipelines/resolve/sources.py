@@ -3,12 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from halfway.pipelines.kafka.range_reader import READ_COMMITTED
 from halfway.pipelines.kafka.spark_options import spark_options
-from halfway.schemas.settings import KafkaSettings
+from halfway.pipelines.storage.adopted_rows import former_records
+from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.state_reader import last_read
+from halfway.schemas.events import FORMER_SCHEMA
+from halfway.schemas.settings import KafkaSettings, Settings
+from halfway.transforms.former import FormerRecords
 
 
 def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
@@ -17,6 +23,20 @@ def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
     if kafka.max_offsets_per_trigger:
         options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
     return spark.readStream.format("kafka").options(**options).load()
+
+
+def former_records_to_read(spark: SparkSession, settings: Settings, manifest: Manifest) -> Broadcast[FormerRecords] | None:
+    """Return what former checkpoints have dealt with; None if this one reads nothing of it again (decision 6)."""
+    kafka, storage, read_to = settings.kafka, settings.storage, last_read(spark, settings.storage)
+    to_read = any(
+        read_to.get(topic, {}).get(partition, 0) < end for topic, ends in manifest.adopted.items() for partition, end in ends.items()
+    )
+    if not to_read and not manifest.halves_since_ms:
+        return None
+    records = FORMER_SCHEMA.empty_table()
+    if to_read:
+        records = former_records(spark, storage, kafka.half_topic, kafka.op_topic, manifest.epoch)
+    return spark.sparkContext.broadcast(FormerRecords.of(records, manifest.halves_since_ms))
 
 
 def source_options(kafka: KafkaSettings) -> dict[str, str]:

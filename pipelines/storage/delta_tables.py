@@ -1,21 +1,35 @@
-"""The Delta tables: created at the first start, owned by one query, appended to exactly once (decisions 5 and 6)."""
+"""The Delta tables: created at the first start, owned by one query, appended to exactly once (decisions 5 and 6).
+
+A query whose tables another one has taken over is *fenced*: it can append nothing more, even if it was frozen in the
+middle of an append and wakes up much later. Delta skips an append whose `txnVersion` is not above the last one of its
+`txnAppId`, and refuses one while which another commit has used its `txnAppId`. So taking a table over commits the
+greatest version under each `txnAppId` of the former owner. No append of it can come after that.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 from py4j.java_gateway import JavaClass
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.file_systems import on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
 
-OWNER_PROPERTY = "halfway.query_id"
+_OWNER_PROPERTY = "halfway.query_id"
+_EPOCH_PROPERTY = "halfway.epoch"
+_FORMER_PROPERTY = "halfway.former_query_id"
+_STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
+_FENCED = 2**63 - 1
+"""The greatest `txnVersion`."""
+_FENCE_TRIES = 100
+_LOCK_LIMIT_S = 60.0
 _PROPERTIES = {
     # Append only, and readable by any Delta reader.
     "delta.enableDeletionVectors": "false",
@@ -29,6 +43,31 @@ _PROPERTIES = {
     # to a hundred small files of one line each takes less.
     "delta.checkpointInterval": "100",
 }
+
+
+class Owner(NamedTuple):
+    """The query that may append to a table, as the table's properties say."""
+
+    query_id: str | None
+    """None if the table has no owner."""
+    epoch: int = 0
+    former_id: str | None = None
+    """The owner before this one."""
+
+    @classmethod
+    def of(cls, properties: Mapping[str, str]) -> Self:
+        """Read the owner from a table's properties."""
+        return cls(properties.get(_OWNER_PROPERTY), int(properties.get(_EPOCH_PROPERTY, 0)), properties.get(_FORMER_PROPERTY))
+
+    def properties(self) -> dict[str, str]:
+        """Return the table's properties that name this owner."""
+        found = {_OWNER_PROPERTY: self.query_id, _EPOCH_PROPERTY: str(self.epoch), _FORMER_PROPERTY: self.former_id}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def append_id(query_id: str, what: Table | Reason) -> str:
+    """Return the `txnAppId` of a query's appends: one for each table, and one for the lost halves (R17)."""
+    return f"{query_id}:{what}"
 
 
 def table_path(storage: StorageSettings, table: Table) -> str:
@@ -81,19 +120,19 @@ def stored_tables(spark: SparkSession, storage: StorageSettings) -> dict[Table, 
     return {table: read_table(spark, storage, table) for table in Table}
 
 
-def ends_of_halves(spark: SparkSession, storage: StorageSettings) -> dict[int, int]:
-    """Return, by partition of the half topic, the offset after the last half that `messages` or `discarded` holds."""
-    ends: dict[int, int] = {}
-    for table in (Table.MESSAGES, Table.DISCARDED):
-        if table_exists(spark, storage, table):
-            for partition, last in read_table(spark, storage, table).groupBy("half_partition").agg(F.max("half_offset")).collect():
-                ends[partition] = max(ends.get(partition, 0), last + 1)
-    return ends
+def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> Owner:
+    """Return the owner of an existing table."""
+    return Owner.of(properties_of(spark, storage, table))
 
 
-def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> str | None:
-    """Return the id of the query that owns an existing table; None if it has no owner."""
-    return properties_of(spark, storage, table).get(OWNER_PROPERTY)
+def owner_at_append(spark: SparkSession, storage: StorageSettings, table: Table) -> Owner:
+    """Return the owner of a table as this session's last append to it found it, or as it was later."""
+    log = _delta_log(spark, storage, table)
+    if log is None:
+        return owner_of(spark, storage, table)
+    stored = log.unsafeVolatileSnapshot().metadata().configuration()
+    names = (_OWNER_PROPERTY, _EPOCH_PROPERTY, _FORMER_PROPERTY)
+    return Owner.of({name: str(stored.apply(name)) for name in names if stored.contains(name)})
 
 
 def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -> dict[str, str]:
@@ -102,23 +141,76 @@ def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -
     return {str(name): str(value) for name, value in spark.sql(f"SHOW TBLPROPERTIES {table_name(storage, table)}").collect()}
 
 
-def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str) -> None:
-    """Create the missing tables, and record in all of them that the query owns them."""
+def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, epoch: int = 0) -> None:
+    """Make a query the owner of all tables: create the missing ones, and take the others over.
+
+    A start that was killed here can be repeated. What a former owner has appended by the time that this returns, it has
+    appended; it can append nothing more.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        query_id: the owner.
+        epoch: how often the tables were adopted.
+    """
     for table, schema in TABLE_SCHEMAS.items():
-        name = table_name(storage, table)
         if table_exists(spark, storage, table):
-            if owner_of(spark, storage, table) != query_id:
-                spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map({OWNER_PROPERTY: query_id})})")
+            _take_over(spark, storage, table, query_id, epoch)
             continue
         # DeltaTable's builder takes no names of three parts.
         columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
-        properties = {**_PROPERTIES, OWNER_PROPERTY: query_id, "delta.dataSkippingStatsColumns": ",".join(SEARCHED_COLUMNS[table])}
+        properties = {**_PROPERTIES, **Owner(query_id, epoch).properties(), **_statistics(table)}
+        name = table_name(storage, table)
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({_sql_map(properties)})")
 
 
-def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id: str, batch_id: int) -> None:
-    """Append rows. Delta skips a second append with the same application id and batch id (`txnAppId`, `txnVersion`)."""
-    writer = rows.write.format("delta").mode("append").options(txnAppId=app_id, txnVersion=str(batch_id))
+def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, epoch: int) -> None:
+    """Make a query the owner of an existing table, and fence the former owner.
+
+    The new owner is named first. So a former owner whose append is skipped finds out why.
+    """
+    owner = owner_of(spark, storage, table)
+    if owner.former_id is not None:  # a start that was killed may have named itself and fenced nobody
+        _fence(spark, storage, table, owner.former_id)
+    if owner.query_id == query_id:
+        return
+    name, known = table_name(storage, table), read_table(spark, storage, table).columns
+    new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
+    with commit_lock(local_warehouse(spark, storage), table, limit_s=_LOCK_LIMIT_S):
+        if new:
+            spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
+        properties = {**Owner(query_id, epoch, owner.query_id).properties(), **(_statistics(table) if new else {})}
+        spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(properties)})")
+    if owner.query_id is not None:
+        _fence(spark, storage, table, owner.query_id)
+
+
+def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str) -> None:
+    """Let no append of a query come after this, also none that is under way."""
+    nothing = spark.createDataFrame([], TABLE_SCHEMAS[table])
+    for what in (table, Reason.HALF_LOST) if table is Table.QUARANTINE else (table,):
+        for left in reversed(range(_FENCE_TRIES)):
+            try:
+                append_once(nothing, storage, table, append_id(query_id, what), _FENCED)
+                break
+            except ConcurrentTransactionException:  # an append of that query came first
+                if not left:
+                    raise
+
+
+def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id: str, batch_id: int, *, origin: str = "") -> None:
+    """Append rows. Delta skips a second append with the same application id and batch id (`txnAppId`, `txnVersion`).
+
+    Args:
+        rows: the rows.
+        storage: where the tables are.
+        table: the table.
+        app_id: what `append_id` returns.
+        batch_id: the batch.
+        origin: what the batch was made of, for the commit's `userMetadata`.
+    """
+    options = {"txnAppId": app_id, "txnVersion": str(batch_id), **({"userMetadata": origin} if origin else {})}
+    writer = rows.write.format("delta").mode("append").options(**options)
     if storage.catalog_schema:
         writer.saveAsTable(table_name(storage, table))
         return
@@ -132,13 +224,25 @@ def read_log_ahead(spark: SparkSession, storage: StorageSettings, table: Table) 
     An append reads the whole log to find out whether its batch is in the table: three stages of Spark, 0.25 to 0.5 s in
     which it does nothing else. Delta caches the snapshot until the next commit.
     """
-    jvm: Any = spark._jvm
-    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
-    if storage.catalog_schema or not isinstance(delta_log, JavaClass):  # Databricks has its own class
+    log = _delta_log(spark, storage, table)
+    if log is None:
         # The public statement that computes a snapshot also counts files, which costs another job.
         spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").collect()
     else:
-        delta_log.forTable(spark._jsparkSession, table_path(storage, table)).unsafeVolatileSnapshot().transactions()
+        log.unsafeVolatileSnapshot().transactions()
+
+
+def _delta_log(spark: SparkSession, storage: StorageSettings, table: Table) -> Any:
+    """Return Delta's own object for a table in a folder; None in a catalog, and on Databricks with its own class."""
+    jvm: Any = spark._jvm
+    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
+    if storage.catalog_schema or not isinstance(delta_log, JavaClass):
+        return None
+    return delta_log.forTable(spark._jsparkSession, table_path(storage, table))
+
+
+def _statistics(table: Table) -> dict[str, str]:
+    return {_STATISTICS_PROPERTY: ",".join(SEARCHED_COLUMNS[table])}
 
 
 def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | None:

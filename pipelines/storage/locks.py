@@ -8,10 +8,13 @@ refuse the second of two commits to a table.
 
 import fcntl
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from math import inf
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
+from typing import IO
 
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.schemas.errors import CheckpointInUseError
@@ -19,6 +22,7 @@ from halfway.schemas.settings import StorageSettings
 
 LOCK_FILE = ".halfway.lock"
 _REPLAY_LOCK_FILE = ".replay.lock"
+_LOCK_POLL_S = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +56,7 @@ def is_in_use(storage: StorageSettings) -> bool:
 
 
 @contextmanager
-def commit_lock(warehouse: Path | None, table: str) -> Iterator[None]:
+def commit_lock(warehouse: Path | None, table: str, limit_s: float = inf) -> Iterator[None]:
     """Wait until no other process commits to a table, and keep others from it until the block ends.
 
     A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two
@@ -61,18 +65,44 @@ def commit_lock(warehouse: Path | None, table: str) -> Iterator[None]:
     Args:
         warehouse: the folder on a local disk that holds the tables; None elsewhere, where nothing is locked.
         table: the table's name.
+        limit_s: how long to wait.
+
+    Raises:
+        CheckpointInUseError: another process has held the lock for longer; the message names it.
     """
     if warehouse is None:
         yield
         return
     warehouse.mkdir(parents=True, exist_ok=True)
-    with (warehouse / f".{table}.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("event=table_in_use table=%s effect=waiting", table)
-            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+    with (warehouse / f".{table}.lock").open("a+") as lock:
+        if not _lock_at_once(lock):
+            log.info("event=table_in_use table=%s process=%s effect=waiting", table, _holder(lock))
+            deadline = monotonic() + limit_s
+            while not _lock_at_once(lock):
+                if monotonic() > deadline:
+                    raise CheckpointInUseError(
+                        f"process {_holder(lock)} has been committing to the table {table} in {warehouse} for more than {limit_s:.0f} s: "
+                        "if it is frozen, end it (kill -9) and start again"
+                    )
+                sleep(_LOCK_POLL_S)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
         yield
+
+
+def _lock_at_once(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(lock: IO[str]) -> str:
+    """Return the id of the process that has locked a file."""
+    lock.seek(0)
+    return lock.read() or "unknown"
 
 
 @contextmanager
@@ -83,18 +113,14 @@ def _held(storage: StorageSettings, name: str, refusal: str) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a") as lock:
-        if not _locked(lock.fileno()):
+        if not _locked(lock):
             raise CheckpointInUseError(refusal)
         yield
 
 
-def _locked(file: int) -> bool:
+def _locked(lock: IO[str]) -> bool:
     """Take the lock; try twice, because `is_in_use` holds it for a moment."""
-    for pause_s in (0.2, 0.0):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            sleep(pause_s)
-        else:
-            return True
-    return False
+    if _lock_at_once(lock):
+        return True
+    sleep(0.2)
+    return _lock_at_once(lock)

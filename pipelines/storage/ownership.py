@@ -1,14 +1,14 @@
 """Reads which checkpoint owns which tables, and refuses a start where they do not belong together (decision 6)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.storage.delta_tables import owner_of, table_exists, table_name
+from halfway.pipelines.storage.delta_tables import Owner, owner_at_append, owner_of, table_exists, table_name
 from halfway.pipelines.storage.file_systems import names_in, read_json
-from halfway.pipelines.storage.manifest import Manifest, checkpoint_file, read_manifest
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, checkpoint_file, read_manifest
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
@@ -20,23 +20,66 @@ class Ownership:
     """What a checkpoint and the tables say about themselves."""
 
     manifest: Manifest | None
-    """None for a new checkpoint."""
+    """None for a new checkpoint, or one whose first start was killed."""
     query_id: str | None
-    has_run: bool
-    tables: Mapping[Table, str | None]
-    """The tables that exist, with the id of the query that owns each."""
+    last_batch_id: int | None
+    """The last batch that the checkpoint has planned; None before the first one."""
+    tables: Mapping[Table, Owner]
+    """The tables that exist, with the owner of each."""
+
+    @property
+    def complete_manifest(self) -> Manifest | None:
+        """Return the manifest; None if the checkpoint's first start has not come to its end, and must be done again."""
+        return self.manifest if all(self._owns(table) for table in Table) else None
+
+    def next_epoch(self, query_id: str) -> int:
+        """Return the epoch of a new checkpoint: above that of every table that it takes over.
+
+        A start that was killed may have taken some of the tables: it has given them the epoch of this start.
+        """
+        owners = [owner for owner in self.tables.values() if owner.query_id is not None]
+        return max([0, *(owner.epoch + (owner.query_id != query_id) for owner in owners)])
+
+    def _owns(self, table: Table) -> bool:
+        return table in self.tables and self.tables[table].query_id == self.query_id is not None
 
 
 def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     """Read what the checkpoint and the tables say about themselves."""
     owners = {table: owner_of(spark, storage, table) for table in Table if table_exists(spark, storage, table)}
-    metadata = read_json(spark, checkpoint_file(storage, "metadata"))
+    metadata = read_json(spark, checkpoint_file(storage, METADATA_FILE))
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,
-        has_run=bool(names_in(spark, checkpoint_file(storage, "commits"))),
+        last_batch_id=last_batch_id(names_in(spark, checkpoint_file(storage, "offsets"))),
         tables=owners,
     )
+
+
+def last_batch_id(names: Iterable[str]) -> int | None:
+    """Return the last batch in a folder of Spark's, where a file's name is the batch's number; None without any."""
+    return max((int(name) for name in names if name.isdecimal()), default=None)
+
+
+def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, *, at_append: bool = False) -> None:
+    """Refuse to go on if another checkpoint has taken over a table since the start.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        table: the table.
+        query_id: the job's query.
+        at_append: only look at what this session's last append found, which takes no time.
+
+    Raises:
+        OwnershipError: the message names the new owner.
+    """
+    owner = (owner_at_append if at_append else owner_of)(spark, storage, table)
+    if owner.query_id != query_id:
+        _refuse(
+            f"another checkpoint (query {owner.query_id}, epoch {owner.epoch}) has taken over the table {table_name(storage, table)}: "
+            f"this job has ended and appends nothing more, and its checkpoint {storage.checkpoint} can be deleted"
+        )
 
 
 def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> None:
@@ -52,10 +95,15 @@ def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> No
     """
     if found.manifest is not None:
         _verify_manifest(settings, found.manifest)
+    elif found.last_batch_id is not None:
+        _refuse(
+            f"the checkpoint {settings.storage.checkpoint} has run before, but its file {MANIFEST_FILE} is missing: set storage.checkpoint "
+            "to a new folder and start once with `halfway resolve --adopt`"
+        )
     for table in Table:
         _verify_table(settings.storage, table, found, adopt=adopt)
-    others = {owner for owner in found.tables.values() if owner not in (None, found.query_id)}
-    if adopt and found.query_id is not None and others:
+    others = {owner.query_id for owner in found.tables.values()} - {None, found.query_id}
+    if adopt and found.last_batch_id is not None and others:
         _refuse(
             f"--adopt needs a new checkpoint, and {settings.storage.checkpoint} has been used: set storage.checkpoint to a folder that "
             "does not exist yet"
@@ -63,7 +111,7 @@ def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> No
 
 
 def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
-    if manifest.format_version != FORMAT_VERSION:
+    if manifest.format_version != FORMAT_VERSION or manifest.epoch is None:
         _refuse(other_format(f"the checkpoint {settings.storage.checkpoint}", manifest.format_version))
     frozen = {
         "state.buckets": (manifest.buckets, settings.state.buckets),
@@ -80,13 +128,13 @@ def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
 
 def _verify_table(storage: StorageSettings, table: Table, found: Ownership, *, adopt: bool) -> None:
     place = "storage.catalog_schema" if storage.catalog_schema else "storage.warehouse"
-    name, owner = table_name(storage, table), found.tables.get(table)
+    name, owner = table_name(storage, table), found.tables.get(table, Owner(None)).query_id
     if owner is not None and owner != found.query_id and not adopt:
         _refuse(
             f"the table {name} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to "
             f"that one, or {place} to a new one; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
         )
-    if owner is None and found.query_id is not None and found.has_run:
+    if owner is None and found.last_batch_id is not None:
         what = "has no owner" if table in found.tables else "is missing"
         _refuse(
             f"the checkpoint {storage.checkpoint} has run before, but its table {name} {what}: set {place} to where its tables "

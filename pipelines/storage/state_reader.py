@@ -65,6 +65,12 @@ def _committed(spark: SparkSession, storage: StorageSettings, batches_ago: int) 
     return batches[max(0, len(batches) - 1 - batches_ago)] if batches else None
 
 
+def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[int, int]]:
+    """Return, by topic and partition, the offset after the last record that committed batches have read."""
+    batch_id = _committed(spark, storage, 0)
+    return {} if batch_id is None else _read_to(spark, storage, batch_id)
+
+
 def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     """Return the state after the last committed batch as a frame: one row a bucket (`STATE_SCHEMA`).
 

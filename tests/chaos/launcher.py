@@ -113,8 +113,8 @@ def wrap(folder: Path) -> None:
         failpoints.reach(Step.AFTER_COUNT)
         return outcomes
 
-    def appended(rows: DataFrame, storage: Any, table: Table, app_id: str, batch_id: int) -> None:
-        append_once(rows, storage, table, app_id, batch_id)
+    def appended(rows: DataFrame, storage: Any, table: Table, app_id: str, batch_id: int, *, origin: str) -> None:
+        append_once(rows, storage, table, app_id, batch_id, origin=origin)
         failpoints.reach(AFTER_TABLE[table], batch_id)
 
     def sent(self: BatchWriter, outcomes: BatchOutcomes) -> DataFrame | None:

@@ -24,10 +24,11 @@ def half(
     group: str = "g",
     incarnation: int = 0,
     immunity_ms: int = 0,
+    discarded_ms: int = 0,
     partition: int = 0,
     offset: int = 0,
 ) -> Half:
-    return Half(transaction_id, group, "orders", incarnation, at_ms, partition, offset, immunity_ms)
+    return Half(transaction_id, group, "orders", incarnation, at_ms, partition, offset, immunity_ms, discarded_ms)
 
 
 def _op(action: LocalTransactionState, transaction_id: str, at_ms: int, group: str, incarnation: int, partition: int, offset: int) -> Op:

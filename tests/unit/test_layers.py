@@ -121,7 +121,7 @@ def test_no_pickle_anywhere() -> None:
 
 def test_one_definition_of_each_row() -> None:
     assert list(Outcome._fields) == OUTCOME_SCHEMA.names
-    of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms")]
+    of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms", "discarded_ms")]
     start_ms = {"at_ms": "start_ms"}
     timer = ["check_times", "due_ms", "last_called", "late_put_offs"]
     assert ENTRY_SCHEMA.names == ["transaction_id", "entry", *(start_ms.get(name, name) for name in of_half), *timer]

@@ -29,7 +29,7 @@ def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) ->
         for batch in batches:
             events, ticks, _ = decode(batch, config)
             yield events
-            numbers = {"event": int(EventKind.TICK), "incarnation": 0, "immunity_ms": 0, "offset": -1}
+            numbers = {"event": int(EventKind.TICK), "incarnation": 0, "immunity_ms": 0, "discarded_ms": 0, "offset": -1}
             yield pa.RecordBatch.from_pylist(
                 [numbers | {**tick._asdict(), "detail": json.dumps({"absent_groups": tick.absent_groups})} for tick in ticks], EVENT_SCHEMA
             )

@@ -70,10 +70,10 @@ def of_row(row: Mapping[str, Any], table: Table) -> Event:
     what = _SHOWN[table][1]
     if table is Table.QUARANTINE:
         source = f"{row['source_topic']} {row['source_partition']}.{row['source_offset']}"
-        return Event(row["at_ms"], what, f"{row['reason']}: {row['detail']} ({source})", f"{table}, batch {row['batch_id']}")
+        return Event(row["at_ms"], what, f"{row['reason']}: {row['detail']} ({source})", f"{table}, batch {row['epoch']}.{row['batch_id']}")
     detail = f"to {row['topic']}, after {row['check_times']} checks, incarnation {row['incarnation']}"
     reason = f"{row['reason']}, " if table is Table.DISCARDED else ""
-    return Event(row["at_ms"], what, reason + detail, f"{table}, batch {row['batch_id']}")
+    return Event(row["at_ms"], what, reason + detail, f"{table}, batch {row['epoch']}.{row['batch_id']}")
 
 
 def in_order(events: Iterable[Event]) -> list[Event]:

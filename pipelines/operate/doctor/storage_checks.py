@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.delta_tables import OWNER_PROPERTY
+from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
 from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
-from halfway.pipelines.storage.manifest import MANIFEST_FILE, Manifest
-from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
+from halfway.pipelines.storage.ownership import Ownership, last_batch_id, read_ownership, verify_ownership
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
@@ -61,7 +61,7 @@ def _ownership(settings: Settings) -> Iterator[Finding]:
     else:
         found = read_local_ownership(settings.storage)
     verify_ownership(settings, found, adopt=False)
-    new = not found.tables and not found.has_run
+    new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
 
 
@@ -76,12 +76,12 @@ def read_local_ownership(places: StorageSettings) -> Ownership:
         raise SetupError("storage is not on this machine")
     try:
         logs = {table: warehouse / table / "_delta_log" for table in Table}
-        commits, manifest = checkpoint / "commits", _json(checkpoint / MANIFEST_FILE)
+        offsets, manifest = checkpoint / "offsets", _json(checkpoint / MANIFEST_FILE)
         return Ownership(
             manifest=Manifest.from_json(manifest) if manifest else None,
-            query_id=_json(checkpoint / "metadata").get("id"),
-            has_run=commits.is_dir() and any(commits.iterdir()),
-            tables={table: _table_properties(log).get(OWNER_PROPERTY) for table, log in logs.items() if log.is_dir()},
+            query_id=_json(checkpoint / METADATA_FILE).get("id"),
+            last_batch_id=last_batch_id(path.name for path in offsets.iterdir()) if offsets.is_dir() else None,
+            tables={table: Owner.of(_table_properties(log)) for table, log in logs.items() if log.is_dir()},
         )
     except (OSError, ValueError) as error:
         raise SetupError(f"cannot read the checkpoint {checkpoint} or the tables in {warehouse}: {error}") from None

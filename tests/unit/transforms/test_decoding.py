@@ -96,7 +96,7 @@ def problem_of(sent: Sent, config: DecoderConfig = CONFIG) -> tuple[str, str] | 
 
 
 def row(**columns: Any) -> dict[str, Any]:
-    numbers = {"incarnation": 0, "immunity_ms": 0, "partition": 3, "offset": 10, "at_ms": AT_MS, "source": 0}
+    numbers = {"incarnation": 0, "immunity_ms": 0, "discarded_ms": 0, "partition": 3, "offset": 10, "at_ms": AT_MS, "source": 0}
     return dict.fromkeys(EVENT_SCHEMA.names) | numbers | columns
 
 

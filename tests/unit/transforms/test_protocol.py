@@ -324,6 +324,27 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {"a": "COMMITTED"},
     ),
     (
+        "R12-afresh-after-discard-by-a-former-checkpoint",
+        [[half("a", discarded_ms=66_001), half("a", 70_000, incarnation=1), commit("a", 70_001, incarnation=1)]],
+        [["commit a @70001"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R12-afresh-after-two-discards-by-a-former-checkpoint",
+        [
+            [half("a", discarded_ms=10), half("a", 20, incarnation=1, discarded_ms=30)],
+            [half("a", 40, incarnation=2), commit("a", 41, incarnation=2)],
+        ],
+        [[], ["commit a @41"]],
+        {"a": "COMMITTED"},
+    ),
+    (
+        "R11-discarded-by-a-former-checkpoint-is-remembered-from-its-horizon",
+        [[half("a", discarded_ms=66_001), tick(126_001)], [commit("a", 66_002)], [tick(126_002)]],
+        [[], ["quarantine a late_verdict"], []],
+        {},
+    ),
+    (
         "R12-afresh-has-all-its-checks",
         [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [half("a", 70_000, incarnation=1), tick(76_000)], [tick(76_001)]],
         [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], [], ["check a #1 @76001"]],

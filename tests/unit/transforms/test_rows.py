@@ -9,7 +9,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from halfway.schemas import headers as h
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.outcomes import Kind
-from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
+from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA, Bookmark
 from halfway.transforms import rows as row_makers
 
 HALF = StoredRecord(
@@ -29,6 +29,7 @@ HALF = StoredRecord(
         ("empty", None),
     ],
 )
+AT = Bookmark(2, 9)
 BARE = StoredRecord(b"b", None, [("REAL_TOPIC", b"orders"), ("PGROUP", b"g")])
 
 
@@ -59,7 +60,7 @@ def at(ms: int) -> datetime:
 
 
 def test_a_commit_becomes_a_message() -> None:
-    rows = row_makers.messages_of(9)(outcomes("a", "b"), [HALF, BARE])
+    rows = row_makers.messages_of(AT)(outcomes("a", "b"), [HALF, BARE])
     assert rows.schema == to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
     first, second = rows.to_pylist()
     assert first == {
@@ -78,6 +79,7 @@ def test_a_commit_becomes_a_message() -> None:
         "incarnation": 2,
         "half_partition": 3,
         "half_offset": 0,
+        "epoch": 2,
         "batch_id": 9,
     }
     bare: dict[str, Any] = {"queue_id": 0, "tags": None, "keys": None, "body": b"", "properties": [], "born_at": at(2000)}
@@ -85,7 +87,7 @@ def test_a_commit_becomes_a_message() -> None:
 
 
 def test_a_discard_keeps_its_reason() -> None:
-    rows = row_makers.discarded_of(9)(outcomes("a", kind=Kind.DISCARD), [HALF])
+    rows = row_makers.discarded_of(AT)(outcomes("a", kind=Kind.DISCARD), [HALF])
     assert rows.schema == to_arrow_schema(DISCARDED_SCHEMA, timezone="UTC")
     assert (rows["reason"][0].as_py(), rows["discarded_at"][0].as_py()) == ("check_max", at(3000))
 
@@ -98,7 +100,7 @@ def test_a_check_is_the_half_with_its_number() -> None:
 
 def test_a_refused_record_is_kept_whole() -> None:
     unreadable = StoredRecord(b"c", b"v", None)
-    rows = row_makers.quarantine_of(9, "half", "op")(outcomes("a", "b", "c", kind=Kind.QUARANTINE), [HALF, None, unreadable])
+    rows = row_makers.quarantine_of(AT, "half", "op")(outcomes("a", "b", "c", kind=Kind.QUARANTINE), [HALF, None, unreadable])
     assert rows.schema == to_arrow_schema(QUARANTINE_SCHEMA, timezone="UTC")
     whole, gone, no_headers = rows.to_pylist()
     assert (whole["source_topic"], whole["source_partition"], whole["source_offset"], whole["source_timestamp"]) == ("half", 3, 0, at(2000))
@@ -110,7 +112,7 @@ def test_a_refused_record_is_kept_whole() -> None:
 def test_a_half_that_is_gone_makes_no_row_and_is_returned_as_lost() -> None:
     committed = outcomes("a", "b", "c")
     records = [HALF, None, BARE]
-    for rows in (row_makers.messages_of(9)(committed, records), row_makers.discarded_of(9)(committed, records)):
+    for rows in (row_makers.messages_of(AT)(committed, records), row_makers.discarded_of(AT)(committed, records)):
         assert rows["transaction_id"].to_pylist() == ["a", "c"]
         assert rows["body"].to_pylist() == [b"\x00\xff", b""]
     assert [(key, value) for key, value, _ in row_makers.check_requests(committed, records)] == [(b"a", b"\x00\xff"), (b"b", b"")]
@@ -121,6 +123,6 @@ def test_a_half_that_is_gone_makes_no_row_and_is_returned_as_lost() -> None:
 
 def test_no_outcomes_make_no_rows() -> None:
     empty = outcomes()
-    for make in (row_makers.messages_of(1), row_makers.discarded_of(1), row_makers.quarantine_of(1, "half", "op")):
+    for make in (row_makers.messages_of(AT), row_makers.discarded_of(AT), row_makers.quarantine_of(AT, "half", "op")):
         assert make(empty, []).num_rows == 0
     assert list(row_makers.check_requests(empty, [])) == []

@@ -109,7 +109,16 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
     checkpoint = Path(str(overrides["storage.checkpoint"]))
     checkpoint.mkdir()
     topics = {name: overrides[f"kafka.{name}"] for name in ("half_topic", "op_topic")}
-    facts = {"format_version": FORMAT_VERSION, "buckets": 3, "adopted": {}, "bucket_keys": [0, 1, 2], **topics}
+    facts = {
+        "format_version": FORMAT_VERSION,
+        "query_id": "q",
+        "epoch": 0,
+        "buckets": 3,
+        "adopted": {},
+        "halves_since_ms": 0,
+        "bucket_keys": [0, 1, 2],
+        **topics,
+    }
     (checkpoint / "halfway.json").write_text(json.dumps(facts))
     ended = run_demo(overrides, "--json")
     assert (ended.returncode, ended.stdout) == (1, "")

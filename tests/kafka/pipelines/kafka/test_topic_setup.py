@@ -14,7 +14,7 @@ from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka import admin as kafka_module
 from halfway.pipelines.kafka import topic_setup
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
-from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention
+from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention, verify_verdict_retention
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
@@ -130,10 +130,21 @@ def test_create_time_is_noted_and_not_refused(names: MakeSettings) -> None:
     assert op.notes == ()
 
 
-def test_verdicts_kept_shorter_than_halves_are_noted(names: MakeSettings) -> None:
+@pytest.mark.parametrize(
+    ("halves_ms", "verdicts_ms", "ok"),
+    [(9 * DAY_MS, 9 * DAY_MS, True), (9 * DAY_MS, 9 * DAY_MS - 1, False), (-1, 99 * DAY_MS, False), (-1, -1, True), (9 * DAY_MS, -1, True)],
+)
+def test_verdicts_kept_shorter_than_halves_are_refused_at_a_start(names: MakeSettings, halves_ms: int, verdicts_ms: int, ok: bool) -> None:
     settings = names()
-    make(settings, settings.kafka.op_topic, max_message_bytes=8_000_000, retention_ms=DAY_MS)
-    assert any("keeps verdicts shorter" in note for note in create_topics(settings, 1)[1].notes)
+    create_topics(settings, 1)
+    set_topic_config(settings, settings.kafka.half_topic, "retention.ms", halves_ms)
+    set_topic_config(settings, settings.kafka.op_topic, "retention.ms", verdicts_ms)
+    if ok:
+        verify_verdict_retention(admin_client(settings.kafka), settings)
+    else:
+        with pytest.raises(TopicError, match=r"shorter than .* keeps their halves") as caught:
+            verify_verdict_retention(admin_client(settings.kafka), settings)
+        assert f"--topic {settings.kafka.op_topic} --add-config retention.ms={halves_ms}`" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import verify_folder_writable
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.ownership import read_ownership
@@ -80,7 +81,7 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
         ("half_topic", "cleanup.policy", "compact", "problem", "cleanup.policy=delete"),
         ("check_topic", "max.message.bytes", 1_000_000, "problem", "lower resolution.max_body_bytes"),
         ("op_topic", "message.timestamp.type", "CreateTime", "warning", "set the record times by their clocks"),
-        ("op_topic", "retention.ms", DAY_MS, "warning", "keeps verdicts shorter"),
+        ("op_topic", "retention.ms", DAY_MS, "problem", "keeps verdicts for"),
         ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
     ],
 )
@@ -160,9 +161,9 @@ def test_the_doctor_finds_the_owner_of_the_tables_without_spark(world: MakeWorld
     places = w.settings.storage
     found = read_local_ownership(places)
     assert found == read_ownership(spark, places)
-    assert found.has_run
+    assert found.last_batch_id == 0
     assert found.manifest is not None
-    assert dict(found.tables) == dict.fromkeys(Table, found.query_id)
+    assert dict(found.tables) == dict.fromkeys(Table, Owner(found.query_id))
 
     messages = Path(places.warehouse) / Table.MESSAGES
     DeltaTable(str(messages)).create_checkpoint()

@@ -1,12 +1,20 @@
 """A new checkpoint takes existing tables over (decision 6). It writes everything that they do not hold yet."""
 
 import shutil
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
+from pyspark.errors import StreamingQueryException
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.resolve import sinks
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.storage import delta_tables, first_start
+from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World
@@ -105,3 +113,180 @@ def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: M
     again.tick(300)
     again.resolve(adopt=True)
     assert set(again.by_id(Table.MESSAGES)) == {"old", "new"}
+
+
+def test_a_replay_of_a_discarded_message_comes_out_after_adopt(world: MakeWorld, tmp_path: Path) -> None:
+    """The former incarnation must not come back as pending, or its successor would be refused (R12)."""
+    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
+    w.half("x", 0)
+    for at_ms in (6_001, 36_001):
+        w.tick(at_ms)
+        w.resolve()
+    assert set(w.by_id(Table.DISCARDED)) == {"x"}
+    w.half("x", 40_000, INCARNATION=b"1")  # as `halfway replay` sends it
+    asked = w.checks()
+    lose_checkpoint(w, tmp_path)
+    w.op("x", b"COMMIT", 40_001, INCARNATION=b"1")
+    w.tick(40_002)
+    [report] = w.resolve(adopt=True)
+    assert report.counts["adopted"] == 1
+    assert [(row["transaction_id"], row["incarnation"], row["epoch"]) for row in w.rows(Table.MESSAGES)] == [("x", 1, 1)]
+    assert len(w.rows(Table.DISCARDED)) == 1
+    assert w.rows(Table.QUARANTINE) == []
+    assert w.checks() == asked
+
+
+def test_a_second_start_still_knows_what_was_discarded(world: MakeWorld, tmp_path: Path) -> None:
+    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
+    w.half("x", 0)
+    w.half("y", 1)
+    for at_ms in (6_002, 36_002):
+        w.tick(at_ms)
+        w.resolve()
+    lose_checkpoint(w, tmp_path)
+    stop_after_one = ResolveJob(limited(w, 1), adopt=True, on_batch=lambda _: stop_after_one.stop())
+    continuous = w.settings.trigger.model_copy(update={"available_now": False, "interval": 0})
+    stop_after_one._settings = limited(w, 1).model_copy(update={"trigger": continuous})
+    stop_after_one.run(lambda: w.spark)
+    w.half("y", 40_000, INCARNATION=b"1")
+    w.op("y", b"COMMIT", 40_001, INCARNATION=b"1")
+    w.tick(40_002)
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"y"}
+
+
+def test_what_a_former_checkpoint_quarantined_is_not_quarantined_again(world: MakeWorld, tmp_path: Path) -> None:
+    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
+    w.half("a", 0)
+    w.op("a", b"COMMIT", 1)
+    w.op("a", b"ROLLBACK", 2)
+    w.op("nobody", b"COMMIT", 3)
+    w.half("bad", 4, PGROUP=None)
+    w.half("x", 5)
+    w.tick(6_006)
+    w.resolve()
+    w.tick(36_006)
+    w.resolve()
+    w.op("x", b"COMMIT", 36_007)
+    w.tick(36_008)
+    w.resolve()
+    before = w.rows(Table.QUARANTINE)
+    assert sorted(row["reason"] for row in before) == ["conflicting_verdict", "late_verdict", "missing_header", "orphan_op"]
+    lose_checkpoint(w, tmp_path)
+    w.op("new", b"COMMIT", 36_009)
+    w.tick(YEARS_MS)
+    reports = w.resolve(adopt=True)
+    assert sum(report.counts["adopted"] for report in reports) == 5
+    again = w.rows(Table.QUARANTINE)
+    assert [row["transaction_id"] for row in again if row not in before] == ["new"]
+    assert len(again) == len(before) + 1
+
+
+def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world: MakeWorld, tmp_path: Path) -> None:
+    w = world(partitions=1, timestamps="LogAppendTime", **{"resolution.tick_interval": 100, "resolution.transactionTimeOut": 1})
+    w.half("rolled back")
+    w.op("rolled back", b"ROLLBACK")
+    time.sleep(0.3)
+    w.half("kept")
+    w.op("kept", b"COMMIT")
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"kept"}
+    kept = w.rows(Table.MESSAGES)[0]
+    delete_records(w, kept["half_partition"], kept["half_offset"])
+    lose_checkpoint(w, tmp_path)
+    reports = w.resolve(adopt=True)
+    w.resolve()
+    assert sum(report.counts["aged_out"] for report in reports) == 1
+    assert w.rows(Table.QUARANTINE) == []
+    assert w.rows(Table.MESSAGES) == [kept]
+
+
+def delete_records(world: World, partition: int, before: int) -> None:
+    client, topic = admin_client(world.settings.kafka), world.settings.kafka.half_topic
+    for deleted in client.delete_records([TopicPartition(topic, partition, before)]).values():
+        deleted.result(30)
+
+
+class KilledError(Exception):
+    """Stands for a kill -9: nothing after it is done."""
+
+
+STEPS = [
+    (first_start, "write_json", 1),
+    (delta_tables, "_take_over", 1),
+    (delta_tables, "_fence", 1),
+    (delta_tables, "_take_over", 2),
+    (delta_tables, "_fence", 3),
+    (first_start, "ends_of_records", 1),
+    (first_start, "write_manifest", 1),
+    (sinks, "append_once", 1),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+def test_an_adopting_start_that_is_killed_anywhere_is_done_again(world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a later start without --adopt, once the tables are this checkpoint's, writes nothing again."""
+    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
+    w.half("a", 0)
+    w.half("b", 1)
+    w.op("a", b"COMMIT", 2)
+    w.op("nobody", b"COMMIT", 3)
+    w.tick(6_004)
+    w.resolve()
+    w.tick(36_004)
+    w.resolve()
+    before = {table: w.rows(table) for table in Table}
+    assert {table: len(rows) for table, rows in before.items()} == {Table.MESSAGES: 1, Table.DISCARDED: 1, Table.QUARANTINE: 1}
+    for number, (module, name, calls) in enumerate(STEPS):
+        lose_checkpoint(w, tmp_path / str(number))
+        w.half(f"new{number}", 36_005)
+        w.op(f"new{number}", b"COMMIT", 36_006)
+        w.tick(36_007)
+        with monkeypatch.context() as patch:
+            killed = kill_at(patch, module, name, calls)
+            with pytest.raises((KilledError, StreamingQueryException)):
+                w.resolve(adopt=True)
+            assert killed, name
+        try:
+            w.resolve()
+        except OwnershipError:  # not all tables are its own yet
+            w.resolve(adopt=True)
+        assert w.by_id(Table.MESSAGES).keys() == {"a", *(f"new{n}" for n in range(number + 1))}
+        assert {row["epoch"] for row in w.rows(Table.MESSAGES) if row["transaction_id"] == f"new{number}"} == {number + 1}
+        assert [w.rows(table) for table in (Table.DISCARDED, Table.QUARANTINE)] == [before[Table.DISCARDED], before[Table.QUARANTINE]]
+
+
+def kill_at(patch: pytest.MonkeyPatch, module: Any, name: str, calls: int) -> list[bool]:
+    """Let the `calls`th call of a function raise, and return a list that is then not empty."""
+    original, left, killed = getattr(module, name), [calls], []
+
+    def call(*args: Any, **more: Any) -> Any:
+        left[0] -= 1
+        if left[0] <= 0:
+            killed.append(True)
+            raise KilledError(name)
+        return original(*args, **more)
+
+    patch.setattr(module, name, call)
+    return killed
+
+
+def test_a_start_on_no_tables_that_was_killed_does_not_hide_what_adopted_tables_hold(
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its manifest says that the tables held nothing."""
+    w = world()
+    w.half("a", 0)
+    w.op("a", b"COMMIT", 1)
+    w.tick(2)
+    w.resolve()
+    storage = w.settings.storage.model_copy(update={"checkpoint": str(tmp_path / "later")})
+    later = w.settings.model_copy(update={"storage": storage})
+    elsewhere = later.model_copy(update={"storage": storage.model_copy(update={"warehouse": str(tmp_path / "elsewhere")})})
+    with monkeypatch.context() as patch:
+        kill_at(patch, ResolveJob, "_run_query", 1)
+        with pytest.raises(KilledError):
+            w.resolve(elsewhere)
+    w.resolve(later, adopt=True)
+    assert set(w.by_id(Table.MESSAGES)) == {"a"}

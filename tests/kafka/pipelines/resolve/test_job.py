@@ -58,6 +58,7 @@ def test_r1_a_committed_half_is_one_row_with_all_its_headers(world: MakeWorld) -
         "incarnation": 2,
         "half_partition": partition,
         "half_offset": offset,
+        "epoch": 0,
         "batch_id": 0,
     }
     assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == []

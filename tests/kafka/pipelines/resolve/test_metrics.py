@@ -91,6 +91,8 @@ EXPECTED = {
     "halfway_quarantined_records_total{reason=missing_header}": 1,
     "halfway_duplicates_total{kind=half}": 1,
     "halfway_duplicates_total{kind=op}": 1,
+    "halfway_former_records_total{kind=adopted}": 0,
+    "halfway_former_records_total{kind=aged_out}": 0,
     "halfway_finish_message_latency_count": COMMITS,
 }
 LASTING = ("_total", "halfway_finish_message_latency", "halfway_half_messages", "halfway_pending_messages")

@@ -2,16 +2,21 @@
 
 import fcntl
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.storage import delta_tables
 from halfway.pipelines.storage.delta_tables import (
+    Owner,
+    append_id,
     append_once,
     create_tables,
     owner_of,
@@ -23,9 +28,12 @@ from halfway.pipelines.storage.delta_tables import (
     table_path,
 )
 from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
-from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.pipelines.storage.ownership import verify_still_owner
+from halfway.schemas.errors import HalfwayError, OwnershipError, SetupError
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
+from tests.support.waiting import until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -41,15 +49,15 @@ def storage(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path)
 
 
 def broken(spark: SparkSession, *offsets: int) -> DataFrame:
-    rows = [("t", 0, offset, AT, "id", b"k", b"v", [("h", b"1"), ("n", None)], "bad_header", "", 7) for offset in offsets]
+    rows = [("t", 0, offset, AT, "id", b"k", b"v", [("h", b"1"), ("n", None)], "bad_header", "", 0, 7) for offset in offsets]
     return spark.createDataFrame(rows, QUARANTINE_SCHEMA)
 
 
 def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, storage: StorageSettings) -> None:
     assert not table_exists(spark, storage, Table.MESSAGES)
     create_tables(spark, storage, "first")
-    create_tables(spark, storage, "second")
-    assert {owner_of(spark, storage, table) for table in Table} == {"second"}
+    create_tables(spark, storage, "second", 1)
+    assert {owner_of(spark, storage, table) for table in Table} == {Owner("second", 1, "first")}
     assert all(table_exists(spark, storage, table) for table in Table)
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
 
@@ -67,6 +75,79 @@ def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, stora
     rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
     assert [row["source_offset"] for row in rows] == [1, 2, 3, 4]
     assert [tuple(header) for header in rows[0]["headers"]] == [("h", b"1"), ("n", None)]
+
+
+def test_a_former_owner_appends_nothing_more(spark: SparkSession, storage: StorageSettings) -> None:
+    create_tables(spark, storage, "first")
+    mine = append_id("first", Table.QUARANTINE), append_id("first", Reason.HALF_LOST)
+    for batch_id, app_id in enumerate(mine):
+        append_once(broken(spark, batch_id), storage, Table.QUARANTINE, app_id, batch_id)
+    create_tables(spark, storage, "second", 1)
+    for app_id in mine:
+        append_once(broken(spark, 8), storage, Table.QUARANTINE, app_id, 8)
+        with pytest.raises(OwnershipError, match=r"query second, epoch 1\) has taken over the table .*quarantine`: this job has ended"):
+            verify_still_owner(spark, storage, Table.QUARANTINE, "first", at_append=True)
+    append_once(broken(spark, 9), storage, Table.QUARANTINE, append_id("second", Table.QUARANTINE), 0)
+    verify_still_owner(spark, storage, Table.QUARANTINE, "second", at_append=True)
+    assert sorted(row["source_offset"] for row in read_table(spark, storage, Table.QUARANTINE).collect()) == [0, 1, 9]
+
+
+@pytest.mark.parametrize("next_owner", ["second", "third"])
+def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkSession, storage: StorageSettings, next_owner: str) -> None:
+    """The second owner was killed between naming itself and fencing the first. It or a third one does that later."""
+    create_tables(spark, storage, "first")
+    properties = ", ".join(f"'{name}' = '{value}'" for name, value in Owner("second", 1, "first").properties().items())
+    spark.sql(f"ALTER TABLE {table_name(storage, Table.MESSAGES)} SET TBLPROPERTIES ({properties})")
+    create_tables(spark, storage, next_owner, 2)
+    rows = spark.createDataFrame([("a",)], "transaction_id STRING")
+    for owner in {"first", "second"} - {next_owner}:
+        append_once(rows, storage, Table.MESSAGES, append_id(owner, Table.MESSAGES), 8)
+    assert read_table(spark, storage, Table.MESSAGES).isEmpty()
+
+
+def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a local disk a lock keeps the two apart; elsewhere Delta does."""
+    monkeypatch.setattr(delta_tables, "local_warehouse", lambda *_: None)
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    create_tables(spark, storage, "first")
+    go, begun = tmp_path / "go", tmp_path / "begun"
+
+    def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        begun.touch()
+        while not go.exists():
+            time.sleep(0.05)
+        yield from batches
+
+    failures: list[Exception] = []
+
+    def append() -> None:
+        try:
+            rows = broken(spark, 1).coalesce(1).mapInArrow(slow, QUARANTINE_SCHEMA)  # the others need a core
+            append_once(rows, storage, Table.QUARANTINE, append_id("first", Table.QUARANTINE), 0)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    until(begun.exists, "the append")
+    create_tables(spark, storage, "second", 1)
+    go.touch()
+    thread.join(60)
+    assert len(failures) == 1
+    assert read_table(spark, storage, Table.QUARANTINE).isEmpty()
+
+
+def test_tables_without_the_epoch_get_it_when_they_are_taken_over(spark: SparkSession, storage: StorageSettings) -> None:
+    name = table_name(storage, Table.QUARANTINE)
+    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in QUARANTINE_SCHEMA if field.name != "epoch")
+    spark.sql(f"CREATE TABLE {name} ({columns}) USING delta TBLPROPERTIES ('halfway.query_id' = 'first')")
+    append_once(broken(spark, 1).drop("epoch"), storage, Table.QUARANTINE, "first:quarantine", 0)
+    create_tables(spark, storage, "second", 1)
+    append_once(broken(spark, 2), storage, Table.QUARANTINE, "second:quarantine", 0)
+    rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
+    assert [(row["source_offset"], row["epoch"]) for row in rows] == [(1, None), (2, 0)]
 
 
 def jobs_of_append(spark: SparkSession, storage: StorageSettings, batch_id: int) -> int:

@@ -31,6 +31,7 @@ _EXECUTOR = """Traceback (most recent call last):
 halfway.schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
 \tat org.apache.spark.api.python
 """
+_GONE = "transactions.half ends at offset 0 of partition 0, and 5 was read from there before: is a broker still down?"
 _AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
 org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
 """  # noqa: E501  # Kafka's own line
@@ -40,6 +41,8 @@ SAID = {
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
     "away": (_AWAY, KafkaUnavailableError, ("transactions.half-0", "halfway resolve --adopt", "when it is back")),
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
+    "gone": (_GONE, KafkaUnavailableError, ("offset 0 of partition 0", "halfway resolve --adopt", "`halfway topics create` first")),
+    "gone on an executor": (_EXECUTOR.replace("transactions.half ends at offset 3", _GONE), KafkaUnavailableError, ("--adopt",)),
     "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
 }
 

@@ -43,6 +43,7 @@ METRICS = {
     "halfway_discarded_messages_total": "counter",
     "halfway_quarantined_records_total": "counter",
     "halfway_duplicates_total": "counter",
+    "halfway_former_records_total": "counter",
 }
 LABELS = {"topic", "le", "checked", "kind", "reason"}
 

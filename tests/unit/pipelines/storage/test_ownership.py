@@ -5,31 +5,88 @@ from typing import Any
 import pytest
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import Ownership, verify_ownership
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.state_format import FORMAT_VERSION
+from halfway.schemas.tables import Table
 
 THIS = {
     "format_version": FORMAT_VERSION,
+    "query_id": "mine",
+    "epoch": 0,
     "buckets": 64,
     "half_topic": "transactions.half",
     "op_topic": "transactions.op",
-    "adopted": {"0": 7},
+    "adopted": {"half": {"0": 7}},
+    "halves_since_ms": 0,
     "bucket_keys": [3, 1, 2],
 }
 
 
+MINE, OTHERS = Owner("mine", 2), Owner("another", 1)
+
+
+def ownership(
+    *owners: Owner | None, query_id: str | None = "mine", last_batch_id: int | None = None, has_manifest: bool = True
+) -> Ownership:
+    """Return what a checkpoint and tables with these owners say; a table whose owner is None does not exist."""
+    tables = {table: owner for table, owner in zip(Table, owners, strict=True) if owner is not None}
+    return Ownership(Manifest.from_json(THIS) if has_manifest else None, query_id, last_batch_id, tables)
+
+
+EPOCHS = {
+    "nothing yet": (ownership(None, None, None, query_id=None), 0),
+    "tables of nobody": (ownership(Owner(None), Owner(None), Owner(None), query_id=None), 0),
+    "tables of another": (ownership(OTHERS, OTHERS, OTHERS, query_id=None), 2),
+    "a start that was killed after the first table": (ownership(MINE, OTHERS, OTHERS), 2),
+    "a start that was killed after the last table": (ownership(MINE, MINE, MINE, has_manifest=False), 2),
+    "two starts that were killed": (ownership(Owner("third", 3), MINE, OTHERS, query_id="fourth"), 4),
+}
+
+
+@pytest.mark.parametrize("case", EPOCHS)
+def test_epoch(case: str) -> None:
+    found, epoch = EPOCHS[case]
+    assert found.next_epoch(found.query_id or "new") == epoch
+
+
+def test_a_first_start_is_done_again_until_it_has_come_to_its_end() -> None:
+    assert ownership(MINE, MINE, MINE).complete_manifest is not None
+    for unfinished in (ownership(MINE, MINE, OTHERS), ownership(MINE, None, MINE), ownership(MINE, MINE, MINE, has_manifest=False)):
+        assert unfinished.complete_manifest is None
+
+
+def test_what_a_start_is_refused_for() -> None:
+    settings = load_settings(environ={})
+    for refused, adopt, what in [
+        (ownership(MINE, OTHERS, OTHERS), False, "belongs to another checkpoint"),
+        (ownership(OTHERS, OTHERS, OTHERS, last_batch_id=3), True, "--adopt needs a new checkpoint"),
+        (ownership(MINE, MINE, None, last_batch_id=3), True, "quarantine` is missing"),
+        (ownership(MINE, MINE, Owner(None), last_batch_id=3), True, "quarantine` has no owner"),
+        (ownership(MINE, MINE, MINE, last_batch_id=3, has_manifest=False), False, "its file halfway.json is missing"),
+    ]:
+        with pytest.raises(OwnershipError, match=what):
+            verify_ownership(settings, refused, adopt=adopt)
+    for accepted, adopt in [
+        (ownership(MINE, OTHERS, OTHERS), True),
+        (ownership(MINE, MINE, OTHERS, has_manifest=False), True),
+        (ownership(MINE, MINE, MINE, has_manifest=False), False),
+        (ownership(MINE, MINE, MINE, last_batch_id=3), True),
+    ]:
+        verify_ownership(settings, accepted, adopt=adopt)
+
+
 def verify(content: dict[str, Any]) -> None:
-    found = Ownership(Manifest.from_json(content), query_id=None, has_run=False, tables={})
+    found = Ownership(Manifest.from_json(content), query_id=None, last_batch_id=None, tables={})
     verify_ownership(load_settings(environ={}), found, adopt=False)
 
 
 @pytest.mark.parametrize("more", [{"adopted": None}, {"adopted": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
 def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[str, Any]) -> None:
-    with pytest.raises(
-        OwnershipError, match=rf"format 1, and .* version of Halfway has {FORMAT_VERSION}: go on with the version that wrote it"
-    ) as caught:
+    refusal = rf"format 1, and .* version of Halfway has {FORMAT_VERSION}: go on with the version that wrote it"
+    with pytest.raises(OwnershipError, match=refusal) as caught:
         verify({**THIS, "format_version": 1, **more})
     assert "or start a new checkpoint" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -37,8 +94,13 @@ def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[
 
 def test_a_manifest_of_this_format_is_read() -> None:
     manifest = Manifest.from_json(THIS)
-    assert (manifest.bucket_keys, manifest.adopted) == ((3, 1, 2), {0: 7})
+    assert (manifest.bucket_keys, manifest.adopted) == ((3, 1, 2), {"half": {0: 7}})
     verify(THIS)
+
+
+def test_a_manifest_without_an_epoch_is_refused_as_one_of_another_format() -> None:
+    with pytest.raises(OwnershipError, match="go on with the version that wrote it"):
+        verify({name: value for name, value in THIS.items() if name != "epoch"})
 
 
 def test_a_manifest_without_buckets_is_refused() -> None:

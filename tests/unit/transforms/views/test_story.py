@@ -36,12 +36,12 @@ def test_a_record_without_headers_is_told_too() -> None:
 
 
 def test_rows() -> None:
-    row = {"at_ms": 9, "topic": "orders", "check_times": 2, "incarnation": 1, "batch_id": 4}
-    assert of_row(row, Table.MESSAGES) == Event(9, "delivered", "to orders, after 2 checks, incarnation 1", "messages, batch 4")
+    row = {"at_ms": 9, "topic": "orders", "check_times": 2, "incarnation": 1, "epoch": 2, "batch_id": 4}
+    assert of_row(row, Table.MESSAGES) == Event(9, "delivered", "to orders, after 2 checks, incarnation 1", "messages, batch 2.4")
     assert of_row({**row, "reason": "check_max"}, Table.DISCARDED).detail == "check_max, to orders, after 2 checks, incarnation 1"
-    source = {"source_topic": "op", "source_partition": 0, "source_offset": 3, "reason": "late_verdict", "detail": "COMMIT", "batch_id": 4}
-    refused = of_row({"at_ms": 9, **source}, Table.QUARANTINE)
-    assert refused == Event(9, "quarantined", "late_verdict: COMMIT (op 0.3)", "quarantine, batch 4")
+    source = {"source_topic": "op", "source_partition": 0, "source_offset": 3}
+    refused = of_row({**row, **source, "reason": "late_verdict", "detail": "COMMIT"}, Table.QUARANTINE)
+    assert refused == Event(9, "quarantined", "late_verdict: COMMIT (op 0.3)", "quarantine, batch 2.4")
 
 
 def test_order_is_that_of_time_and_then_as_given() -> None:

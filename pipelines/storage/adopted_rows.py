@@ -1,0 +1,72 @@
+"""Reads from tables what former checkpoints have done, for a new one that reads the same records again (decision 6)."""
+
+from functools import reduce
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.storage.delta_tables import read_table
+from halfway.schemas.events import FORMER_SCHEMA
+from halfway.schemas.headers import Source
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import Table
+
+
+def ends_of_records(spark: SparkSession, storage: StorageSettings, half_topic: str) -> dict[str, dict[int, int]]:
+    """Return, by topic and partition, the offset after the last record that the tables hold.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        half_topic: the topic that `messages` and `discarded` point to.
+    """
+    halves = [
+        read_table(spark, storage, table).select(F.lit(half_topic), "half_partition", "half_offset")
+        for table in (Table.MESSAGES, Table.DISCARDED)
+    ]
+    refused = read_table(spark, storage, Table.QUARANTINE).select("source_topic", "source_partition", "source_offset")
+    places = reduce(DataFrame.union, halves, refused).toDF("topic", "partition", "offset")
+    ends: dict[str, dict[int, int]] = {}
+    for topic, partition, last in places.groupBy("topic", "partition").agg(F.max("offset")).collect():
+        ends.setdefault(topic, {})[partition] = last + 1
+    return ends
+
+
+def last_settled_ms(spark: SparkSession, storage: StorageSettings) -> int:
+    """Return the time of the last commit or discard in the tables; 0 if they hold none."""
+    ends = ((Table.MESSAGES, "committed_at"), (Table.DISCARDED, "discarded_at"))
+    times = reduce(DataFrame.union, (read_table(spark, storage, table).select(F.unix_millis(column).alias("ms")) for table, column in ends))
+    return times.agg(F.max("ms")).collect()[0][0] or 0
+
+
+def former_records(spark: SparkSession, storage: StorageSettings, half_topic: str, op_topic: str, epoch: int) -> pa.Table:
+    """Return the records that the tables hold from before an epoch (FORMER_SCHEMA), without committed halves.
+
+    A lost half (R17) is left out: it was not there to be dealt with.
+    """
+
+    def rows(table: Table, *columns: Column) -> DataFrame:
+        is_former = F.coalesce(F.col("epoch"), F.lit(-1)) < epoch
+        return read_table(spark, storage, table).where(is_former).select(*columns)
+
+    discarded = rows(
+        Table.DISCARDED,
+        F.lit(int(Source.HALF)),
+        F.col("half_partition"),
+        F.col("half_offset"),
+        F.unix_millis("half_at"),
+        F.unix_millis("discarded_at"),
+    )
+    source = F.when(F.col("source_topic") == half_topic, int(Source.HALF)).when(F.col("source_topic") == op_topic, int(Source.OP))
+    refused = rows(
+        Table.QUARANTINE,
+        F.when(F.col("reason") != str(Reason.HALF_LOST), source),
+        F.col("source_partition"),
+        F.col("source_offset"),
+        F.unix_millis("source_timestamp"),
+        F.lit(0),
+    )
+    found = discarded.union(refused).toDF(*FORMER_SCHEMA.names)
+    return found.where(F.col("source").isNotNull()).toArrow().cast(FORMER_SCHEMA)

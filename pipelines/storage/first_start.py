@@ -1,0 +1,67 @@
+"""The first start of a checkpoint: it gets an id, becomes the owner of the tables, and is described by its manifest.
+
+Each step can be repeated, and the manifest comes last. So a start that was killed anywhere is simply done again.
+"""
+
+import uuid
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.storage.adopted_rows import ends_of_records, last_settled_ms
+from halfway.pipelines.storage.delta_tables import create_tables
+from halfway.pipelines.storage.file_systems import write_json
+from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoint_file, write_manifest
+from halfway.pipelines.storage.ownership import Ownership
+from halfway.schemas.settings import Settings, StateSettings
+from halfway.schemas.state_format import FORMAT_VERSION
+
+
+def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, halves_since_ms: int) -> Manifest:
+    """Make a checkpoint the owner of the tables, and return its manifest. It has run no batch yet.
+
+    Args:
+        spark: the session.
+        settings: what the checkpoint is made with.
+        found: what checkpoint and tables say about themselves. `verify_ownership` has accepted it.
+        halves_since_ms: from when on the half topic holds every half; 0 if always.
+    """
+    storage, query_id = settings.storage, found.query_id or str(uuid.uuid4())
+    if found.query_id is None:
+        # Spark gives a query the id that it finds here. So the tables have their owner before the query starts.
+        write_json(spark, checkpoint_file(storage, METADATA_FILE), {"id": query_id})
+    epoch = found.next_epoch(query_id)
+    create_tables(spark, storage, query_id, epoch)
+    manifest = Manifest(
+        FORMAT_VERSION,
+        query_id,
+        epoch,
+        settings.state.buckets,
+        settings.kafka.half_topic,
+        settings.kafka.op_topic,
+        # After the former owner is fenced: it can add no row to the tables now.
+        ends_of_records(spark, storage, settings.kafka.half_topic) if found.tables else {},
+        min(halves_since_ms, last_settled_ms(spark, storage)) if epoch and halves_since_ms else 0,
+        _even_keys(spark, settings.state),
+    )
+    write_manifest(spark, storage, manifest)
+    return manifest
+
+
+def _even_keys(spark: SparkSession, state: StateSettings) -> tuple[int, ...]:
+    """Return keys for the buckets that Spark spreads evenly over its tasks.
+
+    Spark places a group by a hash of its key. Of 64 buckets numbered from 0, one of eight tasks would get 12, and the
+    others would wait for it.
+    """
+    room = [len(range(task, state.buckets, state.shuffle_partitions)) for task in range(state.shuffle_partitions)]
+    keys: list[int] = []
+    begin = 0
+    while any(room):
+        placed = spark.range(begin, begin + 1024).select("id", F.pmod(F.hash(F.col("id").cast("int")), F.lit(len(room))))
+        for key, task in sorted(placed.collect()):
+            if room[task]:
+                room[task] -= 1
+                keys.append(key)
+        begin += 1024
+    return tuple(keys)

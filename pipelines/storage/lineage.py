@@ -1,0 +1,118 @@
+"""Finds out whether a checkpoint is the one that its tables were written with, or an older copy of it (decision 6).
+
+An older copy would number its batches from its own position, and Delta would skip those whose numbers the tables have,
+although they hold other rows. The tables know the number of their last batch from their rows, and what that batch was
+made of from the commit that appended it: the job writes how far the batch had read into the commit's `userMetadata`.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import reduce
+from hashlib import sha256
+from typing import NoReturn
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.storage.delta_tables import read_table, table_name
+from halfway.pipelines.storage.file_systems import names_in, read_text
+from halfway.pipelines.storage.manifest import Manifest, checkpoint_file
+from halfway.pipelines.storage.state_reader import ends_in
+from halfway.schemas.errors import OwnershipError
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import Table
+
+_OFFSETS = "offsets"
+_COMMITS = 100
+"""The newest commits of a table to look through: compactions follow the last append."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrigin:
+    """What a batch was made of, as its commits in the tables say."""
+
+    query_id: str
+    batch_id: int
+    read: int
+    """The sum of the end offsets of all partitions. It never falls from batch to batch."""
+    digest: str
+    """Of the end offsets."""
+
+    @classmethod
+    def of(cls, query_id: str, batch_id: int, offsets: str) -> "BatchOrigin":
+        """Return the origin of a batch from its file in Spark's offset log."""
+        ends = ends_in(offsets)
+        digest = sha256(json.dumps(ends, sort_keys=True).encode()).hexdigest()[:16]
+        return cls(query_id, batch_id, sum(end for places in ends.values() for end in places.values()), digest)
+
+    def to_json(self) -> str:
+        """Return the origin as the `userMetadata` of a commit."""
+        return json.dumps(asdict(self))
+
+
+def origin_in(commits: Iterable[str | None], query_id: str) -> BatchOrigin | None:
+    """Return the first origin of a query's batch in the `userMetadata` of commits; None if there is none."""
+    for text in commits:
+        try:
+            origin = BatchOrigin(**json.loads(text or "null"))
+        except (TypeError, ValueError):  # another program's
+            continue
+        if origin.query_id == query_id:
+            return origin
+    return None
+
+
+def origin_of(spark: SparkSession, storage: StorageSettings, query_id: str, batch_id: int) -> BatchOrigin:
+    """Return the origin of a batch that the checkpoint has planned."""
+    return BatchOrigin.of(query_id, batch_id, read_text(spark, checkpoint_file(storage, f"{_OFFSETS}/{batch_id}")) or "")
+
+
+def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int) -> None:
+    """Refuse a checkpoint that is older than its tables, or that they were not written with.
+
+    Args:
+        spark: the session.
+        storage: where checkpoint and tables are.
+        manifest: the checkpoint's.
+        last_batch_id: the last batch that the checkpoint has planned.
+
+    Raises:
+        OwnershipError: the message says what to do.
+    """
+    for table, batch_id in _batches_after(spark, storage, manifest.epoch, last_batch_id):
+        _refuse(storage, table, f"ends with batch {last_batch_id}, and the table {{}} holds batch {batch_id} of it")
+    for table in Table:
+        history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {_COMMITS}").orderBy(F.desc("version"))
+        origin = origin_in((row[0] for row in history.select("userMetadata").collect()), manifest.query_id)
+        if origin is not None and not _has_read(spark, storage, origin):
+            _refuse(storage, table, f"has not read what batch {origin.batch_id} of the table {{}} was made of")
+
+
+def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, batch_id: int) -> list[tuple[Table, int]]:
+    """Return the last batch of each table that holds later ones. The files' statistics answer for nearly all files."""
+
+    def last(table: Table) -> DataFrame:
+        later = (F.col("epoch") == epoch) & (F.col("batch_id") > batch_id)
+        return read_table(spark, storage, table).where(later).agg(F.lit(str(table)), F.max("batch_id"))
+
+    found = reduce(DataFrame.union, map(last, Table)).collect()
+    return [(Table(table), number) for table, number in found if number is not None]
+
+
+def _has_read(spark: SparkSession, storage: StorageSettings, origin: BatchOrigin) -> bool:
+    """Return True if the checkpoint has this very batch or, where Spark has removed it, has read at least as far."""
+    planned = sorted(int(name) for name in names_in(spark, checkpoint_file(storage, _OFFSETS)) if name.isdecimal())
+    later = [number for number in planned if number >= origin.batch_id]
+    if not later:
+        return False
+    own = origin_of(spark, storage, origin.query_id, later[0])
+    return own == origin if own.batch_id == origin.batch_id else own.read >= origin.read
+
+
+def _refuse(storage: StorageSettings, table: Table, what: str) -> NoReturn:
+    name = table_name(storage, table)
+    raise OwnershipError(
+        f"the checkpoint {storage.checkpoint} {what.format(name)}: it is an older copy. Restore the newest one, or set storage.checkpoint "
+        "to a new folder and start once with `halfway resolve --adopt`"
+    )

@@ -1,0 +1,75 @@
+"""A checkpoint restored from a backup is refused where its tables hold what it has not read."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from halfway.schemas.errors import OwnershipError
+from halfway.schemas.tables import Table
+from tests.support.job_world import MakeWorld, World
+
+
+def send(w: World, number: int) -> None:
+    w.half(f"t{number}", number)
+    w.op(f"t{number}", b"COMMIT", number)
+    w.tick(number)
+    w.resolve()
+
+
+def save(w: World, folder: Path) -> None:
+    shutil.copytree(w.settings.storage.checkpoint, folder)
+
+
+def restore(w: World, folder: Path) -> None:
+    shutil.rmtree(w.settings.storage.checkpoint)
+    shutil.copytree(folder, w.settings.storage.checkpoint)
+
+
+def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld, tmp_path: Path) -> None:
+    w = world()
+    send(w, 1)
+    save(w, tmp_path / "older")
+    send(w, 2)
+    save(w, tmp_path / "newest")
+    restore(w, tmp_path / "older")
+    w.half("t3", 3)
+    w.op("t3", b"COMMIT", 3)
+    with pytest.raises(
+        OwnershipError, match=r"ends with batch 0, and the table .*messages` holds batch 1 of it: .*Restore the newest"
+    ) as caught:
+        w.resolve()
+    assert "\n" not in str(caught.value)
+    restore(w, tmp_path / "newest")
+    w.resolve()
+    assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
+
+
+def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Path) -> None:
+    """Both have a batch 1, and the tables hold that of the second copy."""
+    w = world()
+    send(w, 1)
+    save(w, tmp_path / "copy")
+    w.tick(2)
+    w.resolve()  # a batch that appends nothing
+    save(w, tmp_path / "first")
+    restore(w, tmp_path / "copy")
+    send(w, 3)
+    save(w, tmp_path / "second")
+    restore(w, tmp_path / "first")
+    with pytest.raises(OwnershipError, match=r"has not read what batch 1 of the table .*messages` was made of: it is an older copy"):
+        w.resolve()
+    restore(w, tmp_path / "second")
+    send(w, 4)
+    assert set(w.by_id(Table.MESSAGES)) == {"t1", "t3", "t4"}
+
+
+def test_a_checkpoint_goes_on_after_a_batch_that_was_written_and_not_committed(world: MakeWorld) -> None:
+    w = world()
+    send(w, 1)
+    send(w, 2)
+    commits = Path(w.settings.storage.checkpoint) / "commits"
+    for name in ("1", ".1.crc"):
+        (commits / name).unlink(missing_ok=True)
+    send(w, 3)
+    assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
