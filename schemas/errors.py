@@ -29,6 +29,10 @@ class TopicError(HalfwayError):
     """A topic is missing, or its configuration breaks a guarantee (R17)."""
 
 
+class RecordTooLargeError(TopicError):
+    """A topic refuses a record that is larger than its `max.message.bytes`."""
+
+
 class OwnershipError(HalfwayError):
     """Checkpoint and tables do not belong together, or the checkpoint was made with other buckets or topics."""
 
@@ -51,6 +55,10 @@ class RecordsLostError(HalfwayError):
 
 class ProducerClosedError(HalfwayError):
     """The producer was closed, and sends nothing more."""
+
+
+class ForkedProducerError(ProducerClosedError):
+    """A process uses a producer that its parent started. It needs one of its own."""
 
 
 class SendError(HalfwayError):

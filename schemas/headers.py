@@ -46,7 +46,9 @@ MAX_INT = 2**31 - 1
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the latest time that every reader of the tables can show."""
 RECORD_OVERHEAD_BYTES = 1024 * 1024
-"""Space for key and headers beside the body, in topics, producers and consumers."""
+"""The room for key and headers beside the body, in topics."""
+CHECK_OVERHEAD_BYTES = 4 * 1024
+"""The room for what a check request has in addition to its half: two headers, of 400 bytes at most."""
 
 
 class LocalTransactionState(StrEnum):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from halfway.schemas.errors import SettingsError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from halfway.schemas.security import Security, SettingsGroup, SigningSettings
 
 ENV_PREFIX = "HALFWAY__"
@@ -86,6 +86,11 @@ class ResolutionSettings(SettingsGroup):
     def max_record_bytes(self) -> int:
         """Return the size of the largest record: a body, its key and its headers."""
         return self.max_body_bytes + RECORD_OVERHEAD_BYTES
+
+    @property
+    def max_check_bytes(self) -> int:
+        """Return the size of the largest check request: the largest record and the check's own headers."""
+        return self.max_record_bytes + CHECK_OVERHEAD_BYTES
 
 
 class StateSettings(SettingsGroup):

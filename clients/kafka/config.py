@@ -17,8 +17,17 @@ PRODUCER_OPTIONS: dict[str, Any] = {
     "enable.idempotence": True,
     # Java's default. All records of an id are then in one partition, whichever client sends them (docs/contract.md).
     "partitioner": "murmur2_random",
+    # librdkafka's largest. The limit is the topic's, which Kafka compares with the size after compression.
+    "message.max.bytes": 1_000_000_000,
 }
-"""The options that every producer of halves and ops needs."""
+"""The options that every producer needs."""
+
+READ_ANY_SIZE: dict[str, Any] = {
+    # A fetch returns the next record whatever its size. Above this limit, 100 MB by default, librdkafka would drop the
+    # connection and ask for the same record for ever.
+    "receive.message.max.bytes": 2**31 - 1,
+}
+"""The option of every consumer: one large record must not stop it."""
 
 
 def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:

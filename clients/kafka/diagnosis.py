@@ -25,6 +25,11 @@ def missing_right(user: str | None, operation: str, kind: str, name: str, *, is_
     return f"this user may not {operation} {kind} {name}{'*' if is_prefix else ''}: `kafka-acls.sh --bootstrap-server … {command}`"
 
 
+def alter_topic(topic: str, name: str, value: object) -> str:
+    """Return what to do about a topic's setting: the command that sets it."""
+    return f"set it by `kafka-configs.sh --bootstrap-server … --alter --topic {shlex.quote(topic)} --add-config {name}={value}`"
+
+
 def tls_problem(config: Mapping[str, Any]) -> str | None:
     """Find a mismatch between the configured protocol, the CA and the brokers, by a TLS handshake of its own.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, ResourceType
 
-from halfway.clients.kafka.diagnosis import missing_right
+from halfway.clients.kafka.diagnosis import alter_topic, missing_right
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, missing_topics, partition_counts, unavailable
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.kafka.tick_records import write_ticks
@@ -131,6 +131,28 @@ def verify_verdict_retention(client: Admin, settings: Settings) -> None:
         raise TopicError(problem)
 
 
+def verify_check_size(client: Admin, settings: Settings) -> None:
+    """Refuse a check topic that takes no request for the largest half. Each start of the job calls it.
+
+    A user without the right to describe the topic's configuration is not refused: the job fails with the same advice
+    when the topic refuses a request.
+
+    Raises:
+        TopicError: the check topic is missing, or its `max.message.bytes` is too small.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
+    """
+    topic = settings.kafka.check_topic
+    if topic not in partition_counts(client, [topic]):
+        raise TopicError(missing_topics([topic]))
+    try:
+        problem = _size_problem(settings, topic, _configs(client, [topic])[topic])
+    except AccessError as error:
+        log.warning("event=check_size_not_verified cause=%r", str(error))
+        return
+    if problem:
+        raise TopicError(problem)
+
+
 def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
     """Return the configuration of a new topic.
 
@@ -140,7 +162,7 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
     config = {
         "message.timestamp.type": "LogAppendTime",
         "cleanup.policy": "delete",
-        "max.message.bytes": str(settings.resolution.max_record_bytes),
+        "max.message.bytes": str(_needed_bytes(settings, topic)),
     }
     if topic != settings.kafka.check_topic:
         config["retention.ms"] = str(_good_retention_ms(settings))
@@ -244,12 +266,22 @@ def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list
         problems.append(_retention_problem(settings, topic, config))
     if "compact" in config["cleanup.policy"]:
         what = f"topic {topic} is compacted, which loses all but the last record of an id"
-        problems.append(f"{what}: {_alter(topic, 'cleanup.policy', 'delete')}")
-    needed = settings.resolution.max_record_bytes
-    if int(config["max.message.bytes"]) < needed:
-        what = f"topic {topic} takes messages up to {config['max.message.bytes']} bytes, fewer than max_body_bytes and headers need"
-        problems.append(f"{what}: {_alter(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes")
+        problems.append(f"{what}: {alter_topic(topic, 'cleanup.policy', 'delete')}")
+    problems.append(_size_problem(settings, topic, config))
     return [problem for problem in problems if problem]
+
+
+def _needed_bytes(settings: Settings, topic: str) -> int:
+    """Return the size of the largest record. A check request is larger than its half."""
+    return settings.resolution.max_check_bytes if topic == settings.kafka.check_topic else settings.resolution.max_record_bytes
+
+
+def _size_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
+    taken, needed = int(config["max.message.bytes"]), _needed_bytes(settings, topic)
+    if taken >= needed:
+        return None
+    what = f"topic {topic} takes messages up to {taken} bytes, fewer than max_body_bytes and headers need"
+    return f"{what}: {alter_topic(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes"
 
 
 def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
@@ -257,7 +289,7 @@ def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]
     if retention_ms == UNLIMITED or retention_ms >= needed_ms:
         return None
     what = f"topic {topic} keeps halves for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
-    return f"{what}: {_alter(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
+    return f"{what}: {alter_topic(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
 
 
 def _verdicts_problem(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> str | None:
@@ -269,7 +301,7 @@ def _verdicts_problem(settings: Settings, configs: Mapping[str, Mapping[str, str
         return None
     kept = "for ever" if halves_ms == UNLIMITED else f"for {halves_ms} ms"
     what = f"topic {op} keeps verdicts for {verdicts_ms} ms, shorter than {half} keeps their halves ({kept})"
-    return f"{what}: {_alter(op, 'retention.ms', halves_ms)}"
+    return f"{what}: {alter_topic(op, 'retention.ms', halves_ms)}"
 
 
 def _notes(config: Mapping[str, str]) -> list[str]:
@@ -279,7 +311,3 @@ def _notes(config: Mapping[str, str]) -> list[str]:
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
     return notes
-
-
-def _alter(topic: str, name: str, value: object) -> str:
-    return f"set it by `kafka-configs.sh --bootstrap-server … --alter --topic {topic} --add-config {name}={value}`"

@@ -1,21 +1,25 @@
 """The one producer of the job and its commands: idempotent, and partitioned as services' producers are."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
+from halfway.clients.kafka.diagnosis import alter_topic
 from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
-from halfway.schemas.errors import KafkaUnavailableError, TopicError
+from halfway.schemas.errors import KafkaUnavailableError, RecordTooLargeError, TopicError
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import KafkaSettings
 
 _DELIVERY_LIMIT_MS = 30_000
 _FLUSH_GRACE_S = 5
 _FULL_QUEUE_POLL_S = 0.1
-_BUFFER_KBYTES = 64 * 1024
+_BUFFER_BYTES = 64 * 1024 * 1024
+_RECORD_BYTES = 128
+_HEADER_BYTES = 10
 
 HeaderList = list[tuple[str, bytes | None]]
 ANY_PARTITION = -1
@@ -40,14 +44,19 @@ class _DeliveryReports:
 
     def __init__(self) -> None:
         self.delivered = 0
+        self.waiting_bytes = 0
         self._failure: tuple[str, KafkaError] | None = None
+        self._refused_bytes = 0
 
-    def of(self, on_delivered: Callable[[Message], None] | None) -> Callable[[KafkaError | None, Message], None]:
-        """Return the callback for one record."""
+    def of(self, on_delivered: Callable[[Message], None] | None, size: int) -> Callable[[KafkaError | None, Message], None]:
+        """Return the callback for one record of `size` bytes."""
 
         def report(error: KafkaError | None, message: Message) -> None:
+            self.waiting_bytes -= size
             if error is not None:
                 self._failure = self._failure or (str(message.topic()), error)
+                if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    self._failure, self._refused_bytes = (str(message.topic()), error), max(size, self._refused_bytes)
                 return
             self.delivered += 1
             if on_delivered is not None:
@@ -58,22 +67,33 @@ class _DeliveryReports:
     def raise_failure(self) -> None:
         """Raise the first failure since the last call."""
         failure, self._failure = self._failure, None
+        size, self._refused_bytes = self._refused_bytes, 0
         if failure is not None:
             topic, error = failure
+            if size:
+                what = f"topic {topic} refuses a record of {size} bytes, which is over its max.message.bytes"
+                raise RecordTooLargeError(f"{what}: {alter_topic(topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}")
             raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")
 
 
 class RecordWriter:
-    """Sends records that all replicas in sync acknowledge.
+    """Sends records of any size that all replicas in sync acknowledge. Buffers 64 MiB, or one record.
 
     Args:
         kafka: where Kafka is.
-        largest_bytes: the size of the largest record; 0 for librdkafka's default of 1 MB.
         limit_ms: how long a record may take to be acknowledged.
         linger_ms: how long a record waits for others to share its request.
+        compression: how records are compressed. Every client can read `gzip`.
     """
 
-    def __init__(self, kafka: KafkaSettings, *, largest_bytes: int = 0, limit_ms: int = _DELIVERY_LIMIT_MS, linger_ms: int = 5) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        *,
+        limit_ms: int = _DELIVERY_LIMIT_MS,
+        linger_ms: int = 5,
+        compression: Literal["none", "gzip"] = "none",
+    ) -> None:
         """Make the producer. Connects in the background."""
         options: dict[str, Any] = {
             **kafka.as_librdkafka_dict(),
@@ -81,10 +101,10 @@ class RecordWriter:
             "client.id": "halfway-writer",
             "linger.ms": linger_ms,
             "message.timeout.ms": limit_ms,
-            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * largest_bytes // 1024),
+            # librdkafka would never take a record that is larger than its buffer: this class bounds it instead.
+            "queue.buffering.max.kbytes": 2**31 - 1,
+            "compression.type": compression,
         }
-        if largest_bytes:
-            options["message.max.bytes"] = largest_bytes
         self._limit_ms = limit_ms
         self._producer = Producer(options, logger=librdkafka_log)
         self._reports = _DeliveryReports()
@@ -117,34 +137,41 @@ class RecordWriter:
             on_delivered: receives the acknowledged record.
 
         Raises:
+            RecordTooLargeError: the queue is full, and the topic refuses an earlier record.
             KafkaUnavailableError: the queue is full, and an earlier record was not acknowledged.
             KafkaException: librdkafka refuses the record, or has failed for good.
         """
+        size = record_bytes(key, value, headers)
+        report = self._reports.of(on_delivered, size)
         while True:
-            try:
-                self._producer.produce(
-                    topic,
-                    value,
-                    key,
-                    partition=partition,
-                    headers=list(headers),
-                    timestamp=at_ms,
-                    on_delivery=self._reports.of(on_delivered),
-                )
-            except BufferError:
-                self._producer.poll(_FULL_QUEUE_POLL_S)
-                self._reports.raise_failure()
-            else:
-                self._producer.poll(0)
-                return
+            if self._reports.waiting_bytes == 0 or self._reports.waiting_bytes + size <= _BUFFER_BYTES:
+                try:
+                    self._producer.produce(
+                        topic, value, key, partition=partition, headers=list(headers), timestamp=at_ms, on_delivery=report
+                    )
+                except BufferError:
+                    pass  # too many records wait
+                else:
+                    self._reports.waiting_bytes += size
+                    self._producer.poll(0)
+                    return
+            self._producer.poll(_FULL_QUEUE_POLL_S)
+            self._reports.raise_failure()
 
     def flush(self) -> None:
         """Wait until Kafka has acknowledged everything. A failure is raised once; the writer can be used again.
 
         Raises:
+            RecordTooLargeError: a record is over its topic's limit. The message has the command that raises it.
             KafkaUnavailableError: a record failed or was not acknowledged in time.
         """
         left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
         self._reports.raise_failure()
         if left:
             raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")
+
+
+def record_bytes(key: bytes | None, value: bytes | None, headers: HeaderList) -> int:
+    """Return a record's size in Kafka without compression, or a few bytes more."""
+    own = sum(len(name.encode()) + len(content or b"") + _HEADER_BYTES for name, content in headers)
+    return _RECORD_BYTES + len(key or b"") + len(value or b"") + own

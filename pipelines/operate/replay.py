@@ -91,7 +91,7 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
     Raises:
         NotPendingError: an id was not discarded. Nothing was sent.
         CheckpointInUseError: another replay is running.
-        TopicError: the half topic does not exist.
+        TopicError: the half topic does not exist, or takes no message of this size.
         KafkaUnavailableError: Kafka cannot be read or does not accept a record. A repeated call continues from there.
     """
     with replay_lock(settings.storage):
@@ -202,7 +202,7 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
     progress = _ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
     verify_topic_writable(settings.kafka, half_topic)
-    writer = RecordWriter(settings.kafka, largest_bytes=settings.resolution.max_record_bytes)
+    writer, max_body_bytes = RecordWriter(settings.kafka), settings.resolution.max_body_bytes
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
         discarded = candidates.pop(row["transaction_id"], None)
         if discarded is not None:
@@ -213,6 +213,10 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
             except RecordError as error:
                 # The headers that a new incarnation has in addition may be too much.
                 say(f"{row['transaction_id']} is not sent: {error}")
+                continue
+            if len(row["body"]) > max_body_bytes:
+                # The job would quarantine the half.
+                say(f"{row['transaction_id']} is not sent: its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
                 continue
             writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms)
         progress(done, total)

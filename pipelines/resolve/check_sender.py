@@ -1,38 +1,54 @@
 """Sends check requests, on an executor or on the driver, at least once (decision 5)."""
 
+from typing import Literal
 from uuid import uuid4
 
 import pyarrow as pa
 
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.schemas.errors import RecordTooLargeError
 from halfway.schemas.settings import KafkaSettings
 from halfway.transforms.rows import Records, check_requests, lost
 
 _DELIVERY_LIMIT_MS = 120_000
+_LARGE_BYTES = 32 * 1024 * 1024
+"""Brokers refuse requests of more than 100 MiB by default. A half whose body is larger was compressed."""
 
 
 class CheckSender:
-    """Sends a check request for each outcome whose half is found, and returns the other outcomes."""
+    """Sends a check request for each outcome whose half is found, and returns the other outcomes.
 
-    def __init__(self, kafka: KafkaSettings, largest_bytes: int) -> None:
+    Kafka compares a topic's limit with the size after compression, so a half that the half topic took compressed may be
+    too large for the check topic as it is. Then its request is compressed too.
+    """
+
+    def __init__(self, kafka: KafkaSettings) -> None:
         """Store the configuration. Does not connect.
 
         Args:
             kafka: where Kafka is. Spark sends it to the executors in the task, so that no secret is in the plan.
-            largest_bytes: the size of the largest request.
         """
-        self._kafka, self._largest_bytes = kafka, largest_bytes
+        self._kafka = kafka
         self._identity = uuid4().hex
 
     def __call__(self, outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         """Send the checks of outcomes (OUTCOME_SCHEMA); return when Kafka has acknowledged them all.
 
         Raises:
+            RecordTooLargeError: the check topic's `max.message.bytes` is too small.
             KafkaUnavailableError: a request was not acknowledged in time.
         """
-        if self._identity not in _writers:
-            _writers[self._identity] = RecordWriter(self._kafka, largest_bytes=self._largest_bytes, limit_ms=_DELIVERY_LIMIT_MS)
-        writer = _writers[self._identity]
+        is_large = any(record is not None and len(record.value or b"") > _LARGE_BYTES for record in records)
+        try:
+            self._send(outcomes, records, "gzip" if is_large else "none")
+        except RecordTooLargeError:
+            self._send(outcomes, records, "gzip")
+        return lost(outcomes, records)
+
+    def _send(self, outcomes: pa.RecordBatch, records: Records, compression: Literal["none", "gzip"]) -> None:
+        if (self._identity, compression) not in _writers:
+            _writers[self._identity, compression] = RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, compression=compression)
+        writer = _writers[self._identity, compression]
         try:
             for request in check_requests(outcomes, records):
                 writer.put(self._kafka.check_topic, *request)
@@ -40,12 +56,12 @@ class CheckSender:
         except Exception:
             self.close()  # librdkafka may have failed for good
             raise
-        return lost(outcomes, records)
 
     def close(self) -> None:
         """Disconnect this process. On executors the writers end with their process."""
-        _writers.pop(self._identity, None)
+        for identity in [identity for identity in _writers if identity[0] == self._identity]:
+            del _writers[identity]
 
 
-_writers: dict[str, RecordWriter] = {}
-"""The writers of this process: connecting takes longer than sending."""
+_writers: dict[tuple[str, str], RecordWriter] = {}
+"""The writers of this process, by sender and compression: connecting takes longer than sending."""

@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms
-from halfway.pipelines.kafka.topic_setup import verify_half_retention, verify_verdict_retention
+from halfway.pipelines.kafka.topic_setup import verify_check_size, verify_half_retention, verify_verdict_retention
 from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
@@ -82,7 +82,7 @@ class ResolveJob:
             session: makes the Spark session. Called after the checks that are quick.
 
         Raises:
-            TopicError: a topic is missing, or its retention is too short (R17).
+            TopicError: a topic is missing, its retention is too short (R17), or it is too small for a check request.
             AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
             CheckpointInUseError: another job runs on this checkpoint.
@@ -101,6 +101,7 @@ class ResolveJob:
             self._verify_rights(client)
             verify_half_retention(client, settings)
             verify_verdict_retention(client, settings)
+            verify_check_size(client, settings)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)

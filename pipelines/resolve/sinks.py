@@ -49,7 +49,7 @@ class BatchWriter:
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
         self._fetcher = RecordFetcher({**self._kafka.as_librdkafka_dict(), "client.id": f"halfway-{self._query_id}"}, topics)
-        self._check_sender = CheckSender(self._kafka, settings.resolution.max_record_bytes)
+        self._check_sender = CheckSender(self._kafka)
         self._may_be_repeat = True
         self._known: dict[int, BucketReport] = {}
         self._appended: set[Table] = set()

@@ -4,7 +4,7 @@ import pytest
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.failures import explain
-from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, SetupError, StateDamagedError
+from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, RecordTooLargeError, SetupError, StateDamagedError
 
 SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
 _LOST = "Some data may have been lost because they are not available in Kafka any more"
@@ -43,6 +43,11 @@ SAID = {
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
     "gone": (_GONE, KafkaUnavailableError, ("offset 0 of partition 0", "halfway resolve --adopt", "`halfway topics create` first")),
     "gone on an executor": (_EXECUTOR.replace("transactions.half ends at offset 3", _GONE), KafkaUnavailableError, ("--adopt",)),
+    "too large": (
+        _EXECUTOR.replace("KafkaUnavailableError: ", "RecordTooLargeError: topic "),
+        RecordTooLargeError,
+        ("topic transactions.half ends",),
+    ),
     "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
 }
 
