@@ -96,8 +96,8 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
 
 
 def _text_of(error: BaseException) -> str:
-    """Return an exception's text. The `__str__` of an application's exception may itself fail."""
+    """Return an exception's text. The `__str__` of an application's exception may itself fail, in any way."""
     try:
         return str(error)
-    except Exception:
+    except BaseException:
         return "(it has no text)"

@@ -2,13 +2,16 @@
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
 
 REMEMBERED_ANSWERS = 10_000
+MAX_OPEN_BYTES = 64 * 1024 * 1024
+"""At this sum of the bodies the consumer pauses, whatever the number of checks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,11 +30,13 @@ class PartitionProgress:
     _open: deque[int] = field(default_factory=deque)
     _done: set[int] = field(default_factory=set)
 
-    def begin(self, offset: int) -> None:
-        """Add a record. A record that was added before is ignored."""
+    def begin(self, offset: int) -> bool:
+        """Add a record. Return False if that offset was passed before: the records are others now."""
         last = self._open[-1] if self._open else (self.position or 0) - 1
-        if offset > last:
-            self._open.append(offset)
+        if offset <= last:
+            return False
+        self._open.append(offset)
+        return True
 
     def finish(self, offset: int) -> None:
         """Mark a record as done, and advance `position` to the first open record."""
@@ -42,6 +47,14 @@ class PartitionProgress:
             self._done.discard(self.position - 1)
 
 
+class _Identity(NamedTuple):
+    """What makes two requests the same. A forged request with the `CHECK_ID` of another id must not replace it."""
+
+    check_id: str
+    transaction_id: str
+    incarnation: int
+
+
 @dataclass(eq=False, slots=True)
 class CheckTask:
     """An open check: the request, the records that hold it, and the answer once the listener has given it."""
@@ -50,22 +63,50 @@ class CheckTask:
     sources: list[tuple[PartitionProgress, int]]
     answer: Answer | None = None
 
+    @property
+    def identity(self) -> _Identity:
+        """Return what tells this check from others."""
+        return _identity(self.request)
+
 
 class OpenChecks:
-    """The checks that one instance has read. Safe for threads."""
+    """The checks that one instance has read. Safe for threads.
 
-    def __init__(self) -> None:
+    Args:
+        max_open: how many checks may be open before the reader should pause.
+        max_bytes: how many bytes their bodies may have together before that.
+    """
+
+    def __init__(self, max_open: int, max_bytes: int = MAX_OPEN_BYTES) -> None:
         """Start without checks."""
+        self._max_open, self._max_bytes = max_open, max_bytes
         self._lock = threading.Lock()
         self._progress: dict[int, PartitionProgress] = {}
-        self._open: dict[str, CheckTask] = {}
-        self._answered: OrderedDict[str, None] = OrderedDict()
+        self._open: dict[_Identity, CheckTask] = {}
+        self._open_bytes = 0
+        self._answered: OrderedDict[_Identity, None] = OrderedDict()
         self._put_off: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
 
+    def assign(self, committed: Mapping[int, int | None]) -> None:
+        """Add partitions that this instance owns from now on.
+
+        A partition without a committed offset gets one, 0: as long as a group has committed nothing, Kafka forgets it
+        with its last member, and its checks would count though nobody reads them (R15).
+
+        Args:
+            committed: partition → the offset that the group has committed there, or None.
+        """
+        with self._lock:
+            for partition, offset in committed.items():
+                self._progress[partition] = PartitionProgress(position=offset or 0, committed=offset)
+
     def add(self, partition: int, offset: int, request: CheckRequest | None) -> CheckTask | None:
         """Add a record that was read from the check topic.
+
+        An offset that was read before means that the topic was deleted and made anew, or truncated: the partition's
+        progress begins again.
 
         Args:
             partition: the record's partition.
@@ -77,14 +118,17 @@ class OpenChecks:
         """
         with self._lock:
             progress = self._progress.setdefault(partition, PartitionProgress())
-            progress.begin(offset)
-            if request is None or request.check_id in self._answered:
+            if not progress.begin(offset):
+                progress = self._progress[partition] = PartitionProgress(position=offset)
+                progress.begin(offset)
+            if request is None or _identity(request) in self._answered:
                 progress.finish(offset)
                 return None
-            if request.check_id in self._open:
-                self._open[request.check_id].sources.append((progress, offset))
+            if _identity(request) in self._open:
+                self._open[_identity(request)].sources.append((progress, offset))
                 return None
-            task = self._open[request.check_id] = CheckTask(request, [(progress, offset)])
+            task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)])
+            self._open_bytes += len(request.body)
             return task
 
     def count(self) -> int:
@@ -92,21 +136,38 @@ class OpenChecks:
         with self._lock:
             return len(self._open)
 
-    def is_owned(self, task: CheckTask) -> bool:
-        """Return True if this instance still owns a partition that the check was read from."""
+    def is_full(self) -> bool:
+        """Return True if the reader should pause."""
         with self._lock:
-            return any(progress.is_owned for progress, _ in task.sources)
+            return len(self._open) >= self._max_open or self._open_bytes >= self._max_bytes
+
+    def has_room(self) -> bool:
+        """Return True if a reader that has paused should go on: half of the limits is free."""
+        with self._lock:
+            return len(self._open) <= self._max_open // 2 and self._open_bytes <= self._max_bytes // 2
+
+    def keep_owned(self, task: CheckTask) -> bool:
+        """Return True if this instance still owns a partition that the check was read from; otherwise drop the check.
+
+        The offset of a dropped check stays uncommitted, so the partition's owner reads it again. Both happen in one
+        step: that owner may be this instance once more, and it would add the record to a check that is dropped next.
+        """
+        with self._lock:
+            if any(progress.is_owned for progress, _ in task.sources):
+                return True
+            self._close(task)
+            return False
 
     def drop(self, task: CheckTask) -> None:
         """Drop a check that this instance does not answer. Its offset stays uncommitted, so it is read again."""
         with self._lock:
-            self._open.pop(task.request.check_id, None)
+            self._close(task)
 
     def finish(self, task: CheckTask) -> None:
         """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
-            self._open.pop(task.request.check_id, None)
-            self._answered[task.request.check_id] = None
+            self._close(task)
+            self._answered[task.identity] = None
             if len(self._answered) > REMEMBERED_ANSWERS:
                 self._answered.popitem(last=False)
             for progress, offset in task.sources:
@@ -164,6 +225,15 @@ class OpenChecks:
                 if progress:
                     progress.is_owned = False
 
+    def _close(self, task: CheckTask) -> None:
+        if self._open.get(task.identity) is task:
+            del self._open[task.identity]
+            self._open_bytes -= len(task.request.body)
+
     def _give_up(self, task: CheckTask) -> None:
-        self._open.pop(task.request.check_id, None)
+        self._close(task)
         self._gave_up = True
+
+
+def _identity(request: CheckRequest) -> _Identity:
+    return _Identity(request.check_id, request.transaction_id, request.incarnation)

@@ -1,22 +1,27 @@
 """Sends transactional messages (docs/contract.md): the half, the local transaction, the op with its outcome."""
 
 import contextlib
+import ctypes
 import logging
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from halfway.clients.check_threads import Answers
 from halfway.clients.checks import CheckAnswerer
 from halfway.clients.kafka.sender import NOT_STORED, DeliveryReport, Sender
 from halfway.clients.listener import Answer, TransactionListener, ask, log_unknown, remark_of
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refuse_reserved
-from halfway.schemas.errors import ProducerClosedError, SendError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES, LocalTransactionState
+from halfway.clients.verdicts import KnownVerdicts
+from halfway.schemas.errors import ForkedProducerError, ProducerClosedError, SendError
+from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import OpHeaders, Record, encode_key
 from halfway.schemas.settings import KafkaSettings
 
@@ -80,7 +85,9 @@ class TransactionProducer:
         self._keyring = settings.signing.keyring_of(group)
         self._settings, self._group, self._listener = settings, group, listener
         self._max_in_flight, self._send_timeout_ms, self._linger_ms = max_in_flight, send_timeout_ms, linger_ms
-        self._max_body_bytes, self._message_bytes = max_body_bytes, max_body_bytes + RECORD_OVERHEAD_BYTES
+        self._max_body_bytes = max_body_bytes
+        self._verdicts = KnownVerdicts()
+        self._pid: int | None = None
         self._changed = threading.Condition()
         self._sending = 0
         self._is_closed = False
@@ -91,12 +98,10 @@ class TransactionProducer:
         self._checks = CheckAnswerer(
             settings,
             group,
-            listener,
-            self._send_answer,
+            Answers(self._look_up, self._send_answer, self._can_send),
             threads=check_threads,
             max_open=max_open_checks,
             session_timeout_ms=session_timeout_ms,
-            message_bytes=self._message_bytes,
         )
 
     def start(self) -> None:
@@ -104,7 +109,7 @@ class TransactionProducer:
 
         Raises:
             KafkaUnavailableError: librdkafka rejects the settings, such as a CA file that does not exist.
-            ProducerClosedError: the producer is closed.
+            ProducerClosedError: the producer is closed, or was started before this process was forked.
         """
         self._start_once()
 
@@ -149,7 +154,7 @@ class TransactionProducer:
                 the local transaction was not run. The id may be used again.
             SendError: Kafka has not stored the half, or has not confirmed it. The local transaction was not run.
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
-            ProducerClosedError: the producer is closed.
+            ProducerClosedError: the producer is closed, or was started before this process was forked.
         """
         refuse_reserved(properties or {})
         message = HalfMessage(
@@ -176,7 +181,8 @@ class TransactionProducer:
         """Refuse new sends, wait for running sends and checks, deliver all queued records, and disconnect.
 
         A second call, from any thread, waits for the first. If Kafka is gone or librdkafka hangs, the rest goes on in
-        daemon threads, which do not keep the process alive.
+        daemon threads, which do not keep the process alive. In a process that was forked from the one that started the
+        producer, it does nothing.
 
         Args:
             timeout_s: the longest time to wait. None waits until the application's listeners end, and then for Kafka,
@@ -188,6 +194,8 @@ class TransactionProducer:
         Raises:
             RuntimeError: a listener calls it. It would wait for itself.
         """
+        if self._is_the_parents():
+            return True
         if getattr(self._in_listener, "depth", 0) or self._checks.is_answering_here():
             raise RuntimeError("close() cannot be called by a listener, because it waits until the listener ends")
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -233,7 +241,19 @@ class TransactionProducer:
             log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, listeners_done and has_left, delivered)
         return is_complete
 
+    def _is_the_parents(self) -> bool:
+        """Return True in a forked process: the threads and connections are the parent's.
+
+        Takes no lock, because another thread of the parent may have held it during the fork.
+        """
+        return self._pid not in (None, os.getpid())
+
     def _start_once(self) -> Sender:
+        if self._is_the_parents():
+            raise ForkedProducerError(
+                f"the producer of group {self._group!r} was started by process {self._pid}, from which this one was forked: "
+                "make a new one in each process"
+            )
         with self._changed:
             if self._is_closed:
                 raise ProducerClosedError(f"the producer of group {self._group!r} is closed: make a new one to send")
@@ -243,16 +263,24 @@ class TransactionProducer:
                     max_in_flight=self._max_in_flight,
                     send_timeout_ms=self._send_timeout_ms,
                     linger_ms=self._linger_ms,
-                    message_bytes=self._message_bytes,
+                    max_body_bytes=self._max_body_bytes,
                 )
-                self._checks.start()
+                try:
+                    self._checks.start()
+                except BaseException:
+                    self._sender.close(0.0)
+                    self._sender = None
+                    raise
+                self._pid = os.getpid()
+                _started.add(self)
             return self._sender
 
     @contextlib.contextmanager
     def _counted_send(self) -> Iterator[Sender]:
         """Count a running send, so that `close` can wait for it."""
+        self._start_once()
         with self._changed:
-            sender = self._start_once()
+            sender = self._start_once()  # It may be closed by now.
             self._sending += 1
         try:
             yield sender
@@ -288,9 +316,11 @@ class TransactionProducer:
         depth = getattr(self._in_listener, "depth", 0)
         self._in_listener.depth = depth + 1
         try:
-            return ask(self._listener.execute_local_transaction, message, arg)
+            answer = ask(self._listener.execute_local_transaction, message, arg)
         finally:
             self._in_listener.depth = depth
+        self._verdicts.note(message, answer.state)
+        return answer
 
     def _send_op(self, sender: Sender, message: HalfMessage, answer: Answer) -> None:
         """Queue the op. If it is lost, the caller gets no error: a check asks again."""
@@ -310,7 +340,21 @@ class TransactionProducer:
             log_failure(error)
 
     def _roll_back(self, sender: Sender, message: HalfMessage, cause: str) -> None:
+        self._verdicts.note(message, LocalTransactionState.ROLLBACK)
         self._send_op(sender, message, Answer(LocalTransactionState.ROLLBACK, remark_of(f"the half was not acknowledged: {cause}")))
+
+    def _can_send(self) -> bool:
+        return self._sender is not None and self._sender.works()
+
+    def _look_up(self, request: CheckRequest) -> Answer:
+        """Return what is known of a transaction, or else ask the listener."""
+        known = self._verdicts.of(request)
+        if known is not None:
+            return Answer(known)
+        # sys.exit() in a listener must not end the thread: later checks wait for it.
+        answer = ask(self._listener.check_local_transaction, request, catch=BaseException)
+        self._verdicts.note(request, answer.state)
+        return answer
 
     def _send_answer(self, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
         """Queue the op that answers a check. Raise if it cannot be queued."""
@@ -325,3 +369,16 @@ class TransactionProducer:
         )
         record = Record(encode_key(request.transaction_id), None, op.signed(request.transaction_id, self._keyring).to_headers())
         cast(Sender, self._sender).send(self._settings.op_topic, record, lambda error, _: on_delivered(error))
+
+
+def _keep_in_child() -> None:
+    """Keep the parent's producers alive in a forked process.
+
+    librdkafka's threads are not forked, and its destructor would wait for them, at the latest when the process exits.
+    """
+    for producer in _started:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(producer))
+
+
+_started: "weakref.WeakSet[TransactionProducer]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_keep_in_child)

@@ -1,15 +1,17 @@
 """Sends records to Kafka: librdkafka's idempotent producer behind a bounded queue, and the delivery reports."""
 
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import cast
+from contextlib import suppress
+from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config, log_error
-from halfway.clients.kafka.diagnosis import WRONG_LOGIN, missing_right, tls_problem
+from halfway.clients.kafka.diagnosis import WRONG_LOGIN, alter_topic, missing_right, tls_problem
 from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from halfway.schemas.records import Record
 from halfway.schemas.settings import KafkaSettings
@@ -19,6 +21,8 @@ log = logging.getLogger(__name__)
 _BUFFER_KBYTES = 256 * 1024
 _POLL_S = 0.1
 _FULL_QUEUE_WAIT_S = 0.05
+_MAX_RENEWAL_S = 10.0
+_PROBE_MS = 500
 NOT_STORED = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -44,15 +48,18 @@ NOT_STORED = frozenset(
 class Sender:
     """librdkafka's idempotent producer, and the thread that serves its delivery reports.
 
+    librdkafka declares an idempotent producer dead after an error that it cannot repair, such as a sequence that the
+    broker has lost. All its records fail from then on, so the thread replaces it by a new one.
+
     Args:
         settings: where Kafka is, and how to log in.
         max_in_flight: how many records may wait for their acknowledgement.
         send_timeout_ms: when an unacknowledged record fails, and how long `send` waits for room in a full queue.
         linger_ms: how long a record waits for others to share its request.
-        message_bytes: the size of the largest record.
+        max_body_bytes: the size of the largest body.
     """
 
-    def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, message_bytes: int) -> None:
+    def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, max_body_bytes: int) -> None:
         """Create the producer, which connects in the background.
 
         Raises:
@@ -61,20 +68,25 @@ class Sender:
         self._settings = settings
         self._refusal: str | None = None
         self._has_delivered = False
-        config = {
+        self._config: dict[str, Any] = {
             **librdkafka_config(settings),
             **PRODUCER_OPTIONS,
             "error_cb": self._on_error,
+            "stats_cb": self._on_statistics,
             "linger.ms": linger_ms,
             "message.timeout.ms": send_timeout_ms,
-            "message.max.bytes": message_bytes,
             "queue.buffering.max.messages": max_in_flight,
-            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * message_bytes // 1024),
+            "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * max_body_bytes // 1024),
         }
         try:
-            self._producer = Producer(config)
+            self._producer = Producer(self._config)
         except KafkaException as error:
             raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
+        self._fatal: KafkaError | None = None
+        """Why the last producer died, until a new one works."""
+        self._renew_at_s: float | None = None
+        self._renewals = 0
+        self._dead: list[Producer] = []
         self._send_timeout_s = send_timeout_ms / 1000
         self._stopping = threading.Event()
         self._room, self._waiting = threading.Condition(), 0
@@ -91,7 +103,8 @@ class Sender:
 
         Raises:
             QueueFullError: there was no room in time. The record is not sent.
-            SendError: librdkafka rejects the record, or Kafka the connection. The record is not sent.
+            SendError: librdkafka rejects the record, or Kafka the connection, or the producer is dead and not replaced
+                yet. The record is not sent.
         """
         deadline_s = time.monotonic() + self._send_timeout_s
         if not self._has_delivered:
@@ -116,14 +129,22 @@ class Sender:
                     self._room.wait(_FULL_QUEUE_WAIT_S)
                     self._waiting -= 1
             except KafkaException as error:
-                raise SendError(f"the record was not sent: {error.args[0]}") from error
+                raise SendError(f"the record was not sent: {self.explain(topic, self._fatal or error.args[0])}") from error
+
+    def works(self) -> bool:
+        """Return False from the death of a producer until its replacement has registered with Kafka."""
+        return self._fatal is None
 
     def explain(self, topic: str, error: KafkaError) -> str:
         """Return why a record for `topic` was not delivered and, where that is known, what to do."""
-        if error.code() == KafkaError._PURGE_QUEUE and self._refusal:
-            return self._refusal
+        if error.code() == KafkaError._PURGE_QUEUE:
+            if self._refusal:
+                return self._refusal
+            error = self._fatal or error
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
             return missing_right(self._settings.security.user, "Write", "topic", topic)
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            return f"it is over the topic's max.message.bytes: {alter_topic(topic, 'max.message.bytes', '…')}"
         return str(error)
 
     def _on_error(self, error: KafkaError) -> None:
@@ -155,24 +176,53 @@ class Sender:
         Returns:
             True if each record was delivered or failed in time.
         """
-        left = self._producer.flush(max(0.0, deadline_s - time.monotonic()))
+        left = sum(producer.flush(max(0.0, deadline_s - time.monotonic())) for producer in [*self._dead, self._producer])
         self._stopping.set()
         if left == 0:
             self._poller.join(max(_POLL_S, deadline_s - time.monotonic()))
         return left == 0
 
     def _poll(self) -> None:
-        while not (self._stopping.is_set() and len(self._producer) == 0):
+        while not (self._stopping.is_set() and not any(map(len, [*self._dead, self._producer]))):
             try:
+                self._serve_dead()
+                if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s:
+                    self._renew()
                 served = self._producer.poll(_POLL_S)
                 if served and self._waiting:
                     with self._room:
                         self._room.notify(served)
             except KafkaException as error:
-                # The error is fatal: every record fails from now on, and its delivery report gives the reason.
-                log.error("event=producer_failed error=%s", error.args[0])
+                self._note_death(error.args[0])
             except Exception:
                 log.exception("event=delivery_report_failed")
+
+    def _serve_dead(self) -> None:
+        for dead in self._dead:
+            with suppress(KafkaException):
+                dead.poll(0)
+        self._dead = [dead for dead in self._dead if len(dead)]
+
+    def _note_death(self, error: KafkaError) -> None:
+        """Plan a new producer: at once, and if that one dies too, later and later."""
+        self._fatal = error
+        delay_s = min(_MAX_RENEWAL_S, 2.0 ** min(self._renewals, 10) - 1)
+        self._renew_at_s = time.monotonic() + delay_s
+        log.error("event=producer_failed error=%s new_one_in_s=%g", error, delay_s)
+
+    def _renew(self) -> None:
+        """Replace the dead producer. What it has in flight is still reported."""
+        self._renew_at_s = None
+        self._renewals += 1
+        # Only the statistics tell when a producer has registered with Kafka and may send.
+        new = Producer({**self._config, "statistics.interval.ms": _PROBE_MS})
+        self._dead.append(self._producer)
+        self._producer = new
+
+    def _on_statistics(self, statistics: str) -> None:
+        if self._fatal is not None and json.loads(statistics)["eos"]["idemp_state"] == "Assigned":
+            self._fatal, self._renewals = None, 0
+            log.info("event=producer_replaced")
 
 
 class DeliveryReport:

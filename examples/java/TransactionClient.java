@@ -2,15 +2,20 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collection;
+import java.util.Collections;
+import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.function.Function;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
@@ -31,20 +36,22 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
 
-    private static final int REMEMBERED_CHECKS = 10_000;
+    private static final int REMEMBERED_VERDICTS = 100_000;
 
     private final String group;
     private final String halfTopic;
     private final String opTopic;
     private final KafkaProducer<byte[], byte[]> producer;
     private final KafkaConsumer<byte[], byte[]> checks;
-    private final Map<String, State> answered =
-            new LinkedHashMap<>() {
-                @Override
-                protected boolean removeEldestEntry(Map.Entry<String, State> eldest) {
-                    return size() > REMEMBERED_CHECKS;
-                }
-            };
+    /** The latest verdicts by incarnation and id, so that a check of one needs no look-up. UNKNOWN is no verdict. */
+    private final Map<String, State> verdicts =
+            Collections.synchronizedMap(
+                    new LinkedHashMap<>() {
+                        @Override
+                        protected boolean removeEldestEntry(Map.Entry<String, State> eldest) {
+                            return size() > REMEMBERED_VERDICTS;
+                        }
+                    });
 
     public TransactionClient(String servers, String group, String halfTopic, String opTopic, String checkTopic) {
         this.group = group;
@@ -59,7 +66,7 @@ public final class TransactionClient implements AutoCloseable {
                 Map.of("bootstrap.servers", servers, "group.id", "txn-check-" + group,
                         "enable.auto.commit", false, "auto.offset.reset", "earliest"),
                 new ByteArrayDeserializer(), new ByteArrayDeserializer());
-        checks.subscribe(List.of(checkTopic));
+        checks.subscribe(List.of(checkTopic), new CommitsWhereItBegins());
     }
 
     /** Sends a half, runs the local transaction once the half is stored, and sends its outcome as an op. */
@@ -76,6 +83,7 @@ public final class TransactionClient implements AutoCloseable {
             throw error;
         }
         State state = localTransaction.apply(id);
+        note(id, 0, state);
         producer.send(op(id, state, 0));
         return state;
     }
@@ -113,12 +121,23 @@ public final class TransactionClient implements AutoCloseable {
     private ProducerRecord<byte[], byte[]> answer(
             ConsumerRecord<byte[], byte[]> check, Function<String, State> lookUp) {
         String id = new String(check.key(), UTF_8);
-        State state = answered.computeIfAbsent(text(check.headers(), "CHECK_ID"), checkId -> lookUp.apply(id));
-        String incarnation = text(check.headers(), "INCARNATION");
-        var answer = op(id, state, incarnation == null ? 0 : Integer.parseInt(incarnation));
+        String header = text(check.headers(), "INCARNATION");
+        int incarnation = header == null ? 0 : Integer.parseInt(header);
+        State state = verdicts.get(incarnation + ":" + id);
+        if (state == null) {
+            state = lookUp.apply(id);
+            note(id, incarnation, state);
+        }
+        var answer = op(id, state, incarnation);
         answer.headers().add("FROM_CHECK", "true".getBytes(UTF_8));
         answer.headers().add("CHECK_TIMES", check.headers().lastHeader("TRANSACTION_CHECK_TIMES").value());
         return answer;
+    }
+
+    private void note(String id, int incarnation, State state) {
+        if (state != State.UNKNOWN) {
+            verdicts.put(incarnation + ":" + id, state);
+        }
     }
 
     private ProducerRecord<byte[], byte[]> op(String id, State state, int incarnation) {
@@ -131,6 +150,19 @@ public final class TransactionClient implements AutoCloseable {
     private static String text(Headers headers, String name) {
         Header header = headers.lastHeader(name);
         return header == null ? null : new String(header.value(), UTF_8);
+    }
+
+    /** Without a committed offset, Kafka forgets the group with its last member, and its checks would count. */
+    private final class CommitsWhereItBegins implements ConsumerRebalanceListener {
+        @Override
+        public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+            var begins = new HashMap<TopicPartition, OffsetAndMetadata>();
+            partitions.forEach(partition -> begins.put(partition, new OffsetAndMetadata(checks.position(partition))));
+            checks.commitSync(begins);
+        }
+
+        @Override
+        public void onPartitionsRevoked(Collection<TopicPartition> partitions) {}
     }
 
     /** Sends one message of each state, then answers checks until the job has asked about the UNKNOWN one. */

@@ -138,7 +138,7 @@ def send_checks(settings: KafkaSettings, *requests: CheckRequest, partition: int
 
 
 def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
-    """Return the group's committed offset of each partition of the check topic that has one.
+    """Return the group's committed offset of each partition of the check topic in which it has passed a record.
 
     A consumer that does not join asks for them: AdminClient.list_consumer_group_offsets crashes the process while the
     coordinator is being elected (librdkafka issue 5040).
@@ -152,7 +152,7 @@ def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
                 places = consumer.committed([TopicPartition(settings.check_topic, number) for number in numbers], timeout=LIMIT_S)
             except KafkaException:  # the coordinator of a broker that has just started is still loading
                 return False
-            found.update({place.partition: place.offset for place in places if place.offset >= 0})
+            found.update({place.partition: place.offset for place in places if place.offset > 0})
             return True
 
         until(answered, "the coordinator answers")

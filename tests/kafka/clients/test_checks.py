@@ -1,26 +1,33 @@
 """The client answers each check once, by one instance of its group, and commits its offset after the answer."""
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from halfway import (
     CheckRequest,
     LocalTransactionState,
     TransactionProducer,
 )
+from halfway.clients.kafka.config import PRODUCER_OPTIONS
 from halfway.pipelines.local.broker import LocalBroker
-from halfway.schemas.settings import KafkaSettings
+from halfway.schemas.headers import check_group
+from halfway.schemas.settings import KafkaSettings, Settings
 from tests.support.client_world import (
     COMMIT,
     GROUP,
     LIMIT_S,
+    ROLLBACK,
+    UNKNOWN,
     Gate,
     Listener,
     check_of,
@@ -32,7 +39,7 @@ from tests.support.client_world import (
     ops,
     send_checks,
 )
-from tests.support.kafka_topics import MakeTopics, unique_kafka_settings
+from tests.support.kafka_topics import MakeTopics, set_topic_config, unique_kafka_settings
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -71,7 +78,7 @@ def test_check_without_an_answer_is_unknown(kafka: KafkaSettings, check: Callabl
 
 
 def test_check_delivered_twice_is_answered_once(kafka: KafkaSettings) -> None:
-    listener = Listener()
+    listener = Listener(check=lambda request: UNKNOWN if request.transaction_id == "t1" else COMMIT)
     with TransactionProducer(kafka, GROUP, listener):
         send_checks(kafka, check_of("t1"))
         until(lambda: committed(kafka) == {0: 1}, "t1 is answered")
@@ -81,6 +88,22 @@ def test_check_delivered_twice_is_answered_once(kafka: KafkaSettings) -> None:
     assert sorted((name, headers["CHECK_TIMES"]) for name, headers in sent) == [("end", "1"), ("t1", "1"), ("t1", "2")]
     assert [request.check_id for request in listener.checked] == ["t1:0.7:1", "t1:0.7:2", "end:0.7:1"]
     assert committed(kafka) == {0: 4}
+
+
+def test_a_known_verdict_is_given_without_asking_the_listener(kafka: KafkaSettings) -> None:
+    listener = Listener(lambda message, _: UNKNOWN if message.transaction_id == "unknown" else COMMIT, lambda _: ROLLBACK)
+    with TransactionProducer(kafka, GROUP, listener) as producer:
+        for name in ("sent", "unknown"):
+            producer.send_in_transaction("orders", b"", transaction_id=name)
+        for times in (1, 2):
+            send_checks(kafka, *(check_of(name, times) for name in ("sent", "unknown", "another's")))
+        send_checks(kafka, check_of("sent", incarnation=1))
+        ops(kafka, at_least=2 + 6 + 1)
+    asked = [(request.transaction_id, request.incarnation) for request in listener.checked]
+    assert asked == [("unknown", 0), ("another's", 0), ("sent", 1)]
+    answers = [(name, headers["CHECK_TIMES"], headers["ACTION"]) for name, headers in ops(kafka) if "FROM_CHECK" in headers]
+    states = {"sent": "COMMIT", "unknown": "ROLLBACK", "another's": "ROLLBACK"}
+    assert sorted(answers) == sorted([("sent", "1", "ROLLBACK"), *((name, times, states[name]) for name in states for times in "12")])
 
 
 def test_check_delivered_again_while_it_is_answered(kafka: KafkaSettings) -> None:
@@ -186,6 +209,77 @@ def test_reading_pauses_while_too_many_checks_are_open(kafka: KafkaSettings, cap
     assert [request.transaction_id for request in listener.checked] == names
     assert "event=checks_resumed" in caplog.text
     assert committed(kafka) == {0: 50}
+
+
+def test_a_partition_that_was_lost_while_reading_paused_is_read_again(topics: MakeTopics, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "halfway.clients")
+    kafka = topics(partitions=2).kafka
+    gate = Gate()
+
+    def check(request: CheckRequest) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return COMMIT
+
+    staying, passing = Listener(check=check), Listener()
+    with TransactionProducer(kafka, GROUP, staying, max_open_checks=1):
+        until(lambda: members(kafka) == [2], "the first instance is a member")
+        send_checks(kafka, check_of("t0"))
+        assert gate.entered.get(timeout=LIMIT_S) == "t0"
+        until(lambda: "event=checks_paused open=1" in caplog.text, "reading is paused")
+        with TransactionProducer(kafka, GROUP, passing):
+            until(lambda: members(kafka) == [1, 1], "each instance has a partition")
+            gate.opened.set()
+            until(lambda: "event=checks_resumed" in caplog.text, "reading goes on")
+        until(lambda: members(kafka) == [2], "the second instance has left")
+        send_checks(kafka, check_of("t1"), partition=0)
+        send_checks(kafka, check_of("t2"), partition=1)
+        until(lambda: {"t1", "t2"} <= {request.transaction_id for request in staying.checked}, "both partitions are read", LIMIT_S)
+        ops(kafka, at_least=3)
+
+
+def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettings) -> None:
+    group = check_group(GROUP)
+    with TransactionProducer(kafka, GROUP, Listener()):
+        until(lambda: members(kafka) == [2], "the instance is a member")
+        with Consumer({"bootstrap.servers": kafka.servers(), "group.id": group}) as consumer:
+            places = [TopicPartition(kafka.check_topic, number) for number in range(2)]
+            until(lambda: [place.offset for place in consumer.committed(places, timeout=LIMIT_S)] == [0, 0], "positions are committed")
+    client = AdminClient({"bootstrap.servers": kafka.servers()})
+    found = {each.group_id: each.state for each in client.list_consumer_groups().result(LIMIT_S).valid}
+    assert found[group] == ConsumerGroupState.EMPTY
+
+
+def test_checks_of_a_topic_that_was_made_anew_are_answered_and_committed(kafka: KafkaSettings) -> None:
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener):
+        send_checks(kafka, *(check_of(f"t{number}") for number in range(5)))
+        until(lambda: committed(kafka) == {0: 5}, "the checks are answered")
+        [deleted] = AdminClient({"bootstrap.servers": kafka.servers()}).delete_topics([kafka.check_topic]).values()
+        deleted.result(LIMIT_S)
+        until(lambda: is_made_anew(kafka), "the topic is there again")
+        send_checks(kafka, *(check_of(f"u{number}") for number in range(2)))
+        until(lambda: committed(kafka) == {0: 2}, "the new topic's checks are answered")
+    assert {f"u{number}" for number in range(2)} <= {request.transaction_id for request in listener.checked}
+
+
+def is_made_anew(kafka: KafkaSettings) -> bool:
+    try:
+        make_topics(kafka, {kafka.check_topic})
+    except KafkaException as error:
+        return error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS  # it is not deleted yet
+    return True
+
+
+def test_a_large_check_of_another_group_does_not_stop_this_one(kafka: KafkaSettings) -> None:
+    """librdkafka refuses a response of more than 100 MB by default, and then asks for it for ever."""
+    set_topic_config(Settings(kafka=kafka), kafka.check_topic, "max.message.bytes", 110_000_000)
+    producer = Producer({"bootstrap.servers": kafka.servers(), **PRODUCER_OPTIONS})
+    large = replace(check_of("t1", group="another"), body=os.urandom(102_000_000)).to_record()
+    producer.produce(kafka.check_topic, large.value, large.key, partition=0, headers=list(large.headers))
+    assert producer.flush(LIMIT_S) == 0
+    with TransactionProducer(kafka, GROUP, Listener()):
+        send_checks(kafka, check_of("t2"))
+        assert [name for name, _ in ops(kafka, at_least=1)] == ["t2"]
 
 
 def test_answer_that_fails_is_resent(broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:

@@ -266,6 +266,6 @@ def test_stopped_broker_and_its_return(own_broker: LocalBroker) -> None:
             return True
 
         until(gets_through, "the producer sends again")
-        send_checks(kafka, check_of("t1"))
+        send_checks(kafka, check_of("another's"))
         until(lambda: len(listener.checked) > 0, "the producer answers checks again")
     assert "t2" not in [message.transaction_id for message in listener.executed]

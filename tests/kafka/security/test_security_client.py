@@ -13,7 +13,7 @@ from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 from tests.support.client_world import COMMIT, GROUP, Listener
 from tests.support.secure_broker import Right, SecureBroker
-from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, Configure, TakeAway, named, refused, rights_of, settings_in
+from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, USERS, Configure, TakeAway, named, refused, rights_of, settings_in
 from tests.support.waiting import until
 
 
@@ -64,6 +64,30 @@ def test_a_client_that_may_not_write_ops_reports_it(without: TakeAway, configure
     send(settings_in(configure("client")).kafka, Listener())
     [line] = [line for line in client_log if line.startswith("event=op_not_sent")]
     assert f"may not Write topic {OP}" in line
+
+
+def test_a_client_that_gets_its_rights_later_begins_then(without: TakeAway, configure: Configure, secure_broker: SecureBroker) -> None:
+    """Kafka refuses an idempotent producer that may write nothing, and librdkafka then declares it dead."""
+    client = [Right(ResourceType.TOPIC, topic, AclOperation.WRITE) for topic in (HALF, OP)]
+    for right in client:
+        without("client", right)
+    listener, kafka = Listener(), settings_in(configure("client")).kafka
+    with TransactionProducer(kafka, GROUP, listener) as producer:
+        for _ in range(2):
+            with pytest.raises(SendError, match=f"may not Write topic {HALF}: `kafka-acls.sh"):
+                producer.send_in_transaction("orders", b"")
+        for right in client:
+            secure_broker.allow(USERS["client"], [right])
+
+        def gets_through() -> bool:
+            try:
+                producer.send_in_transaction("orders", b"")
+            except SendError:
+                return False
+            return True
+
+        until(gets_through, "the producer sends", LIMIT_S)
+    assert len(listener.executed) == 1
 
 
 CLIENT_READS = [right for right in rights_of("client") if right.operation is AclOperation.READ]

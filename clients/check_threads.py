@@ -1,0 +1,125 @@
+"""Runs the threads that answer checks: each asks the listener, and sends the answer."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+from halfway.clients.listener import Answer
+from halfway.clients.messages import CheckRequest
+from halfway.clients.open_checks import CheckTask, OpenChecks
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+
+
+class Answers(NamedTuple):
+    """Where answers come from, and where they go."""
+
+    of: Callable[[CheckRequest], Answer]
+    """Returns the answer to a check."""
+    send: Callable[[CheckRequest, Answer, Callable[[KafkaError | None], None]], None]
+    """Queues the op record of an answer, or raises. The callback gets None once it is acknowledged, or the error."""
+    can_send: Callable[[], bool]
+    """Returns False while no answer can be sent."""
+
+
+class CheckThreads:
+    """Threads that answer checks. Only one other thread calls `put` and `dismiss`.
+
+    Args:
+        group: the producer group, for the names of the threads.
+        answers: finds and sends the answers.
+        open_checks: learns what became of each check.
+        count: how many threads there are.
+    """
+
+    def __init__(self, group: str, answers: Answers, open_checks: OpenChecks, count: int) -> None:
+        """Make the threads. Starts none."""
+        self._answers, self._open_checks = answers, open_checks
+        self._tasks: queue.SimpleQueue[CheckTask | None] = queue.SimpleQueue()
+        self._listener_ended, self._running, self._is_stopping = threading.Condition(), 0, False
+        self._threads = [threading.Thread(target=self._run, name=f"halfway-check-{group}-{number}", daemon=True) for number in range(count)]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, task: CheckTask) -> None:
+        """Queue a check."""
+        self._tasks.put(task)
+
+    def dismiss(self) -> None:
+        """Let the threads end after the queued checks."""
+        for _ in self._threads:
+            self._tasks.put(None)
+
+    def stop(self, deadline_s: float | None) -> bool:
+        """Start no more listeners, and wait for those that run.
+
+        Args:
+            deadline_s: the time by `time.monotonic()` at which to stop waiting; None to wait until they end.
+
+        Returns:
+            True if all listeners have ended.
+        """
+        with self._listener_ended:
+            self._is_stopping = True
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            return self._listener_ended.wait_for(lambda: self._running == 0, left_s)
+
+    def are_alive(self) -> bool:
+        """Return True if a thread has not ended."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def is_one(self) -> bool:
+        """Return True if the calling thread is one of them."""
+        return threading.current_thread() in self._threads
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not self._begin(task):
+                continue
+            try:
+                try:
+                    task.answer = task.answer or self._answers.of(task.request)
+                finally:
+                    self._end()
+                self._answers.send(task.request, task.answer, partial(self._on_delivered, task))
+            except Exception as error:  # Whatever it is, this thread goes on: later checks wait for it.
+                self._put_off(task, str(error))
+
+    def _begin(self, task: CheckTask) -> bool:
+        """Count a running listener and return True. If the check is not this instance's any more, drop it."""
+        with self._listener_ended:
+            if self._is_stopping:
+                self._open_checks.drop(task)
+            elif self._open_checks.keep_owned(task):
+                self._running += 1
+                return True
+            return False
+
+    def _end(self) -> None:
+        with self._listener_ended:
+            self._running -= 1
+            self._listener_ended.notify_all()
+
+    def _on_delivered(self, task: CheckTask, error: KafkaError | None) -> None:
+        """Note what became of an answer. The sender's thread calls it."""
+        if error is None:
+            self._open_checks.finish(task)
+        else:
+            self._put_off(task, str(error))
+
+    def _put_off(self, task: CheckTask, why: str) -> None:
+        """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
+        request = task.request
+        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
+        self._open_checks.put_off(task, time.monotonic() + _RETRY_S)

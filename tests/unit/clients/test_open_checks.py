@@ -1,0 +1,107 @@
+"""Which checks are open, which offsets may be committed, and when reading should pause, without Kafka."""
+
+from halfway import CheckRequest, LocalTransactionState
+from halfway.clients.open_checks import OpenChecks
+from halfway.clients.verdicts import KnownVerdicts
+from halfway.schemas.headers import check_id
+
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
+
+
+def request(name: str = "t1", *, body: bytes = b"body", incarnation: int = 0, its_id: str | None = None) -> CheckRequest:
+    return CheckRequest(
+        transaction_id=name,
+        topic="orders",
+        body=body,
+        producer_group="shop",
+        incarnation=incarnation,
+        check_times=1,
+        check_id=its_id or check_id(name, 0, 7, 1),
+    )
+
+
+def test_a_new_group_commits_where_it_begins_so_that_kafka_knows_it() -> None:
+    checks = OpenChecks(max_open=10)
+    checks.assign({0: None, 1: 17})
+    assert checks.to_commit() == {0: 0}
+    checks.commit_failed(0)
+    assert checks.to_commit() == {0: 0}
+    assert checks.to_commit() == {}
+
+
+def test_a_check_of_a_lost_partition_is_dropped_and_read_again() -> None:
+    checks = OpenChecks(max_open=10)
+    checks.assign({0: 5})
+    first = checks.add(0, 5, request())
+    assert first is not None
+    checks.revoke([0])
+    assert not checks.keep_owned(first)
+    checks.assign({0: 5})
+    again = checks.add(0, 5, request())
+    assert again is not None
+    assert checks.keep_owned(again)
+    checks.finish(again)
+    assert checks.to_commit() == {0: 6}
+
+
+def test_a_partition_that_comes_back_before_its_check_was_dropped_keeps_the_check() -> None:
+    checks = OpenChecks(max_open=10)
+    checks.assign({0: 5})
+    first = checks.add(0, 5, request())
+    assert first is not None
+    checks.revoke([0])
+    checks.assign({0: 5})
+    assert checks.add(0, 5, request()) is None
+    assert checks.keep_owned(first)
+    checks.finish(first)
+    assert checks.to_commit() == {0: 6}
+
+
+def test_a_topic_made_anew_begins_again() -> None:
+    checks = OpenChecks(max_open=10)
+    checks.assign({0: 100})
+    old = checks.add(0, 100, request("old"))
+    new = checks.add(0, 0, request("new"))
+    assert old is not None
+    assert new is not None
+    assert checks.to_commit() == {0: 0}
+    checks.finish(old)
+    assert checks.to_commit() == {}, "an offset of the former topic"
+    checks.finish(new)
+    assert checks.to_commit() == {0: 1}
+
+
+def test_a_forged_request_with_anothers_check_id_does_not_replace_it() -> None:
+    checks = OpenChecks(max_open=10)
+    real = request("t1")
+    for offset, forged in enumerate((request("other", its_id=real.check_id), request("t1", incarnation=5))):
+        task = checks.add(0, offset, forged)
+        assert task is not None
+        checks.finish(task)
+    assert checks.add(0, 2, real) is not None
+    assert checks.add(0, 3, real) is None
+
+
+def test_reading_pauses_at_a_number_of_checks_or_of_bytes() -> None:
+    checks = OpenChecks(max_open=4, max_bytes=1_000)
+    tasks = [checks.add(0, number, request(f"t{number}", body=b"x" * 500)) for number in range(2)]
+    assert checks.is_full()
+    assert not checks.has_room()
+    for task in tasks[:1]:
+        assert task is not None
+        checks.finish(task)
+    assert not checks.is_full()
+    assert checks.has_room()
+    for number in range(2, 5):
+        checks.add(0, number, request(f"t{number}", body=b""))
+    assert checks.is_full()
+
+
+def test_the_latest_verdicts_are_known_by_id_and_incarnation() -> None:
+    verdicts = KnownVerdicts(limit=2)
+    for name, state in (("a", COMMIT), ("b", UNKNOWN), ("c", ROLLBACK)):
+        verdicts.note(request(name), state)
+    assert [verdicts.of(request(name)) for name in "abc"] == [COMMIT, None, ROLLBACK]
+    assert verdicts.of(request("a", incarnation=1)) is None
+    verdicts.note(request("d"), COMMIT)
+    assert [verdicts.of(request(name)) for name in "acd"] == [None, ROLLBACK, COMMIT]
