@@ -381,4 +381,5 @@ def _keep_in_child() -> None:
 
 
 _started: "weakref.WeakSet[TransactionProducer]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_keep_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork.
+    os.register_at_fork(after_in_child=_keep_in_child)

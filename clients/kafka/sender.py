@@ -176,14 +176,17 @@ class Sender:
         Returns:
             True if each record was delivered or failed in time.
         """
-        left = sum(producer.flush(max(0.0, deadline_s - time.monotonic())) for producer in [*self._dead, self._producer])
+        # Not by flush: it goes on to call callbacks after the one that raises a fatal error, and loses their reports.
         self._stopping.set()
-        if left == 0:
-            self._poller.join(max(_POLL_S, deadline_s - time.monotonic()))
-        return left == 0
+        self._poller.join(max(0.0, deadline_s - time.monotonic()))
+        return self._left() == 0
+
+    def _left(self) -> int:
+        """Return how many records are neither delivered nor failed."""
+        return sum(map(len, [*self._dead, self._producer]))
 
     def _poll(self) -> None:
-        while not (self._stopping.is_set() and not any(map(len, [*self._dead, self._producer]))):
+        while not self._stopping.is_set() or self._left() > 0:
             try:
                 self._serve_dead()
                 if self._renew_at_s is not None and time.monotonic() >= self._renew_at_s:
@@ -219,10 +222,14 @@ class Sender:
         self._dead.append(self._producer)
         self._producer = new
 
-    def _on_statistics(self, statistics: str) -> None:
-        if self._fatal is not None and json.loads(statistics)["eos"]["idemp_state"] == "Assigned":
+    def _on_statistics(self, text: str) -> None:
+        """Note that a new producer works. One that died stays registered, with its error in the statistics."""
+        if self._fatal is None:
+            return
+        statistics = json.loads(text)
+        if statistics["eos"]["idemp_state"] == "Assigned" and "fatal" not in statistics:
             self._fatal, self._renewals = None, 0
-            log.info("event=producer_replaced")
+            log.warning("event=producer_replaced")
 
 
 class DeliveryReport:

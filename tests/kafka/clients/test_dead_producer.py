@@ -1,13 +1,30 @@
 """A producer that librdkafka has declared dead is made anew, and until that works its instance is not in the group."""
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halfway import SendError, TransactionProducer
 from halfway.clients.kafka.sender import Sender
+from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
-from tests.support.client_world import GROUP, LIMIT_S, Gate, Listener, check_of, committed, members, ops, read, send_checks
+from tests.support.client_world import (
+    GROUP,
+    LIMIT_S,
+    Gate,
+    Listener,
+    check_of,
+    committed,
+    members,
+    murmur2,
+    ops,
+    own_topics,
+    read,
+    send_checks,
+)
 from tests.support.dead_producer import declare_dead
 from tests.support.waiting import until
 
@@ -89,3 +106,35 @@ def test_an_answer_that_died_with_the_producer_is_given_by_another_instance(kafk
         dying.close()
     assert [request.transaction_id for request in healthy.checked] == ["t1"]
     assert committed(kafka) == {0: 1}
+
+
+def test_a_broker_that_lost_acknowledged_records_kills_the_producer_and_gets_a_new_one(
+    own_broker: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker's next sequence is lower than the producer's: an error that librdkafka cannot repair."""
+    kafka = own_topics(own_broker)
+    names = [name for name in (f"t{number}" for number in range(40)) if murmur2(name.encode()) % 2 == 0]
+    with TransactionProducer(kafka, GROUP, Listener(), session_timeout_ms=6000) as producer:
+        for name in names[:3]:
+            assert gets_through(producer, name)
+        read(kafka, kafka.op_topic, at_least=3)
+        pid = own_broker.pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: own_broker.pid() is None, "the broker is dead")
+        cut_last_batch(own_broker.directory / "data" / f"{kafka.half_topic}-0" / "00000000000000000000.log")
+        own_broker.start()
+        assert not gets_through(producer, names[3])
+        until(lambda: gets_through(producer, names[4]), "the producer sends again", LIMIT_S)
+        send_checks(kafka, check_of("asked"))
+        until(lambda: committed(kafka) == {0: 1}, "the check is answered", LIMIT_S)
+    assert "event=producer_failed" in caplog.text
+    assert "event=producer_replaced" in caplog.text
+
+
+def cut_last_batch(log: Path) -> None:
+    """Take the last batch off a segment. A batch begins with its offset (8 bytes) and the length of its rest (4)."""
+    content, begin, last = log.read_bytes(), 0, 0
+    while begin + 12 <= len(content) and (length := int.from_bytes(content[begin + 8 : begin + 12])):
+        last, begin = begin, begin + 12 + length
+    os.truncate(log, last)

@@ -17,7 +17,7 @@ from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention, verify_verdict_retention
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
 from tests.support.commands import as_options
 from tests.support.kafka_topics import set_topic_config, topic_settings
@@ -49,9 +49,9 @@ def test_missing_topics_are_created(names: MakeSettings) -> None:
     settings = names()
     reports = create_topics(settings, 3)
     assert [report.topic for report in reports] == [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
-    for report in reports:
+    for report, room in zip(reports, (0, 0, CHECK_OVERHEAD_BYTES), strict=True):
         assert (report.created, report.partitions, report.timestamp_type, report.notes) == (True, 3, "LogAppendTime", ())
-        assert report.max_message_bytes == settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES
+        assert report.max_message_bytes == settings.resolution.max_body_bytes + RECORD_OVERHEAD_BYTES + room
     assert partition_counts(admin_client(settings.kafka), [reports[0].topic, "none"]) == {reports[0].topic: 3}
 
 
@@ -153,7 +153,8 @@ def test_verdicts_kept_shorter_than_halves_are_refused_at_a_start(names: MakeSet
         ("half_topic", "retention.ms", 3 * DAY_MS - 1, f"retention.ms={7 * DAY_MS}"),
         ("half_topic", "cleanup.policy", "compact", "cleanup.policy=delete"),
         ("op_topic", "cleanup.policy", "compact,delete", "cleanup.policy=delete"),
-        ("check_topic", "max.message.bytes", 5 * 1024**2 - 1, f"max.message.bytes={5 * 1024**2}"),
+        ("op_topic", "max.message.bytes", 5 * 1024**2 - 1, f"max.message.bytes={5 * 1024**2}"),
+        ("check_topic", "max.message.bytes", 5 * 1024**2 + 4095, f"max.message.bytes={5 * 1024**2 + 4096}"),
     ],
 )
 def test_a_topic_that_breaks_a_rule_is_refused_with_the_command_that_mends_it(
