@@ -22,6 +22,7 @@ _RECORD_BYTES = 128
 _HEADER_BYTES = 10
 
 HeaderList = list[tuple[str, bytes | None]]
+Compression = Literal["none", "gzip"]
 ANY_PARTITION = -1
 
 
@@ -92,7 +93,7 @@ class RecordWriter:
         *,
         limit_ms: int = _DELIVERY_LIMIT_MS,
         linger_ms: int = 5,
-        compression: Literal["none", "gzip"] = "none",
+        compression: Compression = "none",
     ) -> None:
         """Make the producer. Connects in the background."""
         options: dict[str, Any] = {

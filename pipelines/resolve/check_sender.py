@@ -1,11 +1,11 @@
 """Sends check requests, on an executor or on the driver, at least once (decision 5)."""
 
-from typing import Literal
 from uuid import uuid4
 
 import pyarrow as pa
+from confluent_kafka import KafkaException
 
-from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.pipelines.kafka.writer import Compression, RecordWriter
 from halfway.schemas.errors import RecordTooLargeError
 from halfway.schemas.settings import KafkaSettings
 from halfway.transforms.rows import Records, check_requests, lost
@@ -39,13 +39,17 @@ class CheckSender:
             KafkaUnavailableError: a request was not acknowledged in time.
         """
         is_large = any(record is not None and len(record.value or b"") > _LARGE_BYTES for record in records)
+        compression: Compression = "gzip" if is_large else "none"
         try:
-            self._send(outcomes, records, "gzip" if is_large else "none")
+            self._send(outcomes, records, compression)
         except RecordTooLargeError:
             self._send(outcomes, records, "gzip")
+        except (KafkaException, SystemError):
+            # librdkafka has declared the producer dead. confluent_kafka raises SystemError if that happens in `flush`.
+            self._send(outcomes, records, compression)
         return lost(outcomes, records)
 
-    def _send(self, outcomes: pa.RecordBatch, records: Records, compression: Literal["none", "gzip"]) -> None:
+    def _send(self, outcomes: pa.RecordBatch, records: Records, compression: Compression) -> None:
         if (self._identity, compression) not in _writers:
             _writers[self._identity, compression] = RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, compression=compression)
         writer = _writers[self._identity, compression]
@@ -54,7 +58,7 @@ class CheckSender:
                 writer.put(self._kafka.check_topic, *request)
             writer.flush()
         except Exception:
-            self.close()  # librdkafka may have failed for good
+            self.close()  # the producer may be dead
             raise
 
     def close(self) -> None:

@@ -10,11 +10,12 @@ from confluent_kafka import KafkaError, Producer
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import inspect_topics, verify_check_size
-from halfway.pipelines.resolve.check_sender import CheckSender
+from halfway.pipelines.resolve.check_sender import CheckSender, _writers
 from halfway.schemas.errors import RecordTooLargeError, TopicError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.headers import MAX_HEADERS_BYTES
 from halfway.schemas.settings import Settings
+from tests.support.dead_producer import declare_dead
 from tests.support.job_world import half_headers
 from tests.support.kafka_topics import MakeTopics, set_topic_config
 from tests.support.partition_records import topic_records
@@ -116,6 +117,18 @@ def test_a_request_over_the_topics_limit_names_the_command_that_raises_it(settin
     set_topic_config(settings, settings.kafka.check_topic, "max.message.bytes", needed)
     sender(asked(large), [large])
     assert len(sent(settings)) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_dead_producer_is_replaced(settings: Settings, sender: CheckSender, waits: bool) -> None:
+    first, second = half(b"first"), half(b"second")
+    sender(asked(first), [first])
+    [writer] = [writer for (identity, _), writer in _writers.items() if identity == sender._identity]
+    if waits:
+        writer.put(settings.kafka.check_topic, b"k", b"waits", [])
+    declare_dead(writer._producer)
+    sender(asked(second), [second])
+    assert {body for body, _ in sent(settings)} >= {b"first", b"second"}
 
 
 def test_a_start_verifies_that_the_check_topic_takes_the_largest_request(settings: Settings) -> None:
