@@ -189,7 +189,7 @@ class CheckAnswerer:
         self._is_member = can_send
 
     def _begin_assigned(self, consumer: Consumer) -> None:
-        """Begin with the partitions that were assigned by the last poll, before the next one returns their records."""
+        """Look up where the group is in new partitions. Their first record may have arrived with the assignment."""
         if not self._assigned:
             return
         offsets: dict[int, int | None] = {}
@@ -299,5 +299,6 @@ class CheckAnswerer:
         self._assigned = [place for place in self._assigned if place.partition not in numbers]
         self._open_checks.revoke(numbers)
         # A partition that is lost while it is paused would still be paused when it comes back (librdkafka issue 5113).
-        with suppress(KafkaException):
-            consumer.resume(partitions)
+        if self._is_paused:
+            with suppress(KafkaException):
+                consumer.resume(partitions)

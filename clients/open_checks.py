@@ -90,7 +90,7 @@ class OpenChecks:
         self._gave_up = False
 
     def assign(self, committed: Mapping[int, int | None]) -> None:
-        """Add partitions that this instance owns from now on.
+        """Add partitions that this instance owns, of which it may have read records already.
 
         A partition without a committed offset gets one, 0: as long as a group has committed nothing, Kafka forgets it
         with its last member, and its checks would count though nobody reads them (R15).
@@ -100,7 +100,9 @@ class OpenChecks:
         """
         with self._lock:
             for partition, offset in committed.items():
-                self._progress[partition] = PartitionProgress(position=offset or 0, committed=offset)
+                progress = self._progress.setdefault(partition, PartitionProgress())
+                if progress.position is None:
+                    progress.position, progress.committed = offset or 0, offset
 
     def add(self, partition: int, offset: int, request: CheckRequest | None) -> CheckTask | None:
         """Add a record that was read from the check topic.
