@@ -303,8 +303,9 @@ def _text(value: bytes | None) -> str | None:
 def _too_large(headers: Headers) -> list[RecordError]:
     """Return the problem of headers that are too large together, if they are."""
     size = sum(len(name.encode(errors="replace")) + len(value or b"") for name, value in headers)
-    detail = f"{size} bytes, at most {h.MAX_HEADERS_BYTES}"
-    return [RecordError(Reason.HEADERS_TOO_LARGE, detail)] if size > h.MAX_HEADERS_BYTES else []
+    found = {f"{size} bytes": size, f"{len(headers)} headers": len(headers)}
+    limit = h.MAX_HEADERS_BYTES
+    return [RecordError(Reason.HEADERS_TOO_LARGE, f"{text}, at most {limit}") for text, number in found.items() if number > limit]
 
 
 def _fitting(headers: HeaderList) -> HeaderList:

@@ -168,6 +168,9 @@ def _key_and_size_problems(records: RecordColumns) -> Iterator[_Problem]:
     yield key > h.MAX_KEY_BYTES, Reason.KEY_TOO_LONG, lambda row: f"{key[row]} bytes, at most {h.MAX_KEY_BYTES}"
     yield mask_of(records.ids.is_null()), Reason.KEY_NOT_UTF8, "the record key is not UTF-8"
     yield headers > h.MAX_HEADERS_BYTES, Reason.HEADERS_TOO_LARGE, lambda row: f"{headers[row]} bytes, at most {h.MAX_HEADERS_BYTES}"
+    # A header may have neither name nor value. librdkafka reads no headers at all if there are more than 100,000.
+    count = records.headers_count
+    yield count > h.MAX_HEADERS_BYTES, Reason.HEADERS_TOO_LARGE, lambda row: f"{count[row]} headers, at most {h.MAX_HEADERS_BYTES}"
 
 
 def _header_problems(records: RecordColumns, headers: tuple[_Header, ...]) -> Iterator[_Problem]:

@@ -30,6 +30,7 @@ class RecordColumns:
         ids: the transaction ids; null for a key that is null, too long or not UTF-8.
         key_bytes: the lengths of the keys; 0 for a key that is null.
         headers_bytes: the lengths of names and values of all headers together.
+        headers_count: how many headers there are.
         has_not_utf8: True where a header's name or value is not UTF-8.
         has_nul: True where a name that is not the contract's has a NUL.
         is_twice: by name, True where that header occurs more than once.
@@ -49,6 +50,7 @@ class RecordColumns:
         names, values = records["headers"].flatten().flatten()
         parents = np.repeat(np.arange(len(records)), _integers_of(pc.list_value_length(records["headers"])))
         self.headers_bytes = np.bincount(parents, _lengths_of(names) + _lengths_of(values), len(records)).astype(np.int64)
+        self.headers_count = np.bincount(parents, minlength=len(records))
         self._texts = _texts_of(values)
         # One entry more, for a header that a record does not have.
         self.lengths = np.append(_lengths_of(values), 0)

@@ -201,7 +201,8 @@ def _is_shown(name: str) -> bool:
 
 
 def _has_too_much(record: Record) -> bool:
-    return sum(len(name.encode()) + len(value or b"") for name, value in record.headers) > _MAX_HEADERS_BYTES
+    size = sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
+    return max(size, len(record.headers)) > _MAX_HEADERS_BYTES
 
 
 def _is_tick(record: Record, max_clock_skew_ms: int) -> bool:

@@ -254,7 +254,8 @@ def test_checks_of_a_topic_that_was_made_anew_are_answered_and_committed(kafka: 
     with TransactionProducer(kafka, GROUP, listener):
         send_checks(kafka, *(check_of(f"t{number}") for number in range(5)))
         until(lambda: committed(kafka) == {0: 5}, "the checks are answered")
-        [deleted] = AdminClient({"bootstrap.servers": kafka.servers()}).delete_topics([kafka.check_topic]).values()
+        client = AdminClient({"bootstrap.servers": kafka.servers()})
+        [deleted] = client.delete_topics([kafka.check_topic]).values()
         deleted.result(LIMIT_S)
         until(lambda: is_made_anew(kafka), "the topic is there again")
         send_checks(kafka, *(check_of(f"u{number}") for number in range(2)))

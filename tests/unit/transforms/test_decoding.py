@@ -156,6 +156,7 @@ PROBLEMS: list[tuple[Sent, str, str]] = [
     (half(*LOST, key=b"\xff"), "key_not_utf8", "the record key is not UTF-8"),
     (half(*HALF, ("p", b"x" * (FILL + 1))), "headers_too_large", "32768 bytes, at most 32767"),
     (op(*OP, ("ö", b"x" * 33_000)), "headers_too_large", "33021 bytes, at most 32767"),
+    (half(*HALF, *[("", None)] * 32_766), "headers_too_large", "32768 headers, at most 32767"),
     (half(*LOST, ("p", b"x" * 33_000)), "headers_too_large", "33014 bytes, at most 32767"),
     (Sent(Source.HALF, None), "missing_header", "REAL_TOPIC"),
     (half(HALF[0]), "missing_header", "PGROUP"),
