@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -293,12 +292,8 @@ class CheckAnswerer:
             log.warning("event=check_commit_failed error=%s", error.args[0])
         self._on_lost(consumer, partitions)
 
-    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = [partition.partition for partition in partitions]
         log.info("event=check_partitions_revoked partitions=%s", numbers)
         self._assigned = [place for place in self._assigned if place.partition not in numbers]
         self._open_checks.revoke(numbers)
-        # A partition that is lost while it is paused would still be paused when it comes back (librdkafka issue 5113).
-        if self._is_paused:
-            with suppress(KafkaException):
-                consumer.resume(partitions)

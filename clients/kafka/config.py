@@ -22,10 +22,10 @@ PRODUCER_OPTIONS: dict[str, Any] = {
 }
 """The options that every producer needs."""
 
-READ_ANY_SIZE: dict[str, Any] = {
+READ_ANY_SIZE = {
     # A fetch returns the next record whatever its size. Above this limit, 100 MB by default, librdkafka would drop the
     # connection and ask for the same record for ever.
-    "receive.message.max.bytes": 2**31 - 1,
+    "receive.message.max.bytes": str(2**31 - 1),
 }
 """The option of every consumer: one large record must not stop it."""
 

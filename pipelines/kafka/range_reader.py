@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from halfway.clients.kafka.config import READ_ANY_SIZE
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
@@ -52,6 +53,7 @@ def reading_options(group: str) -> dict[str, str]:
         "auto.offset.reset": "error",
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": "4194304",
+        **READ_ANY_SIZE,
         # librdkafka waits 1000 ms by default before it fetches again after its queue was full; the queue is empty long
         # before that.
         "fetch.queue.backoff.ms": "10",
