@@ -4,7 +4,6 @@ import os
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import functions as F
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
 from halfway.pipelines.resolve import batch_outcomes
@@ -84,24 +83,3 @@ def test_a_check_topic_that_is_too_small_ends_the_job_in_one_line(
     set_topic_config(w.settings, topic, "max.message.bytes", int(str(caught.value).rpartition("=")[2].rstrip("`")))
     w.resolve(lowered)
     assert asked(w) == [("large", 8 * MIB)]
-
-
-def test_a_header_whose_name_contains_nul_does_not_end_the_job(world: MakeWorld) -> None:
-    """librdkafka reads `REAL_QID` of it, and a number that is none."""
-    w = world()
-    rows = w.spark.range(1).select(
-        F.lit("bad").alias("key"),
-        F.lit(b"body").alias("value"),
-        F.array(
-            *(F.struct(F.lit(name).alias("key"), F.lit(value).alias("value")) for name, value in [*half_headers(), ("REAL_QID\0", b"x")])
-        ).alias("headers"),
-    )
-    kafka = w.settings.kafka
-    rows.write.format("kafka").option("kafka.bootstrap.servers", kafka.servers()).option("topic", kafka.half_topic).save()
-    w.half("good")
-    for key in ("bad", "good"):
-        w.op(key, b"COMMIT", 1)
-    w.tick(2)
-    w.resolve()
-    assert set(w.by_id(Table.MESSAGES)) == {"good"}
-    assert "NUL" in w.by_id(Table.QUARANTINE)["bad"].detail
