@@ -240,3 +240,13 @@ def forget_until(w: World, offset: int) -> None:
     client = admin_client(w.settings.kafka)
     for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, 0, offset)]).values():
         done.result()
+
+
+def test_a_message_over_a_lowered_max_body_bytes_is_named_and_not_sent(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    w.half("large", 0, b"x" * 2_000)
+    discard(w, "small")
+    done = invoke(w.settings, "replay", "--all", "--set", "resolution.max_body_bytes=1000")
+    assert "large is not sent: its body has 2000 bytes, over resolution.max_body_bytes" in done.stderr
+    assert "1 resent, 0 already resent" in done.stdout
+    assert replayed(w, "--all") == (1, 1, 0), "it is sent under the former limit"
