@@ -76,6 +76,11 @@ notebooks: jars ## run both notebooks on your tables; pictures and HTML go to bu
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
+.PHONY: simulate
+simulate: N := 10000
+simulate: setup ## play N histories (10000) in simulated time, and print the shortest of each kind that breaks a rule (SEED)
+	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED)
+
 .PHONY: soak
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows
 	@$(PY) -m tests.chaos.soak

@@ -18,7 +18,7 @@ from tests.support.kafka_topics import MakeTopics, make_create_time_topics, uniq
 from tests.support.layers import FOLDERS
 
 _HERE = Path(__file__).parent
-_TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600}
+_TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600, "simulation": 600}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,401 @@
+"""The judge of a history: the rules of docs/rules.md and the promises of docs/reliability.md.
+
+Knows neither the product nor the simulator. It asks of each half, each op, each row and each check request whether the
+rules allow what became of it; where a rule depends on what the job had read, it uses bounds that follow from where the
+ticks are, so that a finding is always a defect. Times are in ms.
+"""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+from tests.simulation.facts import Facts, name_of, place_of, pointer_of
+from tests.simulation.history import CHECK, HALF, OP, Fate, History, KafkaState, Record, Row
+
+
+class Finding(NamedTuple):
+    """What a history shows, and the rules forbid."""
+
+    rule: str
+    about: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.about}: {self.text}"
+
+
+def judge(history: History) -> list[Finding]:
+    """Return everything in a history that the rules forbid."""
+    facts = Facts(history)
+    found = [finding for rule in _RULES for finding in rule(facts)]
+    if any(act.name == "frozen at" and act.detail.startswith(_STARTING) for act in history.acts):
+        return [finding._replace(rule="frozen start") for finding in found]
+    return found
+
+
+_STARTING = ("wrote", "named", "owner")
+"""The steps of a start."""
+
+
+def _one_row_each(facts: Facts) -> Iterator[Finding]:
+    """A half has one row at most, and one fate; an id has a second message only after it was forgotten (R11)."""
+    rows = Counter((row.table, *pointer_of(row)) for row in [*facts.messages, *facts.discarded])
+    for (table, transaction_id, *_), times in rows.items():
+        if times > 1:
+            yield Finding("R1 twice", transaction_id, f"{times} rows of one half in {table}")
+    for half in facts.halves:
+        fates = set(facts.fates(half))
+        if len(fates) > 1:
+            # Read again at an adoption, together with what came later, an id looks used twice.
+            is_noise = facts.was_adopted and not fates >= {"committed", "discarded"}
+            yield Finding(
+                "adopt noise" if is_noise else "R1 two fates",
+                half.text_key,
+                f"{half.partition}.{half.offset} is {' and '.join(sorted(fates))}",
+            )
+    of_id: dict[str, list[Row]] = defaultdict(list)
+    for row in facts.messages:
+        of_id[row["transaction_id"]].append(row)
+    remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
+    for transaction_id, those in of_id.items():
+        if facts.was_refused_again(transaction_id):
+            continue
+        for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
+            if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped:
+                yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
+
+
+def _rows_are_true(facts: Facts) -> Iterator[Finding]:
+    """A row tells its half as Kafka held it, and follows from a verdict that names it (R1, R2, R13, R16)."""
+    for row in [*facts.messages, *facts.discarded]:
+        half = facts.all.get((HALF, row["half_partition"], row["half_offset"]))
+        about = row["transaction_id"]
+        if half is None or half.text_key != about:
+            yield Finding("R1 unknown", about, f"a row of {row.table} points to another record")
+            continue
+        if half.state is not KafkaState.COMMITTED:
+            yield Finding("aborted", about, f"a row of {row.table} for a half that was {half.state}")
+        if half.flaw:
+            yield Finding("R14", about, f"a row of {row.table} for a half that is {half.flaw}")
+        told = (row["body"], row["half_at"], row["producer_group"], row["topic"], row["incarnation"])
+        if told != (half.value or b"", half.at_ms, half.header("PGROUP"), half.header("REAL_TOPIC"), name_of(half)[2]):
+            yield Finding("R1 other content", about, f"{told} of {half}")
+        if row.table == "messages" and not any(
+            op.header("ACTION") == "COMMIT" and op.at_ms == row["committed_at"] for op in facts.verdicts(half)
+        ):
+            aborted = [
+                op for op in facts.history.records if op.topic == OP and op.text_key == about and op.state is not KafkaState.COMMITTED
+            ]
+            yield Finding("aborted" if aborted else "R1 no verdict", about, "a message without a COMMIT that names it")
+
+
+def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
+    """The first verdict that names a half decides, unless it came too early, or after a discard (R1, R2, R9, R10)."""
+    for half in facts.halves:
+        pointer, about = place_of(half), half.text_key
+        fates = facts.fates(half)
+        if (fates and not set(fates) & {"committed", "discarded"}) or facts.was_refused_again(about):
+            continue
+        verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op)]
+        first = verdicts[0] if verdicts else None
+        is_ordered = len({op.partition for op in verdicts}) < 2 and all(a.at_ms <= b.at_ms for a, b in pairwise(verdicts))
+        if "committed" in fates and first is not None and is_ordered:
+            at_ms = facts.committed_at[pointer]["committed_at"]
+            if first.header("ACTION") == "ROLLBACK" and len(facts.halves_of[about]) == 1:
+                is_again = facts.was_adopted and any(op.at_ms < half.at_ms for op in facts.verdicts_of[about])
+                rule = "R2 after an adoption" if is_again else "R2"
+                yield Finding(rule, about, "committed, and the first verdict was ROLLBACK")
+            elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
+                yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
+        if "discarded" in fates:
+            horizon_ms = facts.discarded_at[pointer]["discarded_at"]
+            for op in verdicts:
+                if facts.ticks.is_read_at(op, horizon_ms) and op.at_ms >= half.at_ms and op.deleted_seq is None:
+                    yield Finding("R9", about, f"discarded at {horizon_ms}, and a verdict had been read")
+                    break
+
+
+def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
+    """At the end each half is committed, rolled back, discarded, refused by name, or a counted duplicate."""
+    pending = facts.history.still_pending
+    for transaction_id, halves in facts.halves_of.items():
+        if transaction_id in pending:
+            yield Finding("R6 pending", transaction_id, "nothing became of it in all that time")
+            continue
+        settled: set[tuple[str, str, int]] = set()
+        for half in halves:
+            if facts.fates(half) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(half)):
+                settled.add(name_of(half))
+        for half in halves:
+            if name_of(half) not in settled and half.deleted_seq is None:
+                yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
+
+
+def _what_services_committed_is_readable(facts: Facts) -> Iterator[Finding]:
+    """What a service has committed is readable once everything was given its time, and resent if it was discarded."""
+    readable = {row["transaction_id"] for row in facts.messages}
+    for transaction_id, decision in facts.decided.items():
+        halves = [half for half in facts.halves_of[transaction_id] if half.header("PGROUP") == decision.group]
+        others = [op for op in facts.verdicts_of[transaction_id] if op.is_stray]
+        is_foreign = len({half.header("PGROUP") for half in facts.halves_of[transaction_id]}) > 1
+        if not halves or is_foreign or any(half.deleted_seq is not None for half in halves):
+            continue
+        if any("body_too_large" in facts.fates(half) for half in halves):
+            continue
+        if decision.fate is Fate.COMMIT and transaction_id not in readable and not any(op.header("ACTION") == "ROLLBACK" for op in others):
+            was_discarded = facts.was_adopted and any(row["transaction_id"] == transaction_id for row in facts.discarded)
+            rule = "lost after an adoption" if was_discarded else "lost"
+            yield Finding(rule, transaction_id, "its service has committed it, and it is not readable")
+        if decision.fate is Fate.ROLLBACK and transaction_id in readable and not any(op.header("ACTION") == "COMMIT" for op in others):
+            yield Finding("R1 rolled back", transaction_id, "its service has rolled it back, and it is readable")
+    for transaction_id in readable - facts.decided.keys():
+        if not any(op.is_stray for op in facts.verdicts_of[transaction_id]):
+            yield Finding("R1 undecided", transaction_id, "readable, and no service has committed it")
+
+
+def _checks_keep_their_times(facts: Facts) -> Iterator[Finding]:
+    """Checks are numbered without gaps, and none is too early, too many, or behind a verdict (R4 to R7, R9)."""
+    interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
+    for pointer, checks in facts.checks.items():
+        half = facts.all.get((HALF, pointer[1], pointer[2]))
+        if half is None or half.text_key != pointer[0] or half.state is not KafkaState.COMMITTED or half.flaw:
+            yield Finding("aborted" if half and half.state is not KafkaState.COMMITTED else "R4", pointer[0], "a check of no good half")
+            continue
+        if sorted(checks) != list(range(1, len(checks) + 1)) or len(checks) > facts.most_checks:
+            yield Finding("R6", pointer[0], f"checks {sorted(checks)}, at most {facts.most_checks}")
+        for number, check in checks.items():
+            earliest_ms = facts.ticks.earliest(_first_due_ms(facts, half), interval_ms, number)
+            if facts.ticks.horizon_before(check.seq) < earliest_ms:
+                yield Finding("R4" if number == 1 else "R5", pointer[0], f"check {number} before the horizon can be {earliest_ms}")
+            # A verdict that Kafka has deleted may never have been read.
+            kept = [op for op in facts.verdicts(half) if op.deleted_seq is None]
+            early = [op for op in kept if op.at_ms >= half.at_ms and not facts.is_orphan(op)]
+            if any(facts.ticks.is_read_at(op, earliest_ms) for op in early):
+                yield Finding("R9", pointer[0], f"check {number} after a verdict had been read")
+            if (check.value or b"") != (half.value or b""):
+                yield Finding("R16", pointer[0], f"check {number} has another body than the half")
+
+
+def _first_due_ms(facts: Facts, half: Record) -> int:
+    immunity_ms = int(half.header("CHECK_IMMUNITY_TIME_IN_SECONDS", "0")) * 1000
+    return half.at_ms + 1 + min(min(immunity_ms, numbers.half_retention_ms) or numbers.timeout_ms for numbers in facts.numbers)
+
+
+def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:
+    """A discard comes after all checks, or after a last call, or while its group is away (R6, R8, R15)."""
+    interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
+    for pointer, row in facts.discarded_at.items():
+        half, about = facts.all.get((HALF, pointer[1], pointer[2])), pointer[0]
+        if half is None:
+            continue
+        horizon_ms, checks = row["discarded_at"], facts.checks.get(pointer, {})
+        if set(range(1, row["check_times"] + 1)) - checks.keys():
+            yield Finding("R6", about, f"discarded after {row['check_times']} checks, of which {sorted(checks)} were sent")
+        if row["reason"] == "check_max":
+            if not facts.fewest_checks <= row["check_times"] <= facts.most_checks:
+                yield Finding("R6", about, f"discarded as check_max after {row['check_times']} checks")
+        elif row["reason"] != "expired":
+            yield Finding("R6", about, f"discarded for {row['reason']}")
+        elif not any(horizon_ms > half.at_ms + numbers.half_retention_ms for numbers in facts.numbers):
+            yield Finding("R8", about, f"expired at the age of {horizon_ms - half.at_ms}")
+        else:
+            yield from _last_call(facts, half, row)
+        earliest_ms = facts.ticks.earliest(_first_due_ms(facts, half), interval_ms, row["check_times"] + 1)
+        if horizon_ms < earliest_ms:
+            yield Finding("R5", about, f"discarded at {horizon_ms}, before {earliest_ms}")
+
+
+def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
+    """Before it expires, a half is asked about, or waited for, after it was too old; and its group answers (R8)."""
+    oldest_ms = half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers)
+    group, about = half.header("PGROUP"), half.text_key
+    waited = [tick for tick in facts.ticks.all if oldest_ms < tick.at_ms <= row["discarded_at"] and _names(tick, group)]
+    if len({tick.at_ms for tick in waited}) >= min(numbers.check_max for numbers in facts.numbers):
+        return
+    asked = [check.seq for check in facts.requests[place_of(half)] if facts.ticks.horizon_before(check.seq) > oldest_ms]
+    answers = [op.seq for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray]
+    if not asked:
+        yield Finding("R8 no last call", about, "expired, and neither asked about nor waited for after that age")
+    elif facts.is_known(f"txn-check-{group}", asked[-1]) and not any(asked[0] < seq < row.seq for seq in answers):
+        yield Finding("R8 unheard", about, "expired, and nobody answered the request after that age")
+
+
+def _names(tick: Record, group: str) -> bool:
+    return f'"{group}"'.encode() in (tick.value or b"")
+
+
+def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
+    """While a group is away, or behind with its checks, it loses nothing (R15)."""
+    passed: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    for commit in facts.history.commits:
+        passed[commit.group, commit.partition].append((commit.seq, commit.offset))
+    interval_ms = max((numbers.interval_ms for numbers in facts.numbers), default=0)
+    for pointer, row in facts.discarded_at.items():
+        half = facts.all.get((HALF, pointer[1], pointer[2]))
+        if half is None or row["reason"] == "expired":
+            continue
+        group = f"txn-check-{half.header('PGROUP')}"
+        at = [tick for tick in facts.ticks.all if tick.at_ms >= row["discarded_at"] and tick.seq < row.seq]
+        if not at or row["discarded_at"] > half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers):
+            continue
+        if all(_names(tick, half.header("PGROUP")) for tick in at):
+            yield Finding("R15", pointer[0], "discarded while its group was away")
+        first_seq = min(tick.seq for tick in at)
+        if not facts.is_known(group, first_seq):
+            continue
+        for number, check in facts.checks.get(pointer, {}).items():
+            committed = [offset for seq, offset in passed[group, check.partition] if seq < first_seq]
+            # Two intervals: the publisher asks Kafka now and then, and clocks differ.
+            is_old = check.at_ms + 2 * interval_ms < row["discarded_at"] and not facts.history.clocks_jumped
+            if is_old and max(committed, default=0) <= check.offset:
+                yield Finding("R15 behind", pointer[0], f"discarded, and its group had not passed check {number}")
+                break
+
+
+def _refusals_are_true(facts: Facts) -> Iterator[Finding]:
+    """What breaks the contract is in quarantine once, and what is there has a reason (R10 to R14, R17)."""
+    for record in facts.flawed:
+        reasons = [row["reason"] for row in facts.refused.get((record.topic, record.partition, record.offset), ())]
+        if not reasons and record.deleted_seq is None:
+            yield Finding("R14 dropped", record.text_key, f"a record that is {record.flaw} is nowhere")
+    for (topic, partition, offset), rows in facts.refused.items():
+        refused = facts.all.get((topic, partition, offset))
+        about = rows[0]["transaction_id"] or f"{topic} {partition}.{offset}"
+        for reason, times in Counter(row["reason"] for row in rows).items():
+            if times > 1:
+                yield Finding("quarantine twice", about, f"{times} rows of {topic} {partition}.{offset} as {reason}")
+            if refused is None:
+                yield Finding("quarantine unknown", about, f"{topic} {partition}.{offset} was never there")
+            elif refused.state is not KafkaState.COMMITTED:
+                yield Finding("aborted", about, f"refused as {reason}, and it was {refused.state}")
+            elif reason == "half_lost" and refused.deleted_seq is None:
+                yield Finding("R17", about, "half_lost, and it is there")
+            elif reason == "body_too_large" and len(refused.value or b"") > facts.smallest_body:
+                continue
+            elif reason != refused.flaw and reason not in _REASONS:
+                yield Finding("R14", about, f"refused as {reason}, and it is {refused.flaw or 'good'}")
+
+
+_REASONS = ("conflicting_verdict", "late_verdict", "orphan_op", "group_mismatch", "id_conflict", "stale_incarnation")
+_REASONS = (*_REASONS, "incarnation_refused", "half_lost")
+
+
+def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
+    """A verdict that settles nothing is in quarantine, unless it repeats another (R2, R10, R11, R13)."""
+    for transaction_id, ops in facts.verdicts_of.items():
+        names = {name_of(half): half for half in facts.halves_of[transaction_id]}
+        for op in ops:
+            if facts.refused.get((OP, op.partition, op.offset)) or transaction_id in facts.history.still_pending or op.deleted_seq:
+                continue
+            half = names.get(name_of(op))
+            if half is None:
+                yield Finding("R10 dropped", transaction_id, f"{op.header('ACTION')} of {name_of(op)} is nowhere")
+                continue
+            is_alone = len(facts.halves_of[transaction_id]) == 1
+            is_ordered = is_alone and not facts.history.clocks_jumped
+            if is_ordered and place_of(half) in facts.committed_at and op.header("ACTION") == "ROLLBACK":
+                yield Finding("R2 dropped", transaction_id, "a ROLLBACK of a committed message is not in quarantine")
+            actions = {each.header("ACTION") for each in facts.verdicts(half)}
+            settled = set(facts.fates(half)) | {fate for each in facts.halves_of[transaction_id] for fate in facts.fates(each)}
+            if op.header("ACTION") == "COMMIT" and "committed" not in settled and actions == {"COMMIT"} and not half.deleted_seq:
+                rule = "lost after an adoption" if facts.was_adopted and "discarded" in settled else "R1"
+                yield Finding(rule, transaction_id, "a COMMIT has neither made a message nor been refused")
+
+
+def _orphans_have_no_half(facts: Facts) -> Iterator[Finding]:
+    """No first verdict is an orphan whose half was there before it (R1, R10)."""
+    if facts.history.clocks_jumped:
+        return
+    for half in facts.halves:
+        verdicts = facts.verdicts(half)
+        is_alone = len(facts.halves_of[half.text_key]) == 1 and len({op.partition for op in verdicts}) == 1
+        if not is_alone or half.at_ms > verdicts[0].at_ms or half.deleted_seq or place_of(half) in facts.discarded_at:
+            continue
+        if set(facts.fates(half)) - {"committed"}:
+            continue
+        reasons = [row["reason"] for row in facts.refused.get((OP, verdicts[0].partition, verdicts[0].offset), ())]
+        if "orphan_op" in reasons:
+            yield Finding("R10", half.text_key, "its first verdict is an orphan, and its half was there before")
+
+
+def _the_first_half_stays(facts: Facts) -> Iterator[Finding]:
+    """A half that comes again changes nothing while the first is pending (R12)."""
+    for halves in facts.halves_of.values():
+        first: dict[tuple[str, str, int], Record] = {}
+        for half in halves:
+            earlier = first.setdefault(name_of(half), half)
+            if earlier is half or earlier.partition != half.partition or earlier.deleted_seq or earlier.at_ms > half.at_ms:
+                continue
+            is_settled = facts.fates(earlier) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(earlier))
+            if not is_settled and set(facts.fates(half)) & {"committed", "discarded"}:
+                yield Finding("R12", half.text_key, "a duplicate took the place of the first half")
+        sent = Counter(name_of(half) for half in halves if not half.is_stray and half.header("INCARNATION"))
+        for name, times in sent.items():
+            if times > 1 and not any(half.deleted_seq for half in halves):
+                yield Finding("replay", name[0], f"incarnation {name[2]} was sent {times} times")
+
+
+def _checks_are_answered(facts: Facts) -> Iterator[Finding]:
+    """A group commits the offset of a check after it has sent an answer."""
+    answers: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for op in facts.history.records:
+        if op.topic == OP and not op.is_stray:
+            answers[op.text_key, op.header("PGROUP")].append(op.seq)
+    checks: dict[int, list[Record]] = defaultdict(list)
+    for record in facts.history.records:
+        if record.topic == CHECK:
+            checks[record.partition].append(record)
+    done: dict[tuple[str, int], int] = {}
+    for commit in facts.history.commits:
+        since = done.get((commit.group, commit.partition), 0)
+        done[commit.group, commit.partition] = max(since, commit.offset)
+        for check in checks[commit.partition][since : commit.offset]:
+            group = check.header("PGROUP")
+            asked = facts.checks[check.text_key, *_half_of(check)][int(check.header("TRANSACTION_CHECK_TIMES"))]
+            given = answers[check.text_key, group]
+            at = bisect_left(given, asked.seq)
+            if commit.group == f"txn-check-{group}" and (at == len(given) or given[at] > commit.seq):
+                yield Finding("client", check.text_key, f"{group} passed check {check.header('CHECK_ID')} without an answer")
+
+
+def _half_of(check: Record) -> tuple[int, int]:
+    partition, offset = check.header("CHECK_ID").rsplit(":", 2)[1].split(".")
+    return int(partition), int(offset)
+
+
+def _the_job_lives(facts: Facts) -> Iterator[Finding]:
+    """Nothing ends the job but what its operator is told, with a way out."""
+    for act in facts.history.acts:
+        if act.name in ("crashed", "dead"):
+            yield Finding("job", act.name, act.detail)
+
+
+def _bookmarks_hold(facts: Facts) -> Iterator[Finding]:
+    """The rows with a greater (epoch, batch id) are exactly those that came later (§4)."""
+    for rows in (facts.messages, facts.discarded):
+        marks = [(row.seq, (row.values.get("epoch", 0), row["batch_id"])) for row in rows]
+        for (seq, mark), (later, next_mark) in pairwise(marks):
+            if (later > seq and next_mark <= mark) or (later == seq and next_mark != mark):
+                yield Finding("bookmark", rows[0].table, f"{next_mark} was written after {mark}")
+                break
+
+
+_RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    _the_job_lives,
+    _one_row_each,
+    _rows_are_true,
+    _first_verdict_wins,
+    _everything_has_a_fate,
+    _what_services_committed_is_readable,
+    _checks_keep_their_times,
+    _discards_keep_their_times,
+    _nobody_is_discarded_unasked,
+    _refusals_are_true,
+    _no_verdict_is_dropped,
+    _orphans_have_no_half,
+    _the_first_half_stays,
+    _checks_are_answered,
+    _bookmarks_hold,
+)

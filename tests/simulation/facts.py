@@ -1,0 +1,143 @@
+"""A history, indexed: what became of each record, and what a horizon proves to have been read."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+
+from tests.simulation.history import CHECK, HALF, OP, History, KafkaState, Place, Record, Row
+
+VERDICTS = ("COMMIT", "ROLLBACK")
+
+
+class Ticks:
+    """The good ticks of all partitions: what a horizon proves to have been read, and which one is known when."""
+
+    def __init__(self, ticks: Iterable[Record]) -> None:
+        of_place: dict[Place, list[Record]] = defaultdict(list)
+        for tick in ticks:
+            of_place[tick.topic, tick.partition].append(tick)
+        self._newest: dict[Place, list[tuple[int, int, int]]] = {}
+        """Place → (seq, offset, newest time so far) of each tick that was newer than all before it."""
+        for place, those in of_place.items():
+            found: list[tuple[int, int, int]] = []
+            for tick in those:
+                if not found or tick.at_ms > found[-1][2]:
+                    found.append((tick.seq, tick.offset, tick.at_ms))
+            self._newest[place] = found
+        self.all = sorted((tick for those in of_place.values() for tick in those), key=lambda tick: tick.seq)
+        counts = {tick.topic: int(tick.header("PARTITIONS")) for tick in reversed(self.all)}
+        self._first = [place for place in self._newest if place[1] < counts[place[0]]]
+        """The partitions that there were from the start. Every horizon waits for them."""
+        self._times = sorted({tick.at_ms for tick in self.all})
+        """Every horizon is the time of a tick."""
+
+    def is_read_at(self, record: Record, horizon_ms: int) -> bool:
+        """Return True if a job at this horizon has read the record: it is before the tick that brought the horizon."""
+        place = record.topic, record.partition
+        newest = self._newest.get(place, [])
+        number = bisect_left(newest, horizon_ms, key=lambda tick: tick[2])
+        if number == 0 and place not in self._first:  # The horizon may have come before this partition.
+            return False
+        return number < len(newest) and record.offset < newest[number][1]
+
+    def horizon_before(self, seq: int) -> int:
+        """Return the latest horizon that a job can have known before an event: the first partitions bound it."""
+        return min((self._latest(place, seq) for place in self._first), default=-1)
+
+    def earliest(self, first_ms: int, interval_ms: int, number: int) -> int:
+        """Return the first horizon at which the check of a number can be due: each has its own, an interval apart."""
+        horizon_ms = first_ms
+        for each in range(number):
+            at = bisect_left(self._times, horizon_ms + interval_ms * bool(each))
+            if at == len(self._times):
+                return 2**62
+            horizon_ms = self._times[at]
+        return horizon_ms
+
+    def _latest(self, place: Place, seq: int) -> int:
+        newest = self._newest[place]
+        number = bisect_left(newest, seq, key=lambda tick: tick[0])
+        return newest[number - 1][2] if number else -1
+
+
+class Facts:
+    """A history, indexed."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.numbers = history.numbers
+        self.fewest_checks = min((numbers.check_max for numbers in history.numbers), default=0)
+        self.most_checks = max((numbers.check_max for numbers in history.numbers), default=0)
+        self.smallest_body = min((numbers.max_body_bytes for numbers in history.numbers), default=0)
+        """The largest body that was always allowed. It depends on the settings of the time whether a larger one is."""
+        self.all = {(record.topic, record.partition, record.offset): record for record in history.records}
+        good = [record for record in history.records if record.flaw is None and record.state is KafkaState.COMMITTED]
+        self.ticks = Ticks(record for record in good if record.header("TICK"))
+        said = [record for record in good if not record.header("TICK") and not record.header("HALF_LOST")]
+        self.halves = [record for record in said if record.topic == HALF]
+        self.ops = [record for record in said if record.topic == OP]
+        self.flawed = [record for record in history.records if record.flaw is not None and record.state is KafkaState.COMMITTED]
+        self.halves_of: dict[str, list[Record]] = defaultdict(list)
+        for half in self.halves:
+            self.halves_of[half.text_key].append(half)
+        self.verdicts_of: dict[str, list[Record]] = defaultdict(list)
+        for op in self.ops:
+            if op.header("ACTION") in VERDICTS:
+                self.verdicts_of[op.text_key].append(op)
+        self.messages = [row for row in history.rows if row.table == "messages"]
+        self.discarded = [row for row in history.rows if row.table == "discarded"]
+        self.quarantine = [row for row in history.rows if row.table == "quarantine"]
+        self.refused: dict[tuple[str, int, int], list[Row]] = defaultdict(list)
+        for row in self.quarantine:
+            self.refused[row["source_topic"], row["source_partition"], row["source_offset"]].append(row)
+        self.committed_at = {pointer_of(row): row for row in self.messages}
+        self.discarded_at = {pointer_of(row): row for row in self.discarded}
+        self.checks: dict[tuple[str, int, int], dict[int, Record]] = defaultdict(dict)
+        """Half → number → the first request with that number."""
+        self.requests: dict[tuple[str, int, int], list[Record]] = defaultdict(list)
+        """Half → every request: a batch that is repeated, and an adoption, send them again."""
+        for record in history.records:
+            if record.topic == CHECK:
+                transaction_id, place, number = record.header("CHECK_ID").rsplit(":", 2)
+                partition, offset = place.split(".")
+                half = transaction_id, int(partition), int(offset)
+                self.checks[half].setdefault(int(number), record)
+                self.requests[half].append(record)
+        self.was_adopted = any("--adopt" in act.detail for act in history.acts)
+        self.decided = {decision.transaction_id: decision for decision in history.decisions}
+
+    def fates(self, half: Record) -> list[str]:
+        """Return what became of a half itself, in tables."""
+        pointer = place_of(half)
+        found = ["committed"] * (pointer in self.committed_at) + ["discarded"] * (pointer in self.discarded_at)
+        return found + [row["reason"] for row in self.refused.get((HALF, half.partition, half.offset), ())]
+
+    def verdicts(self, half: Record) -> list[Record]:
+        """Return the verdicts that name the half's id, group and incarnation, in the order in which they were sent."""
+        return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
+
+    def was_refused_again(self, transaction_id: str) -> bool:
+        """Return True if an adoption has refused a half of an id for its size, under other settings than before."""
+        return self.was_adopted and any("body_too_large" in self.fates(half) for half in self.halves_of[transaction_id])
+
+    def is_known(self, group: str, seq: int) -> bool:
+        """Return True if Kafka knows a consumer group at a time: it has members, or has committed an offset."""
+        if any(commit.group == group and commit.seq < seq for commit in self.history.commits):
+            return True
+        counts = [members.members for members in self.history.members if members.group == group and members.seq < seq]
+        return bool(counts and counts[-1])
+
+    def is_orphan(self, op: Record) -> bool:
+        return any(row["reason"] in ("orphan_op", "late_verdict") for row in self.refused.get((OP, op.partition, op.offset), ()))
+
+
+def place_of(record: Record) -> tuple[str, int, int]:
+    return record.text_key, record.partition, record.offset
+
+
+def pointer_of(row: Row) -> tuple[str, int, int]:
+    return row["transaction_id"], row["half_partition"], row["half_offset"]
+
+
+def name_of(record: Record) -> tuple[str, str, int]:
+    return record.text_key, record.header("PGROUP"), int(record.header("INCARNATION", "0"))

@@ -1,0 +1,306 @@
+"""Histories that showed the defects of issue 16 §1, the shortest of each, before they were mended."""
+
+from typing import NamedTuple
+
+from tests.simulation.history import Fate
+from tests.simulation.world import Action
+
+
+class Found(NamedTuple):
+    """A history, the line of the issue, and the rule that it broke."""
+
+    line: str
+    rule: str
+    actions: tuple[Action, ...]
+
+
+FOUND = (
+    Found(
+        "line 2",
+        "lost after an adoption",
+        (
+            Action("start", 0, {"adopt": True}),
+            Action(
+                "send",
+                0,
+                {
+                    "group": "g1",
+                    "transaction_id": "t5",
+                    "fate": Fate.COMMIT,
+                    "way": "dies after",
+                    "delay_ms": 500,
+                    "immunity_s": 0,
+                    "size": 0,
+                },
+            ),
+            Action("wait", 7000, {"ms": 31000, "steps": 4}),
+            Action("new_checkpoint", 0, {}),
+            Action("wait", 100, {"ms": 65000, "steps": 2}),
+            Action("replay", 1000, {}),
+        ),
+    ),
+    Found(
+        "line 3",
+        "R8 no last call",
+        (
+            Action(
+                "send",
+                0,
+                {"group": "g2", "transaction_id": "t3", "fate": Fate.NEVER, "way": "op", "delay_ms": 500, "immunity_s": 0, "size": 0},
+            ),
+            Action("kill", 7000, {}),
+            Action("start", 1000, {}),
+            Action("wait", 3000, {"ms": 9000000, "steps": 1}),
+        ),
+    ),
+    Found(
+        "line 4",
+        "R1 two fates",
+        (
+            Action("set", 7000, {"name": "resolution.max_body_bytes", "value": 50}),
+            Action("start", 0, {}),
+            Action(
+                "send",
+                3000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t21",
+                    "fate": Fate.COMMIT,
+                    "way": "dies before",
+                    "delay_ms": 0,
+                    "immunity_s": 0,
+                    "size": 100,
+                },
+            ),
+            Action("kill", 7000, {}),
+            Action("lose_commit", 0, {}),
+        ),
+    ),
+    Found(
+        "line 4",
+        "R1 twice",
+        (
+            Action("start", 1000, {}),
+            Action("half", 0, {"group": "g2", "transaction_id": "t0", "incarnation": 1, "size": 4}),
+            Action("kill_at", 100, {"step": 12}),
+            Action(
+                "send",
+                0,
+                {
+                    "group": "g1",
+                    "transaction_id": "t0",
+                    "fate": Fate.NEVER,
+                    "way": "unsure",
+                    "delay_ms": 40000,
+                    "immunity_s": 0,
+                    "size": 100,
+                },
+            ),
+            Action(
+                "send",
+                7000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t4",
+                    "fate": Fate.COMMIT,
+                    "way": "unknown",
+                    "delay_ms": 4000,
+                    "immunity_s": 1,
+                    "size": 4,
+                },
+            ),
+            Action("kill_at", 0, {"step": 20}),
+            Action(
+                "send",
+                7000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t10",
+                    "fate": Fate.COMMIT,
+                    "way": "dies before",
+                    "delay_ms": 9000,
+                    "immunity_s": 0,
+                    "size": 4,
+                },
+            ),
+            Action("wait", 7000, {"ms": 7000, "steps": 4}),
+            Action("scale_service", 3000, {"group": "g1", "instances": 2}),
+            Action("scale_service", 0, {"group": "g2", "instances": 1}),
+            Action(
+                "send",
+                3000,
+                {"group": "g1", "transaction_id": "t12", "fate": Fate.COMMIT, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 0},
+            ),
+            Action("set", 7000, {"name": "resolution.transactionCheckMax", "value": 1}),
+            Action("start", 0, {}),
+            Action("half", 100, {"group": "g2", "transaction_id": "t14", "incarnation": 0, "size": 4}),
+        ),
+    ),
+    Found(
+        "lines 5 and 6",
+        "R15 behind",
+        (
+            Action("start", 0, {}),
+            Action(
+                "send",
+                0,
+                {"group": "g2", "transaction_id": "t9", "fate": Fate.COMMIT, "way": "op", "delay_ms": 9000, "immunity_s": 0, "size": 0},
+            ),
+            Action(
+                "send",
+                1000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t11",
+                    "fate": Fate.ROLLBACK,
+                    "way": "dies before",
+                    "delay_ms": 0,
+                    "immunity_s": 0,
+                    "size": 0,
+                },
+            ),
+            Action("wait", 0, {"ms": 130000, "steps": 4}),
+            Action("replay", 3000, {}),
+            Action("start", 1000, {"adopt": True}),
+            Action(
+                "send",
+                3000,
+                {"group": "g2", "transaction_id": "t18", "fate": Fate.NEVER, "way": "unsure", "delay_ms": 0, "immunity_s": 20, "size": 4},
+            ),
+            Action("wait", 0, {"ms": 31000, "steps": 1}),
+        ),
+    ),
+    Found(
+        "line 7",
+        "aborted",
+        (
+            Action("begin_tx", 1000, {}),
+            Action(
+                "send",
+                1000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t11",
+                    "fate": Fate.ROLLBACK,
+                    "way": "dies before",
+                    "delay_ms": 0,
+                    "immunity_s": 0,
+                    "size": 0,
+                },
+            ),
+        ),
+    ),
+    Found(
+        "line 9",
+        "R1 twice",
+        (
+            Action(
+                "send",
+                1000,
+                {"group": "g1", "transaction_id": "t4", "fate": Fate.COMMIT, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 4},
+            ),
+            Action("freeze_at", 100, {"step": 1}),
+            Action("start", 1000, {"adopt": True}),
+            Action("new_checkpoint", 1000, {}),
+            Action("wait", 7000, {"ms": 130000, "steps": 4}),
+            Action("start", 0, {"adopt": True}),
+        ),
+    ),
+    Found(
+        "line 10",
+        "lost",
+        (
+            Action("start", 0, {}),
+            Action("back_up", 7000, {}),
+            Action(
+                "send",
+                1000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t5",
+                    "fate": Fate.COMMIT,
+                    "way": "unsure",
+                    "delay_ms": 4000,
+                    "immunity_s": 0,
+                    "size": 100,
+                },
+            ),
+            Action("settle", 7000, {"transaction_id": "t5", "action": "COMMIT"}),
+            Action(
+                "send",
+                3000,
+                {
+                    "group": "g2",
+                    "transaction_id": "t6",
+                    "fate": Fate.COMMIT,
+                    "way": "dies after",
+                    "delay_ms": 0,
+                    "immunity_s": 0,
+                    "size": 100,
+                },
+            ),
+            Action("kill", 1000, {}),
+            Action("restore", 100, {}),
+        ),
+    ),
+    Found(
+        "line 10",
+        "R17",
+        (
+            Action("start", 0, {}),
+            Action("back_up", 7000, {}),
+            Action(
+                "send",
+                7000,
+                {
+                    "group": "g1",
+                    "transaction_id": "t9",
+                    "fate": Fate.COMMIT,
+                    "way": "unknown",
+                    "delay_ms": 9000,
+                    "immunity_s": 1,
+                    "size": 4,
+                },
+            ),
+            Action(
+                "send",
+                7000,
+                {"group": "g2", "transaction_id": "t10", "fate": Fate.ROLLBACK, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 0},
+            ),
+            Action("kill", 1000, {}),
+            Action("restore", 100, {}),
+        ),
+    ),
+    Found(
+        "line 11",
+        "quarantine twice",
+        (
+            Action(
+                "broken",
+                100,
+                {"topic": "op", "key": b"t0", "value": None, "headers": (("ACTION", b"COMMIT"), ("PGROUP", b"")), "flaw": "bad_header"},
+            ),
+            Action("start", 0, {}),
+            Action("new_checkpoint", 7000, {}),
+        ),
+    ),
+    Found(
+        "the bookmark",
+        "bookmark",
+        (
+            Action("start", 1000, {}),
+            Action(
+                "send",
+                7000,
+                {"group": "g1", "transaction_id": "t2", "fate": Fate.COMMIT, "way": "op", "delay_ms": 4000, "immunity_s": 0, "size": 100},
+            ),
+            Action("new_checkpoint", 0, {}),
+            Action("kill_at", 3000, {"step": 3}),
+            Action(
+                "send",
+                0,
+                {"group": "g2", "transaction_id": "t11", "fate": Fate.COMMIT, "way": "op", "delay_ms": 0, "immunity_s": 1, "size": 4},
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,49 @@
+"""Which producer groups cannot answer, as the job finds out (R15): the product's `CheckLag` over simulated topics."""
+
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.resolve import check_lag
+from halfway.pipelines.resolve.groups import producer_groups
+from halfway.schemas.headers import PGROUP, check_group
+from halfway.schemas.settings import Settings
+from tests.simulation.history import CHECK
+from tests.simulation.log import Kafka
+
+
+class SimulatedLag(check_lag.CheckLag):
+    """Asks the simulated Kafka what the product asks the real one."""
+
+    def __init__(self, settings: Settings, kafka: Kafka) -> None:
+        nothing: Any = None
+        super().__init__(nothing, settings.kafka, nothing)
+        self._simulated, self._interval_ms = kafka, settings.resolution.transactionCheckInterval
+
+    def unable(self, now_ms: int) -> list[str]:
+        """Return the groups that are away or behind, as `GroupWatch` does."""
+        groups = self._simulated.groups
+        known = set(producer_groups(name for name, group in groups.items() if group.is_known))
+        away = {group for group in known if not groups[check_group(group)].members}
+        with patch.object(check_lag, "ranges_consumer", lambda *_: nullcontext()):
+            return sorted(away | self.behind(known - away, now_ms - self._interval_ms).keys())
+
+    def _published_before(self, before_ms: int) -> dict[int, OffsetRange]:
+        found = {}
+        for number, partition in enumerate(self._simulated.topics[CHECK]):
+            later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
+            found[number] = OffsetRange(partition.first, next(later, partition.end))
+        return found
+
+    def _committed(self, groups: Iterable[str], _: Iterable[int]) -> dict[str, dict[int, int]]:
+        return {group: dict(self._simulated.groups[check_group(group)].committed) for group in groups}
+
+    def _first_requests(self, _: Any, partition: int, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for record in self._simulated.read((CHECK, partition), min(wanted.values()), end, committed_only=False):
+            group = record.header(PGROUP)
+            if wanted.get(group, end) <= record.offset:
+                found.setdefault(group, record.offset)
+        return found

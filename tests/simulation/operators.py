@@ -1,0 +1,112 @@
+"""`halfway replay` over simulated tables and topics: its steps and its proof of what was resent are the product's."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.operate import replay as product
+from halfway.schemas.errors import NotPendingError
+from halfway.schemas.records import encode_key
+from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
+from tests.simulation.history import HALF, Record
+from tests.simulation.job import Pending
+from tests.simulation.log import Kafka
+from tests.simulation.storage import Storage
+
+
+class Message:
+    """A record, as confluent_kafka gives it."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    def key(self) -> bytes | None:
+        return self._record.key
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return list(self._record.headers)
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self._record.at_ms
+
+
+class Scan:
+    """What `TopicScan` is to the product."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka = kafka
+        self.retained = {number: OffsetRange(each.first, each.end) for number, each in enumerate(kafka.topics[HALF])}
+
+    def known_since_ms(self) -> int:
+        first = [
+            next((record.at_ms for record in each.records[each.first :] if record is not None), 2**63 - 1)
+            for each in self._kafka.topics[HALF]
+            if each.first
+        ]
+        return max(first, default=0)
+
+    def since(self, at_ms: int, _: Callable[[int, int], None]) -> Iterator[Message]:
+        for number, (first, end) in self.retained.items():
+            for record in self._kafka.read((HALF, number), first, end, committed_only=True):
+                if record.at_ms >= at_ms:
+                    yield Message(record)
+
+
+def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str], *, pending: Sequence[Pending], unproven: bool) -> int:
+    """Resend discarded messages; return how many.
+
+    Args:
+        settings: the job's.
+        storage: the tables.
+        kafka: the topics.
+        ids: the messages; all if empty.
+        pending: what is pending, as the state says.
+        unproven: resend also what may have been resent before.
+
+    Raises:
+        NotPendingError: an id was not discarded.
+    """
+    discarded, committed = storage.tables[Table.DISCARDED].rows, storage.tables[Table.MESSAGES].rows
+
+    def latest_discards(*_: Any) -> product.Candidates:
+        found: product.Candidates = {}
+        for row in sorted(discarded, key=lambda row: (row["incarnation"], row["discarded_at"])):
+            if not ids or row["transaction_id"] in ids:
+                pointer = (row["discarded_at"], row["half_partition"], row["half_offset"])
+                found[row["transaction_id"]] = product.LatestDiscard(row["producer_group"], row["incarnation"], *pointer)
+        if any(transaction_id not in found for transaction_id in ids):
+            raise NotPendingError("not discarded, so nothing was sent")
+        return found
+
+    def drop_known(_: Any, __: Any, candidates: product.Candidates) -> None:
+        for row in committed:
+            if row["incarnation"] > 0:
+                product._drop_if_higher(candidates, row["transaction_id"], row["incarnation"], row["producer_group"])
+        for known in pending:
+            if known.incarnation > 0 and not known.is_waiting:
+                product._drop_if_higher(candidates, known.transaction_id, known.incarnation, known.producer_group)
+
+    def send(_: Any, __: Any, candidates: product.Candidates, ___: Any) -> int:
+        sent = 0
+        for row in discarded:
+            chosen = candidates.get(row["transaction_id"])
+            if chosen and (chosen.half_partition, chosen.half_offset) == (row["half_partition"], row["half_offset"]):
+                del candidates[row["transaction_id"]]
+                headers = product.next_half({**row.values, "born_at_ms": row["born_at"]})  # type: ignore[arg-type]
+                kafka.append(HALF, encode_key(row["transaction_id"]), bytes(row["body"]), tuple(headers))
+                sent += 1
+        return sent
+
+    with (
+        patch.object(product, "_latest_discards", latest_discards),
+        patch.object(product, "_drop_known", drop_known),
+        patch.object(product, "_send", send),
+        patch.object(product, "replay_lock", lambda _: contextlib.nullcontext()),
+        patch.object(product.TopicScan, "open", lambda *_: contextlib.nullcontext(Scan(kafka))),
+    ):
+        wanted = product.ReplaySelection(tuple(ids), unproven=unproven)
+        done = product.replay_discarded(None, settings, wanted, lambda _: None)  # type: ignore[arg-type]
+    return done.replayed

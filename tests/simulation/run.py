@@ -1,0 +1,58 @@
+"""Runs histories and makes failing ones short."""
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from tests.simulation.checker import Finding, judge
+from tests.simulation.generator import generate
+from tests.simulation.known import KNOWN
+from tests.simulation.world import Action, World
+
+FULL = 100
+"""Every so many histories, one goes through packs, buckets and the state's bytes."""
+
+
+class Failure(NamedTuple):
+    """A seed whose history shows a defect."""
+
+    seed: int
+    is_full: bool
+    findings: list[Finding]
+    actions: list[Action]
+
+
+def findings_of(actions: Sequence[Action], *, is_full: bool = False) -> list[Finding]:
+    """Return what a history of these actions shows."""
+    return judge(World(actions, is_full=is_full).run())
+
+
+def run_seed(seed: int, expected: Collection[str] = tuple(KNOWN), *, is_full: bool = False) -> Failure | None:
+    """Run the history of a seed. Return it if it shows anything but expected rules."""
+    actions = generate(seed)
+    is_full = is_full or seed % FULL == 0
+    found = [finding for finding in findings_of(actions, is_full=is_full) if finding.rule not in expected]
+    return Failure(seed, is_full, found, actions) if found else None
+
+
+def shortest(failure: Failure) -> Failure:
+    """Drop actions as long as the first finding's rule is still broken: halves of the list first, single ones last."""
+    rule, actions = failure.findings[0].rule, failure.actions
+    found = failure.findings
+    size = len(actions) // 2
+    while size:
+        begin = 0
+        while begin < len(actions):
+            fewer = [*actions[:begin], *actions[begin + size :]]
+            left = [finding for finding in findings_of(fewer, is_full=failure.is_full) if finding.rule == rule]
+            if left:
+                actions, found = fewer, left
+            else:
+                begin += size
+        size //= 2
+    return failure._replace(findings=found, actions=actions)
+
+
+def describe(failure: Failure) -> str:
+    """Return a failure as a text that can be read and run again."""
+    lines = [f"seed {failure.seed}: {len(failure.actions)} actions", *(f"  {action}" for action in failure.actions)]
+    return "\n".join([*lines, *(f"  -> {finding}" for finding in failure.findings)])

@@ -1,0 +1,203 @@
+"""The product's `BatchWriter`, which decides the order of a batch's steps, over simulated tables and topics."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from halfway.pipelines.resolve.report import BatchReport
+from halfway.pipelines.resolve.sinks import BatchWriter
+from halfway.pipelines.storage.delta_tables import append_id
+from halfway.pipelines.storage.lineage import origin_of
+from halfway.pipelines.storage.manifest import Manifest
+from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
+from halfway.schemas.headers import HALF_LOST, Source
+from halfway.schemas.outcomes import Kind, Reason
+from halfway.schemas.tables import Bookmark, Table
+from halfway.transforms import rows as row_makers
+from halfway.transforms.protocol import Outcome
+from tests.simulation.history import CHECK, HALF, OP, Row
+
+if TYPE_CHECKING:
+    from tests.simulation.job import Job
+
+Rows = list[dict[str, Any]]
+Found = list[tuple[Outcome, StoredRecord | None]]
+_TOPICS = {Source.HALF: HALF, Source.OP: OP}
+
+
+class BatchOutcomes:
+    """The outcomes of one batch: what Spark's frame is to the product."""
+
+    def __init__(self, outcomes: Iterable[Outcome], may_be_held: int) -> None:
+        self.all = list(outcomes)
+        self.may_be_held = may_be_held
+        self.rows = Counter(outcome.kind for outcome in self.all)
+
+    def of(self, kind: Kind) -> list[Outcome]:
+        return [outcome for outcome in self.all if outcome.kind is kind]
+
+    def persist(self) -> None:
+        """Nothing is evaluated twice here."""
+
+    def unpersist(self) -> None:
+        """Nothing was cached."""
+
+
+class SimulatedWriter(BatchWriter):
+    """Writes batches. `write` is the product's; the single steps are done without Spark and Kafka."""
+
+    def __init__(self, job: "Job", manifest: Manifest) -> None:
+        self._job = job
+        self._settings = job.settings
+        self._query_id, self._epoch = manifest.query_id, manifest.epoch
+        self._may_be_repeat = True
+        self._taken_over = None
+
+    def _count(self, packs: Any, report: BatchReport) -> Any:
+        outcomes: BatchOutcomes = packs
+        if outcomes.may_be_held:
+            outcomes = BatchOutcomes(self._not_held(outcomes), 0)
+        report.rows = outcomes.rows
+        return outcomes
+
+    def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
+        adopted = self._job.manifest.adopted.get(HALF, {})
+        rows = self._job.storage.tables[Table.MESSAGES].rows
+        held = {(row["transaction_id"], row["half_partition"], row["half_offset"], row["half_at"]) for row in rows}
+        return [
+            outcome
+            for outcome in outcomes.all
+            if outcome.kind is Kind.QUARANTINE
+            or outcome.offset >= adopted.get(outcome.partition, 0)
+            or (outcome.transaction_id, outcome.partition, outcome.offset, outcome.at_ms) not in held
+        ]
+
+    def _append(self, outcomes: Any, kind: Kind, table: Table, report: BatchReport) -> Any:
+        chosen = outcomes.of(kind)
+        if not chosen:
+            return None
+        found = self._fetch(chosen)
+        kept = [(outcome, record) for outcome, record in found if record is not None]
+        self._put(table, table, self._message_rows(kind, kept, self._bookmark(report)), report)
+        if len(kept) == len(found) and not self._may_be_repeat:
+            return None
+        rows = self._job.storage.tables[table].rows
+        written = {(row["half_partition"], row["half_offset"]) for row in rows if self._is_of_batch(row, report)}
+        return [outcome for outcome in chosen if (outcome.partition, outcome.offset) not in written] or None
+
+    def _append_quarantine(self, outcomes: Any, report: BatchReport) -> None:
+        chosen = outcomes.of(Kind.QUARANTINE)
+        if chosen:
+            rows = self._quarantine_rows(self._fetch(chosen), self._bookmark(report))
+            self._put(Table.QUARANTINE, Table.QUARANTINE, rows, report)
+
+    def _is_of_batch(self, row: Row, report: BatchReport) -> bool:
+        return bool((row["epoch"], row["batch_id"]) == self._bookmark(report))
+
+    def _send_checks(self, outcomes: Any) -> Any:
+        chosen = outcomes.of(Kind.CHECK)
+        if not chosen:
+            return None
+        storage: Any = self._job.storage
+        self._verify_still_owner(storage, Table.MESSAGES)
+        found = self._fetch(chosen)
+        for key, value, headers in row_makers.check_requests(to_batch(chosen), [record for _, record in found]):
+            self._job.step("before check")
+            self._job.kafka.append(CHECK, key, value, tuple(headers))
+        self._job.step("after checks")
+        return [outcome for outcome, record in found if record is None] or None
+
+    def _quarantine_lost(self, frames: Any, report: BatchReport) -> None:
+        rows = self._job.storage.tables[Table.QUARANTINE].rows
+        known = {
+            (row["source_partition"], row["source_offset"], row["transaction_id"])
+            for row in rows
+            if row["reason"] == Reason.HALF_LOST and not self._is_of_batch(row, report)
+        }
+        lost = [out for frame in frames for out in frame if (out.partition, out.offset, out.transaction_id) not in known]
+        found: Rows = [
+            _refusal(outcome, None, self._bookmark(report)) | {"reason": str(Reason.HALF_LOST), "source_topic": HALF} for outcome in lost
+        ]
+        self._put(Table.QUARANTINE, Reason.HALF_LOST, found, report)
+        for outcome in lost:
+            pointer = f"{outcome.partition}:{outcome.offset}".encode()
+            self._job.kafka.append(HALF, outcome.transaction_id.encode(), None, ((HALF_LOST, pointer),))
+        self._job.step("after notices")
+
+    def _put(self, table: Table, what: Table | Reason, rows: Rows, report: BatchReport) -> None:
+        """Append once, and fail if the table has another owner by then, as `_append_once` does."""
+        self._job.step(f"before {table}")
+        storage: Any = self._job.storage
+        origin = origin_of(storage, self._settings.storage, self._query_id, report.batch_id).to_json()
+        storage.append(table, append_id(self._query_id, what), report.batch_id, rows, self._job.name, origin)
+        self._verify_still_owner(storage, table)
+        self._job.step(f"after {table}")
+
+    def _fetch(self, outcomes: list[Outcome]) -> Found:
+        """Read the records back that outcomes point to, as `read_back` does."""
+        found: Found = []
+        for outcome in outcomes:
+            place = (_TOPICS[outcome.source], outcome.partition)
+            read = self._job.kafka.fetch(place, outcome.offset, committed_only=self._job.fetches_committed)
+            if read.is_waiting:
+                raise KafkaUnavailableError(f"{place} does not answer for a minute: an open transaction is before {outcome.offset}")
+            record = read.record
+            is_same = record is not None and record.at_ms == outcome.at_ms
+            is_half = outcome.source is Source.HALF and bool(outcome.transaction_id)
+            if record is not None and is_half and record.key != outcome.transaction_id.encode():
+                is_same = False
+            found.append(
+                (outcome, StoredRecord(record.key, record.value, list(record.headers)) if record is not None and is_same else None)
+            )
+        return found
+
+    def _message_rows(self, kind: Kind, found: Found, at: Bookmark) -> Rows:
+        if not found:
+            return []
+        make = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(at)
+        return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
+
+    def _quarantine_rows(self, found: Found, at: Bookmark) -> Rows:
+        if self._job.is_full:
+            make = row_makers.quarantine_of(at, HALF, OP)
+            return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
+        return [_refusal(outcome, record, at) for outcome, record in found]
+
+
+def to_batch(outcomes: list[Outcome]) -> pa.RecordBatch:
+    """Return OUTCOME_SCHEMA."""
+    columns = zip(*outcomes, strict=True)
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, OUTCOME_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)
+
+
+def _plain(rows: pa.RecordBatch) -> Rows:
+    """Return rows with times in ms and maps as dicts."""
+    columns: dict[str, list[Any]] = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            columns[name] = [value // 1000 for value in column.cast(pa.int64()).to_pylist()]
+        elif pa.types.is_map(column.type):
+            columns[name] = [dict(value) for value in column.to_pylist()]
+        else:
+            columns[name] = column.to_pylist()
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def _refusal(outcome: Outcome, record: StoredRecord | None, at: Bookmark) -> dict[str, Any]:
+    return {
+        "source_topic": _TOPICS[outcome.source],
+        "source_partition": outcome.partition,
+        "source_offset": outcome.offset,
+        "source_timestamp": outcome.at_ms,
+        "transaction_id": outcome.transaction_id,
+        "key": record.key if record else None,
+        "value": record.value if record else None,
+        "headers": record.headers if record else None,
+        "reason": str(outcome.reason),
+        "detail": outcome.detail,
+        **at._asdict(),
+    }
