@@ -19,7 +19,8 @@ _RECORDS_LOST = re.compile(
 # What `PartitionReader` says of a body that is wanted.
 _ENDS_EARLY = re.compile(r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before")
 # An error of an executor arrives as a traceback.
-_RAISED = re.compile(r"schemas\.errors\.(KafkaUnavailableError|RecordTooLargeError): (.+)")
+_ERRORS = {error.__name__: error for error in (KafkaUnavailableError, RecordTooLargeError)}
+_RAISED = re.compile(rf"schemas\.errors\.({'|'.join(_ERRORS)}): (.+)")
 # A broker is down; or the topic is gone, and the executor is the first to ask for it.
 _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -58,9 +59,8 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
             f"{found[0]}: if a broker is down or has just come back, start again when it has all its records. If they are lost for good, "
             f"or the topic was deleted, {_REMEDY}; `halfway topics create` first, if the topic is missing"
         )
-    if found := _RAISED.search(text):
-        return (KafkaUnavailableError if found[1] == KafkaUnavailableError.__name__ else RecordTooLargeError)(found[2])
-    return None
+    found = _RAISED.search(text)
+    return _ERRORS[found[1]](found[2]) if found else None
 
 
 def _cause(text: str, found: re.Match[str]) -> str:

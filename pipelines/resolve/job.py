@@ -82,14 +82,8 @@ class ResolveJob:
             session: makes the Spark session. Called after the checks that are quick.
 
         Raises:
-<<<<<<< HEAD
-            TopicError: a topic is missing, its retention is too short (R17), or it is too small for a check request.
-||||||| parent of 7c09f52 (The client replaces a dead producer, knows its verdicts, and refuses to work in a forked child)
-            TopicError: a topic is missing, its retention is too short (R17), or it takes no check request of the largest half.
-=======
             TopicError: a topic is missing, the half topic's retention is too short (R17), or the check topic takes no
                 request for the largest half.
->>>>>>> 7c09f52 (The client replaces a dead producer, knows its verdicts, and refuses to work in a forked child)
             AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
             CheckpointInUseError: another job runs on this checkpoint.
