@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
+from halfway.schemas.headers import LocalTransactionState
 
 REMEMBERED_ANSWERS = 10_000
 MAX_OPEN_BYTES = 64 * 1024 * 1024
@@ -166,12 +167,17 @@ class OpenChecks:
             self._close(task)
 
     def finish(self, task: CheckTask) -> None:
-        """Mark a check as answered: Kafka has acknowledged the answer."""
+        """Mark a check as answered: Kafka has acknowledged the answer.
+
+        A check that comes again needs no second verdict. One that was answered UNKNOWN does: a job that has lost its
+        checkpoint numbers its checks anew, and this one may be the last call (R8).
+        """
         with self._lock:
             self._close(task)
-            self._answered[task.identity] = None
-            if len(self._answered) > REMEMBERED_ANSWERS:
-                self._answered.popitem(last=False)
+            if task.answer is not None and task.answer.state is not LocalTransactionState.UNKNOWN:
+                self._answered[task.identity] = None
+                if len(self._answered) > REMEMBERED_ANSWERS:
+                    self._answered.popitem(last=False)
             for progress, offset in task.sources:
                 progress.finish(offset)
 

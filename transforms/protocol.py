@@ -217,6 +217,8 @@ class _Resolver:
             if half.discarded_ms:  # decision 6
                 self.counts[Count.ADOPTED] += 1
                 self._settle(started, Phase.DISCARDED, half.discarded_ms)
+        elif half.discarded_ms:  # it came when its id was free again
+            self.counts[Count.ADOPTED] += 1
         elif half.producer_group != known.half.producer_group:
             self._quarantine(half, Reason.ID_CONFLICT, f"the id belongs to group {known.half.producer_group}")
         elif half.incarnation == known.half.incarnation:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from halfway.pipelines.storage.file_systems import on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
-from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.errors import HalfwayError, OwnershipError, SetupError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
@@ -147,21 +147,26 @@ def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, 
     A start that was killed here can be repeated. What a former owner has appended by the time that this returns, it has
     appended; it can append nothing more.
 
+    Another start may have made or taken a table since `read_ownership` looked, for example while this one was frozen.
+    Its epoch is then as high as this one's, and this one is refused.
+
     Args:
         spark: the session.
         storage: where the tables are.
         query_id: the owner.
         epoch: how often the tables were adopted.
+
+    Raises:
+        OwnershipError: another start has taken a table meanwhile.
     """
     for table, schema in TABLE_SCHEMAS.items():
-        if table_exists(spark, storage, table):
-            _take_over(spark, storage, table, query_id, epoch)
-            continue
-        # DeltaTable's builder takes no names of three parts.
-        columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
-        properties = {**_PROPERTIES, **Owner(query_id, epoch).properties(), **_statistics(table)}
-        name = table_name(storage, table)
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({_sql_map(properties)})")
+        if not table_exists(spark, storage, table):
+            # DeltaTable's builder takes no names of three parts.
+            columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
+            properties = {**_PROPERTIES, **Owner(query_id, epoch).properties(), **_statistics(table)}
+            name = table_name(storage, table)
+            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({_sql_map(properties)})")
+        _take_over(spark, storage, table, query_id, epoch)
 
 
 def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, epoch: int) -> None:
@@ -170,6 +175,7 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
     The new owner is named first. So a former owner whose append is skipped finds out why.
     """
     owner = owner_of(spark, storage, table)
+    verify_unclaimed(owner, query_id, epoch, table_name(storage, table))
     if owner.former_id is not None:  # a start that was killed may have named itself and fenced nobody
         _fence(spark, storage, table, owner.former_id)
     if owner.query_id == query_id:
@@ -183,6 +189,19 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
         spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(properties)})")
     if owner.query_id is not None:
         _fence(spark, storage, table, owner.query_id)
+
+
+def verify_unclaimed(owner: Owner, query_id: str, epoch: int, name: str) -> None:
+    """Refuse to take over a table that another start has taken, or made, in the meantime.
+
+    Raises:
+        OwnershipError: the message names the other start's query.
+    """
+    if owner.query_id not in (None, query_id) and owner.epoch >= epoch:
+        raise OwnershipError(
+            f"while this job started, another one (query {owner.query_id}, epoch {owner.epoch}) has taken the table {name}: nothing was "
+            "taken from it; start again if this one is to own the tables"
+        )
 
 
 def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str) -> None:

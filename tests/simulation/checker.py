@@ -29,14 +29,7 @@ class Finding(NamedTuple):
 def judge(history: History) -> list[Finding]:
     """Return everything in a history that the rules forbid."""
     facts = Facts(history)
-    found = [finding for rule in _RULES for finding in rule(facts)]
-    if any(act.name == "frozen at" and act.detail.startswith(_STARTING) for act in history.acts):
-        return [finding._replace(rule="frozen start") for finding in found]
-    return found
-
-
-_STARTING = ("wrote", "named", "owner")
-"""The steps of a start."""
+    return [finding for rule in _RULES for finding in rule(facts)]
 
 
 def _one_row_each(facts: Facts) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from halfway.clients import open_checks
 from halfway.pipelines.operate import replay
 from halfway.pipelines.resolve import check_lag, sinks
-from halfway.pipelines.storage import ownership
+from halfway.pipelines.storage import delta_tables, ownership
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.schemas import headers as h
 from halfway.schemas.events import EventKind
@@ -187,6 +187,14 @@ def _commits_the_newest_answer(self: Any, offset: int) -> None:
 _begin = open_checks.PartitionProgress.begin
 
 
+def _remembers_unknown(self: Any, task: Any) -> None:
+    _finish(self, task)
+    self._answered[task.identity] = None
+
+
+_finish = open_checks.OpenChecks.finish
+
+
 def _empty_checks(*arguments: Any) -> Iterator[Any]:
     return ((key, b"", headers) for key, _, headers in _check_requests(*arguments))
 
@@ -257,11 +265,13 @@ PLANTED = (
     Planted("adopt: does not know what was discarded", FormerRecords, "mark", lambda _, events: events),
     Planted("adopt: the epoch stays", ownership.Ownership, "next_epoch", lambda *_: 0),
     Planted("adopt: the former owner is not fenced", storage.Storage, "_fence", lambda *_: None),
+    Planted("adopt: a start takes what another one has taken meanwhile", delta_tables, "verify_unclaimed", lambda *_: None),
     Planted("restore: an older checkpoint is taken", job, "verify_lineage", lambda *_: None),
     Planted("replay: does not look into the topic", replay, "_drop_sent", lambda *_: None),
     Planted("replay: the same incarnation", replay, "next_half", _same_incarnation),
     Planted("client: commits what it has read", open_checks.PartitionProgress, "begin", _commits_what_it_has_read),
     Planted("client: commits the newest answer", open_checks.PartitionProgress, "finish", _commits_the_newest_answer),
+    Planted("client: a check that was answered UNKNOWN is not answered again", open_checks.OpenChecks, "finish", _remembers_unknown),
     Planted("bucket: checks are not counted", bucket, "_to_state", _without_checks, is_full=True),
     Planted("bucket: ids are not looked up", bucket.Bucket, "_has_id_of", lambda self, _: pc.less(self.entries["offset"], 0), is_full=True),
     Planted("packing: ops go to another bucket than halves", packing, "_bucket_numbers", _ops_elsewhere, is_full=True),

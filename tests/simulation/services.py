@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import CheckTask, OpenChecks
 from halfway.clients.verdicts import KnownVerdicts
@@ -183,6 +184,7 @@ class Service:
                 answer = LocalTransactionState(self.database.get((request.transaction_id, 0), Fate.NEVER))
                 instance.verdicts.note(request, answer)
             self.op(request.transaction_id, str(answer), request.incarnation)
+            task.answer = Answer(answer)
             instance.ledger.finish(task)
             self._commit(instance)
         del instance.tasks[:ANSWERS_AT_ONCE]

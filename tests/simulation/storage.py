@@ -154,13 +154,13 @@ class Storage:
         for table in self.tables.values():
             if table.owner is None:
                 table.owner = Owner(query_id, epoch)
-            else:
-                self._take_over(table, query_id, epoch)
+            self._take_over(table, query_id, epoch)
             self.step(f"owner of {table.name}")
 
     def _take_over(self, table: DeltaTable, query_id: str, epoch: int) -> None:
         assert table.owner is not None
         former = table.owner
+        delta_tables.verify_unclaimed(former, query_id, epoch, table.name)
         if former.former_id is not None:
             self._fence(table, former.former_id)
         if former.query_id == query_id:

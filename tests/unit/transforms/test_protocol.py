@@ -345,6 +345,12 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {},
     ),
     (
+        "R12-an-id-that-was-used-twice-is-no-conflict-when-a-former-checkpoint-discarded-the-second",
+        [[half("a"), half("a", 200_000, group="other", discarded_ms=266_001)]],
+        [[]],
+        {"a": "PENDING"},
+    ),
+    (
         "R12-afresh-has-all-its-checks",
         [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [half("a", 70_000, incarnation=1), tick(76_000)], [tick(76_001)]],
         [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], [], ["check a #1 @76001"]],

@@ -105,6 +105,17 @@ def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkS
     assert read_table(spark, storage, Table.MESSAGES).isEmpty()
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_a_start_takes_nothing_that_another_one_took_meanwhile(spark: SparkSession, storage: StorageSettings, epoch: int) -> None:
+    """Both looked when the tables did not exist, or belonged to a former owner. Then one of them was frozen."""
+    if epoch:
+        create_tables(spark, storage, "former")
+    create_tables(spark, storage, "awake", epoch)
+    with pytest.raises(OwnershipError, match=rf"another one \(query awake, epoch {epoch}\) has taken the table .*: nothing was taken"):
+        create_tables(spark, storage, "frozen", epoch)
+    assert {owner_of(spark, storage, table).query_id for table in Table} == {"awake"}
+
+
 def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
