@@ -231,8 +231,8 @@ def test_another_checkpoint_changed_buckets_or_topics_and_missing_tables_are_ref
         changed("storage", checkpoint=str(tmp_path / "another"))
     with pytest.raises(OwnershipError, match=r"state\.buckets = 4, not 5"):
         changed("state", buckets=5)
-    with pytest.raises(OwnershipError, match=r"kafka\.op_topic"):
-        changed("kafka", op_topic=w.settings.kafka.check_topic, check_topic=w.settings.kafka.op_topic)
+    with pytest.raises(OwnershipError, match=r"kafka\.half_topic"):
+        changed("kafka", half_topic=w.settings.kafka.op_topic, op_topic=w.settings.kafka.half_topic)
     with pytest.raises(OwnershipError, match="is missing"):
         changed("storage", warehouse=str(tmp_path / "elsewhere"))
     assert w.rows(Table.MESSAGES) == before
