@@ -19,6 +19,7 @@ from pyspark.sql.streaming.state import GroupState
 from benchmarks.load import Load
 from benchmarks.rig import LONG_S, PARTITIONS, Batches, Figures, Rig, commits, count_rows, latencies_ms
 from benchmarks.service import Client, service
+from halfway.pipelines.resolve.job import stop_between_batches
 from halfway.pipelines.resolve.sources import read_records
 from halfway.pipelines.storage.delta_tables import append_once, read_log_ahead
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA, PACKED_OUTCOMES_SCHEMA
@@ -92,7 +93,7 @@ def empty_job(rig: Rig, settings: Settings) -> float:
         Load(settings.kafka, seed=4).send_paced(500, rig.seconds(60))
         return statistics.median(_batch_seconds(query))
     finally:
-        query.stop()
+        stop_between_batches(query)
 
 
 def _batch_seconds(query: StreamingQuery) -> list[float]:

@@ -97,60 +97,52 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     return [replace(report, problems=(*report.problems, problem)) if report.topic == op_topic else report for report in reports]
 
 
-def verify_half_retention(client: Admin, settings: Settings) -> None:
-    """Refuse a half topic that deletes halves before they expire (R17). Each start of the job calls it.
+def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> None:
+    """Refuse topics that break a rule. Each start of the job calls it.
+
+    - The half topic keeps halves until they expire (R17).
+    - The op topic keeps verdicts as long; for an adoption as long as the half topic keeps halves, because a new
+      checkpoint would else read a half that was rolled back without its verdict, and ask about it.
+    - The check topic takes what the half topic takes.
+
+    What may only do harm later is logged. A user who may not describe the op or the check topic is not refused.
+
+    Args:
+        client: asks Kafka.
+        settings: the job's settings.
+        adopt: the start takes over existing tables with a new checkpoint.
 
     Raises:
-        TopicError: the half topic is missing, or its `retention.ms` is shorter than `half_retention`; -1 is unlimited.
+        TopicError: a topic is missing, or one keeps or takes too little; the message says what to set.
+        AccessError: this user may not describe the half topic's configuration.
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    topic = settings.kafka.half_topic
-    if topic not in partition_counts(client, [topic]):
-        raise TopicError(missing_topics([topic]))
-    problem = _retention_problem(settings, topic, _configs(client, [topic])[topic])
-    if problem:
-        raise TopicError(problem)
-
-
-def verify_verdict_retention(client: Admin, settings: Settings) -> None:
-    """Refuse an op topic that keeps verdicts shorter than the half topic keeps halves. Each start of the job calls it.
-
-    A new checkpoint would read a half that was rolled back, and not its verdict, and ask about it. A user without the
-    right to describe the op topic's configuration is not refused.
-
-    Raises:
-        TopicError: the op topic's `retention.ms` is shorter than the half topic's; -1 is unlimited.
-        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
-    """
-    try:
-        problem = _verdicts_problem(settings, _configs(client, [settings.kafka.half_topic, settings.kafka.op_topic]))
-    except AccessError as error:
-        log.warning("event=verdict_retention_not_verified cause=%r", str(error))
-        return
-    if problem:
-        raise TopicError(problem)
-
-
-def verify_check_size(client: Admin, settings: Settings) -> None:
-    """Refuse a check topic that takes no request for the largest half. Each start of the job calls it.
-
-    A user without the right to describe the topic's configuration is not refused: the job fails with the same advice
-    when the topic refuses a request.
-
-    Raises:
-        TopicError: the check topic is missing, or its `max.message.bytes` is too small.
-        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
-    """
-    topic = settings.kafka.check_topic
-    if topic not in partition_counts(client, [topic]):
-        raise TopicError(missing_topics([topic]))
-    try:
-        problem = _size_problem(settings, topic, _configs(client, [topic])[topic])
-    except AccessError as error:
-        log.warning("event=check_size_not_verified cause=%r", str(error))
-        return
-    if problem:
-        raise TopicError(problem)
+    half, op, check = _names(settings)
+    known = partition_counts(client, _names(settings))
+    missing = [topic for topic in _names(settings) if topic not in known]
+    if missing:
+        raise TopicError(missing_topics(missing))
+    configs = _configs(client, [half])
+    for topic in (op, check):
+        try:
+            configs |= _configs(client, [topic])
+        except AccessError as error:
+            log.warning("event=topic_not_verified topic=%s cause=%r", topic, str(error))
+    problems = [_retention_problem(settings, half, configs[half])]
+    notes: list[str] = []
+    verdicts = _verdicts_problem(settings, configs)
+    if verdicts:
+        enough = _keeps_until_expired(settings, configs[op]) and not adopt
+        (notes if enough else problems).append(verdicts)
+    room = _size_problem(settings, check, configs[check]) if check in configs else None
+    if room:
+        enough = int(configs[check]["max.message.bytes"]) >= int(configs[half]["max.message.bytes"])
+        (notes if enough else problems).append(room)
+    for note in notes:
+        log.warning("event=topic_to_mend cause=%r", note)
+    found = [problem for problem in problems if problem]
+    if found:
+        raise TopicError("; ".join(found))
 
 
 def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
@@ -284,10 +276,15 @@ def _size_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> 
     return f"{what}: {alter_topic(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes"
 
 
+def _keeps_until_expired(settings: Settings, config: Mapping[str, str]) -> bool:
+    retention_ms = int(config["retention.ms"])
+    return retention_ms == UNLIMITED or retention_ms >= settings.resolution.half_retention
+
+
 def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
-    retention_ms, needed_ms = int(config["retention.ms"]), settings.resolution.half_retention
-    if retention_ms == UNLIMITED or retention_ms >= needed_ms:
+    if _keeps_until_expired(settings, config):
         return None
+    retention_ms, needed_ms = int(config["retention.ms"]), settings.resolution.half_retention
     what = f"topic {topic} keeps halves for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
     return f"{what}: {alter_topic(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
 

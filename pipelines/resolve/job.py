@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StreamingQuery
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms
-from halfway.pipelines.kafka.topic_setup import verify_check_size, verify_half_retention, verify_verdict_retention
+from halfway.pipelines.kafka.topic_setup import verify_topics
 from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
@@ -82,8 +82,7 @@ class ResolveJob:
             session: makes the Spark session. Called after the checks that are quick.
 
         Raises:
-            TopicError: a topic is missing, the half topic's retention is too short (R17), or the check topic takes no
-                request for the largest half.
+            TopicError: a topic is missing, keeps records too short (R17), or takes no request for the largest half.
             AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
             CheckpointInUseError: another job runs on this checkpoint.
@@ -100,9 +99,7 @@ class ResolveJob:
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
             self._verify_rights(client)
-            verify_half_retention(client, settings)
-            verify_verdict_retention(client, settings)
-            verify_check_size(client, settings)
+            verify_topics(client, settings, adopt=self._adopt)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
@@ -159,7 +156,7 @@ class ResolveJob:
         while query.isActive and not self._stop.wait(0.2):
             self._hand_on_reports(query)
         if query.isActive:
-            _stop_between_batches(query)
+            stop_between_batches(query)
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
@@ -226,7 +223,7 @@ class ResolveJob:
         write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
 
 
-def _stop_between_batches(query: StreamingQuery) -> None:
+def stop_between_batches(query: StreamingQuery) -> None:
     """Stop a query while no batch is under way. Stopped in the middle of one, Spark prints a StackOverflowError."""
     deadline = monotonic() + _STOP_LIMIT_S
     pause = threading.Event()

@@ -14,7 +14,7 @@ from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka import admin as kafka_module
 from halfway.pipelines.kafka import topic_setup
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
-from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_half_retention, verify_verdict_retention
+from halfway.pipelines.kafka.topic_setup import create_topics, inspect_topics, verify_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
@@ -131,19 +131,29 @@ def test_create_time_is_noted_and_not_refused(names: MakeSettings) -> None:
 
 
 @pytest.mark.parametrize(
-    ("halves_ms", "verdicts_ms", "ok"),
-    [(9 * DAY_MS, 9 * DAY_MS, True), (9 * DAY_MS, 9 * DAY_MS - 1, False), (-1, 99 * DAY_MS, False), (-1, -1, True), (9 * DAY_MS, -1, True)],
+    ("halves_ms", "verdicts_ms", "adopt", "ok"),
+    [
+        (9 * DAY_MS, 9 * DAY_MS, True, True),
+        (-1, -1, True, True),
+        (9 * DAY_MS, -1, True, True),
+        (9 * DAY_MS, 9 * DAY_MS - 1, True, False),
+        (-1, 99 * DAY_MS, True, False),
+        (-1, 3 * DAY_MS, False, True),
+        (-1, 3 * DAY_MS - 1, False, False),
+    ],
 )
-def test_verdicts_kept_shorter_than_halves_are_refused_at_a_start(names: MakeSettings, halves_ms: int, verdicts_ms: int, ok: bool) -> None:
+def test_verdicts_kept_shorter_than_halves_are_refused_at_a_start(
+    names: MakeSettings, halves_ms: int, verdicts_ms: int, adopt: bool, ok: bool
+) -> None:
     settings = names()
     create_topics(settings, 1)
     set_topic_config(settings, settings.kafka.half_topic, "retention.ms", halves_ms)
     set_topic_config(settings, settings.kafka.op_topic, "retention.ms", verdicts_ms)
     if ok:
-        verify_verdict_retention(admin_client(settings.kafka), settings)
+        verify_topics(admin_client(settings.kafka), settings, adopt=adopt)
     else:
         with pytest.raises(TopicError, match=r"shorter than .* keeps their halves") as caught:
-            verify_verdict_retention(admin_client(settings.kafka), settings)
+            verify_topics(admin_client(settings.kafka), settings, adopt=adopt)
         assert f"--topic {settings.kafka.op_topic} --add-config retention.ms={halves_ms}`" in str(caught.value)
 
 
@@ -171,18 +181,20 @@ def test_a_topic_that_breaks_a_rule_is_refused_with_the_command_that_mends_it(
 @pytest.mark.parametrize(("retention_ms", "ok"), [(3 * DAY_MS - 1, False), (3 * DAY_MS, True), (-1, True)])
 def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention_ms: int, ok: bool) -> None:
     settings = names()
-    make(settings, settings.kafka.half_topic, retention_ms=retention_ms)
+    create_topics(settings, 1)
+    set_topic_config(settings, settings.kafka.half_topic, "retention.ms", retention_ms)
+    set_topic_config(settings, settings.kafka.op_topic, "retention.ms", -1)
     if ok:
-        verify_half_retention(admin_client(settings.kafka), settings)
+        verify_topics(admin_client(settings.kafka), settings)
     else:
         with pytest.raises(TopicError, match=f"shorter than half_retention \\({3 * DAY_MS} ms\\)"):
-            verify_half_retention(admin_client(settings.kafka), settings)
+            verify_topics(admin_client(settings.kafka), settings)
 
 
 def test_the_error_of_a_missing_topic_names_the_command_that_creates_it(names: MakeSettings) -> None:
     settings = names()
     with pytest.raises(TopicError, match="halfway topics create"):
-        verify_half_retention(admin_client(settings.kafka), settings)
+        verify_topics(admin_client(settings.kafka), settings)
 
 
 def test_a_creation_that_kafka_refuses_is_a_topic_error(names: MakeSettings) -> None:

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Producer
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.topic_setup import inspect_topics, verify_check_size
+from halfway.pipelines.kafka.topic_setup import inspect_topics, verify_topics
 from halfway.pipelines.resolve.check_sender import CheckSender, _writers
 from halfway.schemas.errors import RecordTooLargeError, TopicError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
@@ -129,12 +129,16 @@ def test_a_dead_producer_is_replaced(settings: Settings, sender: CheckSender, wa
     assert {body for body, _ in sent(settings)} >= {b"first", b"second"}
 
 
-def test_a_start_verifies_that_the_check_topic_takes_the_largest_request(settings: Settings) -> None:
+def test_a_start_refuses_a_check_topic_that_takes_less_than_the_half_topic(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     client, topic = admin_client(settings.kafka), settings.kafka.check_topic
     half_topic, _, check_topic = inspect_topics(client, settings)
     assert check_topic.max_message_bytes > half_topic.max_message_bytes
-    verify_check_size(client, settings)
-    set_topic_config(settings, topic, "max.message.bytes", half_topic.max_message_bytes)
+    verify_topics(client, settings)
+    assert not caplog.messages
     command = f"--alter --topic {topic} --add-config max.message.bytes={check_topic.max_message_bytes}`"
+    set_topic_config(settings, topic, "max.message.bytes", half_topic.max_message_bytes)
+    verify_topics(client, settings)
+    assert command in caplog.text
+    set_topic_config(settings, topic, "max.message.bytes", half_topic.max_message_bytes - 1)
     with pytest.raises(TopicError, match=command):
-        verify_check_size(client, settings)
+        verify_topics(client, settings)
