@@ -230,7 +230,8 @@ class CheckAnswerer:
             self._log_refusal(error)
             return
         self._last_error = None
-        task = self._open_checks.add(cast(int, message.partition()), cast(int, message.offset()), self._request_of(message))
+        place = cast(int, message.partition()), cast(int, message.offset())
+        task = self._open_checks.add(*place, self._request_of(message), message.timestamp()[1])
         if task is not None:
             self._threads.put(task)
 

@@ -11,6 +11,10 @@ from halfway.clients.messages import CheckRequest
 from halfway.schemas.headers import LocalTransactionState
 
 REMEMBERED_ANSWERS = 10_000
+UNKNOWN_REMEMBERED_MS = 60_000
+"""How long a check that was answered UNKNOWN is not answered again, by the times of its records. A request that a job
+repeats after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks
+anew, and it may be the last call (R8)."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 """At this sum of the bodies the consumer pauses, whatever the number of checks."""
 
@@ -56,12 +60,21 @@ class _Identity(NamedTuple):
     incarnation: int
 
 
+class _Answered(NamedTuple):
+    """What is remembered of an answered check."""
+
+    at_ms: int
+    answer: Answer | None
+
+
 @dataclass(eq=False, slots=True)
 class CheckTask:
     """An open check: the request, the records that hold it, and the answer once the listener has given it."""
 
     request: CheckRequest
     sources: list[tuple[PartitionProgress, int]]
+    at_ms: int
+    """The time of the record that was read first."""
     answer: Answer | None = None
 
     @property
@@ -85,7 +98,7 @@ class OpenChecks:
         self._progress: dict[int, PartitionProgress] = {}
         self._open: dict[_Identity, CheckTask] = {}
         self._open_bytes = 0
-        self._answered: OrderedDict[_Identity, None] = OrderedDict()
+        self._answered: OrderedDict[_Identity, _Answered] = OrderedDict()
         self._put_off: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
@@ -105,7 +118,7 @@ class OpenChecks:
                 if progress.position is None:
                     progress.position, progress.committed = offset or 0, offset
 
-    def add(self, partition: int, offset: int, request: CheckRequest | None) -> CheckTask | None:
+    def add(self, partition: int, offset: int, request: CheckRequest | None, at_ms: int = 0) -> CheckTask | None:
         """Add a record that was read from the check topic.
 
         An offset that was read before means that the topic was deleted and made anew, or truncated: the partition's
@@ -115,6 +128,7 @@ class OpenChecks:
             partition: the record's partition.
             offset: the record's offset.
             request: the check; None if the record holds no check for this group.
+            at_ms: the record's timestamp.
 
         Returns:
             The check to answer; None if there is none, or if this check is already open or answered.
@@ -124,13 +138,13 @@ class OpenChecks:
             if not progress.begin(offset):
                 progress = self._progress[partition] = PartitionProgress(position=offset)
                 progress.begin(offset)
-            if request is None or _identity(request) in self._answered:
+            if request is None or self._is_answered(_identity(request), at_ms):
                 progress.finish(offset)
                 return None
             if _identity(request) in self._open:
                 self._open[_identity(request)].sources.append((progress, offset))
                 return None
-            task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)])
+            task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)], at_ms)
             self._open_bytes += len(request.body)
             return task
 
@@ -167,17 +181,12 @@ class OpenChecks:
             self._close(task)
 
     def finish(self, task: CheckTask) -> None:
-        """Mark a check as answered: Kafka has acknowledged the answer.
-
-        A check that comes again needs no second verdict. One that was answered UNKNOWN does: a job that has lost its
-        checkpoint numbers its checks anew, and this one may be the last call (R8).
-        """
+        """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
             self._close(task)
-            if task.answer is not None and task.answer.state is not LocalTransactionState.UNKNOWN:
-                self._answered[task.identity] = None
-                if len(self._answered) > REMEMBERED_ANSWERS:
-                    self._answered.popitem(last=False)
+            self._answered[task.identity] = _Answered(task.at_ms, task.answer)
+            if len(self._answered) > REMEMBERED_ANSWERS:
+                self._answered.popitem(last=False)
             for progress, offset in task.sources:
                 progress.finish(offset)
 
@@ -232,6 +241,13 @@ class OpenChecks:
                 progress = self._progress.pop(partition, None)
                 if progress:
                     progress.is_owned = False
+
+    def _is_answered(self, identity: _Identity, at_ms: int) -> bool:
+        known = self._answered.get(identity)
+        if known is None:
+            return False
+        is_unknown = known.answer is not None and known.answer.state is LocalTransactionState.UNKNOWN
+        return not is_unknown or at_ms < known.at_ms + UNKNOWN_REMEMBERED_MS
 
     def _close(self, task: CheckTask) -> None:
         if self._open.get(task.identity) is task:

@@ -200,6 +200,10 @@ def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:
             yield Finding("R5", about, f"discarded at {horizon_ms}, before {earliest_ms}")
 
 
+_HEARD_BEFORE_MS = 60_000
+"""A client that has just answered a check does not answer it again."""
+
+
 def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     """Before it expires, a half is asked about, or waited for, after it was too old; and its group answers (R8)."""
     oldest_ms = half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers)
@@ -207,11 +211,11 @@ def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     waited = [tick for tick in facts.ticks.all if oldest_ms < tick.at_ms <= row["discarded_at"] and _names(tick, group)]
     if len({tick.at_ms for tick in waited}) >= min(numbers.check_max for numbers in facts.numbers):
         return
-    asked = [check.seq for check in facts.requests[place_of(half)] if facts.ticks.horizon_before(check.seq) > oldest_ms]
-    answers = [op.seq for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray]
+    asked = [check for check in facts.requests[place_of(half)] if facts.ticks.horizon_before(check.seq) > oldest_ms]
+    answers = [op for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray and op.seq < row.seq]
     if not asked:
         yield Finding("R8 no last call", about, "expired, and neither asked about nor waited for after that age")
-    elif facts.is_known(f"txn-check-{group}", asked[-1]) and not any(asked[0] < seq < row.seq for seq in answers):
+    elif facts.is_known(f"txn-check-{group}", asked[-1].seq) and not any(op.at_ms > asked[0].at_ms - _HEARD_BEFORE_MS for op in answers):
         yield Finding("R8 unheard", about, "expired, and nobody answered the request after that age")
 
 

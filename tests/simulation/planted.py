@@ -189,7 +189,7 @@ _begin = open_checks.PartitionProgress.begin
 
 def _remembers_unknown(self: Any, task: Any) -> None:
     _finish(self, task)
-    self._answered[task.identity] = None
+    self._answered[task.identity] = open_checks._Answered(0, None)
 
 
 _finish = open_checks.OpenChecks.finish

@@ -160,7 +160,7 @@ class Service:
         for number, position in instance.positions.items():
             partition = self.kafka.topics[CHECK][number]
             for record in self.kafka.read((CHECK, number), position, partition.end, committed_only=True):
-                task = instance.ledger.add(number, record.offset, self._request(record))
+                task = instance.ledger.add(number, record.offset, self._request(record), record.at_ms)
                 if task is not None:
                     instance.tasks.append(task)
             instance.positions[number] = partition.end

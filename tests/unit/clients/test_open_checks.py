@@ -4,7 +4,7 @@ import pytest
 
 from halfway import CheckRequest, LocalTransactionState
 from halfway.clients.listener import Answer
-from halfway.clients.open_checks import OpenChecks
+from halfway.clients.open_checks import UNKNOWN_REMEMBERED_MS, OpenChecks
 from halfway.clients.verdicts import KnownVerdicts
 from halfway.schemas.headers import check_id
 
@@ -72,14 +72,17 @@ def test_a_partition_that_comes_back_before_its_check_was_dropped_keeps_the_chec
     assert checks.to_commit() == {0: 6}
 
 
-@pytest.mark.parametrize(("state", "is_asked_again"), [(COMMIT, False), (ROLLBACK, False), (UNKNOWN, True)])
-def test_a_check_comes_again_after_its_answer(state: LocalTransactionState, is_asked_again: bool) -> None:
+@pytest.mark.parametrize(
+    ("state", "later_ms", "is_asked_again"),
+    [(COMMIT, 10**9, False), (ROLLBACK, 10**9, False), (UNKNOWN, UNKNOWN_REMEMBERED_MS - 1, False), (UNKNOWN, UNKNOWN_REMEMBERED_MS, True)],
+)
+def test_a_check_comes_again_after_its_answer(state: LocalTransactionState, later_ms: int, is_asked_again: bool) -> None:
     checks = OpenChecks(max_open=10)
-    task = checks.add(0, 0, request())
+    task = checks.add(0, 0, request(), 1_000)
     assert task is not None
     task.answer = Answer(state)
     checks.finish(task)
-    assert (checks.add(0, 1, request()) is not None) == is_asked_again
+    assert (checks.add(0, 1, request(), 1_000 + later_ms) is not None) == is_asked_again
 
 
 def test_a_topic_made_anew_begins_again() -> None:
