@@ -8,7 +8,8 @@ CODE := pipelines transforms schemas clients conf
 N ?= 100
 SEED ?= 1
 RUNS ?= 3
-WORLDS ?= $(if $(filter file,$(origin N)),2,1)
+COMMA := ,
+BROKERS ?= $(if $(filter file,$(origin N)),1$(COMMA)3,1)
 # The stamp's name depends on the lock, the metadata and the folder, so that file times do not matter.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
@@ -63,7 +64,7 @@ test-unit: setup ## run the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
 
 chaos: jars ## make N faults and count what is lost, twice or wrong; without N: 100, then a million records
-	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --worlds $(WORLDS)
+	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --brokers $(BROKERS)
 	$(if $(filter file,$(origin N)),@$(PY) -m tests.fuzz --records 1000000 --seed $(SEED))
 
 bench: jars ## run the benchmarks into build/bench.json (ONLY=drain,pending RUNS=3 PEER=run.sh)

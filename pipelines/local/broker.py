@@ -164,7 +164,11 @@ class LocalBroker:
         lines = "".join(f"{name}={value}\n" for name, value in own.items())
         _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# Of this machine\n{lines}")
 
-    # A broker with other listeners overrides the next three methods, such as the tests' broker with TLS and passwords.
+    # The tests' brokers override the next four methods: one with TLS and passwords, and the nodes of a cluster.
+
+    def _cluster_id(self) -> str:
+        """Return the id for a new data folder: 16 bytes in base64, of which the first must not become a hyphen."""
+        return urlsafe_b64encode(b"\x01" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
 
     def _own_properties(self, port: int, controller_port: int) -> dict[str, str]:
         """Return the properties of node, listeners and quorum. The listener for clients comes first."""
@@ -192,11 +196,10 @@ class LocalBroker:
         if (self.directory / "data" / "meta.properties").exists():
             return
         java, *options = command
-        cluster_id = urlsafe_b64encode(b"\x01" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         tool = [java, "-XX:TieredStopAtLevel=1", *options, "kafka.tools.StorageTool"]
         try:
             done = subprocess.run(
-                [*tool, "format", "--cluster-id", cluster_id, "--config", str(self._properties), *self._format_options()],
+                [*tool, "format", "--cluster-id", self._cluster_id(), "--config", str(self._properties), *self._format_options()],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

@@ -11,11 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from tests.chaos.runner import FAULTS, draw, run_faults, say, table_of, write_json
+from tests.chaos.runner import FAULTS, Part, draw, run_faults, say, table_of, write_json
 
 _INSIDE = "HALFWAY_CHAOS_INSIDE"
 
@@ -25,27 +26,38 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100, help="number of faults (default 100)")
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same faults at the same moments (default 1)")
     parser.add_argument("--only", default="", help="make these faults in this order; separate their names by semicolons")
-    parser.add_argument("--worlds", type=int, default=1, help="number of worlds that run side by side (default 1)")
+    parser.add_argument(
+        "--brokers", default="1", help="worlds side by side, by their number of brokers: 1, 3, or 1,3 for two worlds (default 1)"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/chaos.json"), help="file for the figures (default build/chaos.json)")
     parser.add_argument("--keep", action="store_true", help="keep logs and tables")
     options = parser.parse_args()
     enter_namespace()
     # The first process of a namespace ignores a signal without a handler. The handler ends what this process started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    by_name = {fault.name: fault for fault in FAULTS}
+    brokers = [int(size) if size in map(str, FAULTS) else parser.error(f"--brokers {size}: 1 or 3") for size in options.brokers.split(",")]
     chosen = [name.strip() for name in options.only.split(";") if name.strip()]
-    unknown = [name for name in chosen if name not in by_name]
-    if unknown:
-        parser.error(f"no fault is called {', '.join(unknown)}; there are: {'; '.join(by_name)}")
-    faults = [by_name[name] for name in chosen] or draw(options.faults, random.Random(options.seed))
+    parts = chosen_parts(chosen, brokers, parser) if chosen else draw(options.faults, brokers, random.Random(options.seed))
     folder = Path(tempfile.mkdtemp(prefix="halfway-chaos-"))
-    say(f"seed {options.seed}: {len(faults)} faults in {options.worlds} {'world' if options.worlds == 1 else 'worlds'}, in {folder}")
-    run = run_faults(faults, options.seed, folder, options.worlds)
+    for part in parts:
+        say(f"seed {options.seed}: {len(part.faults)} faults in a world of {part.brokers} broker{'s'[: part.brokers - 1]}, in {folder}")
+    run = run_faults(parts, options.seed, folder)
     Console(width=120).print(table_of(run))
     write_json(run, options.out)
     if run.ok and not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if run.ok else 1
+
+
+def chosen_parts(names: Sequence[str], brokers: Sequence[int], parser: argparse.ArgumentParser) -> list[Part]:
+    """Return the faults with these names for a single world."""
+    if len(brokers) > 1:
+        parser.error("--only makes its faults in one world: --brokers 1 or --brokers 3")
+    by_name = {fault.name: fault for fault in FAULTS[brokers[0]]}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        parser.error(f"no fault of this world is called {', '.join(unknown)}; there are: {'; '.join(by_name)}")
+    return [Part(brokers[0], [by_name[name] for name in names])]
 
 
 def enter_namespace() -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from halfway.schemas.headers import check_id
 from halfway.schemas.outcomes import Reason
 from tests.chaos.plans import Decision, Fate, body_of, digest
+from tests.chaos.reading import Reading, Tick
 
 Place = tuple[int, int]
 """Partition and offset."""
@@ -98,6 +99,10 @@ class Evidence:
     """The first retained offset of each partition of the half topic."""
     destroyed: frozenset[str] = frozenset()
     """The ids whose half or verdict a fault deleted from Kafka."""
+    op_ticks: Sequence[Tick] = ()
+    """The ticks of the op topic, each partition in order. They matter where brokers' clocks differ."""
+    not_due: frozenset[str] = frozenset()
+    """The ids whose half a broker stamped with a time to come."""
 
 
 @dataclass
@@ -176,11 +181,11 @@ def _look_at_messages(evidence: Evidence, first: Mapping[str, Verdict], findings
 
 
 def _look_at_discards(evidence: Evidence, first: Mapping[str, Verdict], findings: Findings) -> None:
-    halves = _by_pointer(evidence.halves)
+    halves, reading = _by_pointer(evidence.halves), Reading(evidence.op_ticks)
     for row in evidence.discarded:
         verdict = first.get(row.transaction_id)
         problem = _difference(row, halves, evidence.destroyed)
-        if verdict is not None and verdict.at_ms <= row.decided_ms:
+        if verdict is not None and reading.had(verdict.partition, verdict.offset, verdict.at_ms, row.decided_ms):
             problem = f"discarded at horizon {row.decided_ms}, but its verdict was in Kafka at {verdict.at_ms} (R9)"
         elif row.check_times != evidence.check_max:
             problem = problem or f"discarded after {row.check_times} checks, not {evidence.check_max} (R6)"
@@ -201,9 +206,10 @@ def _look_at_half_lost(evidence: Evidence, findings: Findings) -> None:
 def _look_at_checks(evidence: Evidence, first: Mapping[str, Verdict], findings: Findings) -> None:
     """Find checks of settled halves, copies of a check that differ, and gaps in the numbers of checks."""
     halves = {(half.transaction_id, half.partition, half.offset): half for half in evidence.halves}
+    reading = Reading(evidence.op_ticks)
     for name, horizon_ms in set(evidence.asked_at):
         verdict = first.get(name.rpartition(":")[0].rpartition(":")[0])
-        if verdict is not None and verdict.at_ms <= horizon_ms:
+        if verdict is not None and reading.had(verdict.partition, verdict.offset, verdict.at_ms, horizon_ms):
             findings.wrong.append(f"check {name}: decided at horizon {horizon_ms}, but the verdict was in Kafka at {verdict.at_ms} (R9)")
     decided = {name for name, _ in evidence.asked_at}
     numbers: dict[tuple[str, int, int], set[int]] = defaultdict(set)
@@ -231,7 +237,7 @@ def _look_for_losses(evidence: Evidence, first: Mapping[str, Verdict], findings:
     for transaction_id in sorted((stored | set(evidence.decisions)) if settled is None else settled):
         decision, verdict = evidence.decisions.get(transaction_id), first.get(transaction_id)
         decided_commit = decision is not None and decision.fate is Fate.COMMIT
-        if transaction_id in excused:
+        if transaction_id in excused or (transaction_id in evidence.not_due and _is_pending(transaction_id, evidence)):
             continue
         if transaction_id not in stored:
             findings.lost.append(f"{transaction_id}: its half was acknowledged, but is not in Kafka")
@@ -248,6 +254,10 @@ def _look_for_losses(evidence: Evidence, first: Mapping[str, Verdict], findings:
     findings.twice += [f"{transaction_id} is settled and pending" for transaction_id in sorted(evidence.pending & settled_ids)]
     refused = {(row.partition, row.offset) for row in evidence.quarantine if row.topic == evidence.half_topic}
     findings.lost += [f"the record without headers at {place} is not in quarantine" for place in sorted(set(evidence.garbage) - refused)]
+
+
+def _is_pending(transaction_id: str, evidence: Evidence) -> bool:
+    return evidence.pending is None or transaction_id in evidence.pending
 
 
 def _difference(row: Row, halves: Mapping[tuple[str, int, int, int], Half], destroyed: frozenset[str]) -> str:

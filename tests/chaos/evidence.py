@@ -17,6 +17,7 @@ from tests.chaos.auditor import Check, Evidence, Half, Place, Refused, Row, Verd
 from tests.chaos.client import DATABASE_FILE, GARBAGE, STRAY
 from tests.chaos.launcher import JOURNAL_FILE
 from tests.chaos.plans import digest
+from tests.chaos.reading import Tick
 from tests.chaos.service_database import ServiceDatabase
 from tests.support.delta_rows import delta_rows
 from tests.support.partition_records import LIMIT_S, headers_of, records_of
@@ -29,25 +30,36 @@ class TopicReader:
     """Reads topics on from where it stopped, and keeps what it has read, also when Kafka has deleted it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._kafka = settings.kafka
+        self._kafka, self._max_skew_ms = settings.kafka, settings.resolution.max_clock_skew
         self._position: dict[tuple[str, int], int] = {}
         self.halves: list[Half] = []
         self.verdicts: list[Verdict] = []
         self.checks: list[Check] = []
         self.garbage: list[Place] = []
+        self.op_ticks: list[Tick] = []
 
     def read_on(self) -> None:
         """Read all new records of the three topics."""
         for message in self._new_records():
             headers = headers_of(message)
-            if "TICK" in headers or "HALF_LOST" in headers:
-                continue
             key, place = (message.key() or b"").decode(), (message.partition() or 0, message.offset() or 0)
+            if "TICK" in headers:
+                self._take_tick(place, headers["TICK"], message)
+                continue
+            if "HALF_LOST" in headers:
+                continue
             self._take(str(message.topic()), key, place, headers, message)
 
     def forget_positions(self) -> None:
         """Read from the start again, because the topics were deleted and created again."""
         self._position.clear()
+        self.op_ticks.clear()
+
+    def _take_tick(self, place: Place, own_ms: bytes, message: Message) -> None:
+        """Keep a tick of the op topic that moves time (R14)."""
+        at_ms = message.timestamp()[1]
+        if message.topic() == self._kafka.op_topic and abs(int(own_ms) - at_ms) <= self._max_skew_ms:
+            self.op_ticks.append(Tick(*place, at_ms))
 
     def _take(self, topic: str, key: str, place: Place, headers: dict[str, bytes], message: Message) -> None:
         at_ms, body = message.timestamp()[1], message.value() or b""
@@ -128,6 +140,7 @@ def gather(folder: Path, settings: Settings, topics: TopicReader, **known: Any) 
         discarded=discarded,
         quarantine=[Refused(*row.values()) for row in refused],
         garbage=topics.garbage,
+        op_ticks=topics.op_ticks,
         asked_at=journal(folder),
         start_offsets=start_offsets(settings, settings.kafka.half_topic),
         **known,

@@ -1,4 +1,4 @@
-"""Faults of the job's processes, of the broker and of the services.
+"""Faults of the job's processes, of a single broker and of the services.
 
 Each function makes one fault and leaves what is down to `World.recover`. The seed draws the moment of a fault, in
 transactions or batches.
@@ -95,16 +95,16 @@ def job_frozen(world: World, chance: Random) -> None:
 
 
 def broker_killed(world: World, chance: Random) -> None:
-    """Kill the broker at any moment."""
+    """Kill every broker at any moment."""
     world.wait_for_transactions(chance.randint(1, 20))
-    kill_broker(world)
+    world.kafka.kill()
 
 
 def broker_killed_at(step: Step, world: World, chance: Random) -> None:
     """Kill the broker while the job is at a step of a batch. The broker comes back while the batch waits for it."""
     world.job.arm(step, chance.randint(1, 3), "wait")
     world.job.wait_for_step()
-    kill_broker(world)
+    world.kafka.kill()
     world.job.go_on()
     time.sleep(1.0)
 
@@ -113,7 +113,7 @@ def broker_away_at_start(world: World, chance: Random) -> None:
     """Start the job without a broker. The job must report that and end, or wait."""
     world.wait_for_transactions(chance.randint(1, 20))
     world.job.stop()
-    kill_broker(world)
+    world.kafka.kill()
     world.job.start()
     deadline_s = time.monotonic() + LONGER_THAN_ALL_S
     while world.job.is_running() and time.monotonic() < deadline_s:
@@ -125,13 +125,12 @@ def broker_away_at_start(world: World, chance: Random) -> None:
 def broker_frozen(world: World, chance: Random) -> None:
     """Freeze the broker by SIGSTOP for longer than every time-out. Its connections stay open, and nothing answers."""
     world.wait_for_transactions(chance.randint(1, 10))
-    pid = world.broker.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGSTOP)
+    [node] = world.kafka.nodes
+    node.freeze()
     try:
         time.sleep(LONGER_THAN_ALL_S)
     finally:
-        os.kill(pid, signal.SIGCONT)
+        node.thaw()
 
 
 def broker_long_away(world: World, chance: Random) -> None:
@@ -143,7 +142,7 @@ def broker_long_away(world: World, chance: Random) -> None:
     world.wait_for_transactions(chance.randint(60, 120))
     world.job.start({"kafka.max_offsets_per_trigger": 400})
     world.job.wait_for_batches(chance.randint(1, 2))
-    kill_broker(world)
+    world.kafka.kill()
     time.sleep(LONGER_THAN_ALL_S)
 
 
@@ -162,20 +161,13 @@ def clients_killed(world: World, chance: Random) -> None:
 
 
 def everything_killed(world: World, chance: Random) -> None:
-    """Kill broker, job and services together, as when the machine dies and its disk survives."""
+    """Kill brokers, job and services together, as when the machine dies and its disk survives."""
     world.wait_for_transactions(chance.randint(1, 20))
-    kill_broker(world)
+    world.kafka.kill()
     world.job.signal(signal.SIGKILL)
     for group in world.groups:
         world.kill_client(group)
     world.job.wait_for_the_end()
-
-
-def kill_broker(world: World) -> None:
-    pid = world.broker.pid()
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: world.broker.pid() is None, "the broker's end")
 
 
 def workers_and_jvms(world: World) -> tuple[list[int], list[int]]:
@@ -218,13 +210,15 @@ PROCESS_FAULTS = [
     Fault("driver killed while it starts", driver_killed_while_starting, 2),
     Fault("python workers killed", workers_killed, 5),
     Fault("job frozen", job_frozen, 2),
+    Fault("service killed", client_killed, 6),
+    Fault("all services killed", clients_killed, 4),
+    Fault("everything killed", everything_killed, 3),
+]
+BROKER_FAULTS = [
     Fault("broker killed", broker_killed, 6),
     Fault("broker killed in mid-batch", partial(broker_killed_at, Step.AFTER_COUNT), 3),
     Fault("broker killed at the check write", partial(broker_killed_at, Step.BEFORE_CHECKS), 3),
     Fault("broker away at job start", broker_away_at_start, 2),
     Fault("broker frozen", broker_frozen, 2),
     Fault("broker long away, backlog, rate limit", broker_long_away, 2),
-    Fault("service killed", client_killed, 6),
-    Fault("all services killed", clients_killed, 4),
-    Fault("everything killed", everything_killed, 3),
 ]

@@ -36,7 +36,7 @@ def own_world(parent: World, name: str) -> Iterator[World]:
     try:
         folder = parent.folder.parent / f"{name}-{number}"
         overrides = {"resolution.transactionCheckMax": 8}
-        with World(folder, parent.broker, parent.seed, overrides, jvm_options=f"{JVM_OPTIONS} {_SHORT_WAIT}") as world:
+        with World(folder, parent.kafka, parent.seed, overrides, jvm_options=f"{JVM_OPTIONS} {_SHORT_WAIT}") as world:
             yield world
     finally:
         parent.job.signal(SIGCONT)
@@ -61,7 +61,7 @@ def retention_too_short(world: World, chance: Random) -> None:
     """Set the half topic's `retention.ms` below `half_retention`. The job must refuse to start (R17)."""
     name = f"short-{chance.randrange(10**9)}"
     topics: dict[str, object] = {f"kafka.{kind}_topic": f"{name}-{kind}" for kind in ("half", "op", "check")}
-    other = World(world.folder.parent / name, world.broker, world.seed, topics)
+    other = World(world.folder.parent / name, world.kafka, world.seed, topics)
     other.make_topics()
     set_topic_config(other.settings, other.settings.kafka.half_topic, "retention.ms", 3_600_000)
     done = other.job.run_command("resolve")

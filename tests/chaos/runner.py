@@ -1,4 +1,7 @@
-"""Runs the faults that a seed draws, in worlds side by side. After each fault its world recovers and is audited."""
+"""Runs the faults that a seed draws, in worlds side by side. After each fault its world recovers and is audited.
+
+A world has one broker or three. Each kind has its own faults.
+"""
 
 import itertools
 import json
@@ -16,14 +19,19 @@ from typing import Any
 
 from rich.table import Table
 
-from halfway.pipelines.local.broker import LocalBroker
 from tests.chaos.auditor import Findings
-from tests.chaos.faults import PROCESS_FAULTS, CannotBeMadeError, Fault
+from tests.chaos.faults import BROKER_FAULTS, PROCESS_FAULTS, CannotBeMadeError, Fault
+from tests.chaos.faults_replicas import REPLICA_FAULTS
 from tests.chaos.faults_storage import DISK_BYTES, STORAGE_FAULTS
 from tests.chaos.faults_topics import TOPIC_FAULTS
 from tests.chaos.world import World
+from tests.support.kafka_cluster import KafkaCluster
 
-FAULTS = [*PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS]
+FAULTS: dict[int, list[Fault]] = {
+    1: [*BROKER_FAULTS, *PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS],
+    3: [*REPLICA_FAULTS, *PROCESS_FAULTS],
+}
+"""The faults of a world by its number of brokers."""
 _DISKS = ("checkpoints", "warehouse")
 END = "(end of the run)"
 _SEEDS_APART = 1_000
@@ -87,45 +95,61 @@ class Run:
         }
 
 
-def draw(count: int, chance: random.Random) -> list[Fault]:
+@dataclass(frozen=True)
+class Part:
+    """What one world does: its number of brokers, and its faults, one after the other."""
+
+    brokers: int
+    faults: Sequence[Fault]
+
+
+def draw(count: int, brokers: Sequence[int], chance: random.Random) -> list[Part]:
+    """Draw faults for worlds with these numbers of brokers, side by side."""
+    counts = [len(range(number, count, len(brokers))) for number in range(len(brokers))]
+    drawn = {size: _drawn(sum(own for own, of in zip(counts, brokers, strict=True) if of == size), FAULTS[size], chance) for size in FAULTS}
+    return [Part(size, [drawn[size].pop() for _ in range(own)]) for own, size in zip(counts, brokers, strict=True)]
+
+
+def _drawn(count: int, faults: Sequence[Fault], chance: random.Random) -> list[Fault]:
     """Draw faults by their shares, in random order. If there are enough, each fault is drawn at least once."""
-    if count < len(FAULTS):
-        pool, drawn = list(FAULTS), []
+    if count < len(faults):
+        pool, drawn = list(faults), []
         for _ in range(count):
             [fault] = chance.choices(pool, [fault.share for fault in pool])
             pool.remove(fault)
             drawn.append(fault)
         return drawn
-    drawn = [*FAULTS, *chance.choices(FAULTS, [fault.share for fault in FAULTS], k=count - len(FAULTS))]
+    drawn = [*faults, *chance.choices(faults, [fault.share for fault in faults], k=count - len(faults))]
     chance.shuffle(drawn)
     return drawn
 
 
-def run_faults(faults: Sequence[Fault], seed: int, folder: Path, worlds: int = 1) -> Run:
-    """Make the faults, one after the other in each world, and print a line for each."""
+def run_faults(parts: Sequence[Part], seed: int, folder: Path) -> Run:
+    """Make the faults of each part in a world of its own, side by side, and print a line for each."""
     began_s, stopping, printed = time.monotonic(), threading.Event(), itertools.count(1)
+    count = sum(len(part.faults) for part in parts)
 
     def report(outcome: Outcome) -> None:
-        place = "        " if outcome.fault == END else f"{next(printed):3}/{len(faults)} "
+        place = "        " if outcome.fault == END else f"{next(printed):3}/{count} "
         say(place + _text_of(outcome))
 
-    with ThreadPoolExecutor(worlds) as pool:
+    with ThreadPoolExecutor(len(parts)) as pool:
         running = [
-            pool.submit(_run_world, faults[number::worlds], seed + _SEEDS_APART * number, folder / f"world{number}", report, stopping)
-            for number in range(worlds)
+            pool.submit(_run_world, part, seed + _SEEDS_APART * number, folder / f"world{number}", report, stopping)
+            for number, part in enumerate(parts)
         ]
         try:
             wait(running)
         except (KeyboardInterrupt, SystemExit):
             stopping.set()
             say("stopping after the present faults")
-    parts = [part.result() for part in running]
+    runs = [world.result() for world in running]
     return Run(
         seed,
-        [outcome for part in parts for outcome in part.outcomes],
-        sum(part.transactions for part in parts),
+        [outcome for run in runs for outcome in run.outcomes],
+        sum(run.transactions for run in runs),
         time.monotonic() - began_s,
-        any(part.is_cut_short for part in parts),
+        any(run.is_cut_short for run in runs),
     )
 
 
@@ -134,18 +158,18 @@ def say(line: str) -> None:
     print(line, flush=True)  # noqa: T201  # a command's output
 
 
-def _run_world(faults: Sequence[Fault], seed: int, folder: Path, report: Callable[[Outcome], None], stopping: threading.Event) -> Run:
+def _run_world(part: Part, seed: int, folder: Path, report: Callable[[Outcome], None], stopping: threading.Event) -> Run:
     run = Run(seed)
     chance = random.Random(seed)
     with ExitStack() as stack:
-        broker = LocalBroker(folder / "broker")
-        broker.start()
-        stack.callback(broker.stop)
-        world = World(folder / "main", broker, seed)
+        kafka = KafkaCluster(folder / "kafka", part.brokers)
+        stack.callback(kafka.stop)
+        kafka.start()
+        world = World(folder / "main", kafka, seed)
         world.disks = stack.enter_context(own_disks(world.folder))
         stack.enter_context(world)
         known: set[str] = set()
-        for fault in faults:
+        for fault in part.faults:
             if stopping.is_set():
                 run.is_cut_short = True
                 break

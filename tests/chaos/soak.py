@@ -23,12 +23,12 @@ from deltalake.exceptions import TableNotFoundError
 from rich.console import Console
 from rich.table import Table as TextTable
 
-from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.tables import Table
-from tests.chaos.faults import PROCESS_FAULTS
+from tests.chaos.faults import BROKER_FAULTS, PROCESS_FAULTS
 from tests.chaos.faults_storage import optimize
 from tests.chaos.runner import say
 from tests.chaos.world import World
+from tests.support.kafka_cluster import KafkaCluster
 from tests.support.memory import memory_mib
 
 GROUPS = ("alpha", "beta", "gamma", "delta")
@@ -85,7 +85,7 @@ def _named_files(world: World) -> int:
 
 def soak(world: World, minutes: float, fault_every_s: float, optimize_every_s: float) -> list[Sample]:
     """Run traffic with a fault and a compaction at intervals, and return the samples."""
-    by_name = {fault.name: fault for fault in PROCESS_FAULTS}
+    by_name = {fault.name: fault for fault in [*PROCESS_FAULTS, *BROKER_FAULTS]}
     chance = random.Random(world.seed)
     began_s = time.monotonic()
     fault_at_s, optimize_at_s, made = fault_every_s, optimize_every_s / 2, 0
@@ -135,11 +135,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"), help="file for the figures (default build/soak.json)")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="halfway-soak-"))
-    broker = LocalBroker(folder / "broker")
-    broker.start()
+    kafka = KafkaCluster(folder / "kafka")
+    kafka.start()
     try:
         rate = options.rate / len(GROUPS)
-        with World(folder / "main", broker, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
+        with World(folder / "main", kafka, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
             say(f"{options.minutes:.0f} minutes at {options.rate:.0f} transactions a second, in {folder}")
             began_s, before = time.monotonic(), world.database.count()
             samples = soak(world, options.minutes, options.fault_every, options.optimize_every)
@@ -147,7 +147,7 @@ def main() -> int:
             findings = world.settle()
             transactions = world.database.count()
     finally:
-        broker.stop()
+        kafka.stop()
     figures = medians(samples)
     counts = {kind: len(getattr(findings, kind)) for kind in ("lost", "twice", "wrong")}
     result: dict[str, Any] = {

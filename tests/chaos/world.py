@@ -1,4 +1,4 @@
-"""What the faults happen to: a broker, topics, tables, the job and its services, each part in its own process."""
+"""What the faults happen to: Kafka, topics, tables, the job and its services, each part in its own process."""
 
 import json
 import signal
@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,6 @@ from confluent_kafka import KafkaException
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
-from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
@@ -27,9 +27,11 @@ from tests.chaos.launched_job import LaunchedJob
 from tests.chaos.plans import Fate
 from tests.chaos.service_database import ServiceDatabase
 from tests.chaos.waiting import LIMIT_S, ChaosError, until
+from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import ROOT
 
 _MAX_STARTS = 6
+_CLOCKS_AGREE_MS = 60_000
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
 """The JVM lives for seconds, so it starts quickly and writes snapshots of the state often, which faults can damage."""
 SHORT_TIMES: dict[str, object] = {
@@ -45,12 +47,12 @@ SHORT_TIMES: dict[str, object] = {
 
 
 class World:
-    """One job on `broker` with its own topics, tables and services; `with` starts all of it and ends it."""
+    """One job on `kafka` with its own topics, tables and services; `with` starts all of it and ends it."""
 
     def __init__(
         self,
         folder: Path,
-        broker: LocalBroker,
+        kafka: KafkaCluster,
         seed: int,
         overrides: Mapping[str, object] | None = None,
         *,
@@ -59,14 +61,14 @@ class World:
         jvm_options: str = JVM_OPTIONS,
     ) -> None:
         """Prepare a world with one service for each producer group, which sends `rate` transactions a second."""
-        self.folder, self.broker, self.seed = folder, broker, seed
+        self.folder, self.kafka, self.seed = folder, kafka, seed
         self.groups, self._rate = groups, rate
         folder.mkdir(parents=True, exist_ok=True)
         self.warehouse = folder / "warehouse"
         name = folder.name
         self._options: dict[str, object] = {
             **SHORT_TIMES,
-            "kafka.bootstrap_servers": broker.status()["bootstrap_servers"],
+            "kafka.bootstrap_servers": kafka.bootstrap_servers,
             **{f"kafka.{kind}_topic": f"{name}-{kind}" for kind in ("half", "op", "check")},
             "storage.warehouse": str(self.warehouse),
             **(overrides or {}),
@@ -123,8 +125,8 @@ class World:
 
     def start_what_is_down(self) -> None:
         """Start again what has ended, as a supervisor does."""
-        if self.broker.pid() is None:
-            self.broker.start()
+        if not self.kafka.status()["running"]:
+            self.kafka.start()
         if not self.job.is_running():
             self.job.kill()
             self.job.start()
@@ -150,7 +152,7 @@ class World:
             time.sleep(0.5)
             self.missing = wanted - ids_in(self.warehouse, Table.MESSAGES)
             if self.missing:
-                self.missing -= self._overruled() | self.reported_lost()
+                self.missing -= self._overruled() | self.reported_lost() | self.not_due()
             return not self.missing
 
         try:
@@ -164,6 +166,12 @@ class World:
         """Return the ids whose half is in quarantine as `half_lost` (R17)."""
         rows = query(self.warehouse, Table.QUARANTINE, "transaction_id", f"reason = '{Reason.HALF_LOST}'")
         return {row["transaction_id"] for row in rows}
+
+    def not_due(self) -> set[str]:
+        """Return the ids without a verdict whose half has a time to come, by a broker's fast clock: no check is due."""
+        decided = {verdict.transaction_id for verdict in self.topics.verdicts}
+        come_ms = time.time() * 1000 + _CLOCKS_AGREE_MS
+        return {half.transaction_id for half in self.topics.halves if half.at_ms > come_ms} - decided
 
     def _overruled(self) -> set[str]:
         """Return the ids whose first verdict in Kafka is a stray one, which counts then (R2)."""
@@ -180,7 +188,8 @@ class World:
 
         Each id of `settled` must be settled. With None every id must be settled or pending.
         """
-        return audit(gather(self.folder, self.settings, self.topics, pending=pending, destroyed=frozenset(self.destroyed)), settled)
+        evidence = gather(self.folder, self.settings, self.topics, pending=pending, destroyed=frozenset(self.destroyed))
+        return audit(replace(evidence, not_due=frozenset(self.not_due())), settled)
 
     def pending(self) -> frozenset[str]:
         """Return the ids that `halfway pending` lists."""
@@ -190,9 +199,9 @@ class World:
         return frozenset(row["transaction_id"] for row in json.loads(done.stdout))
 
     def _has_none_pending(self) -> bool:
-        """Return True if the last batch left nothing pending. A new checkpoint has no batch at first."""
+        """Return True if the last batch left nothing pending that is due. A new checkpoint has no batch at first."""
         path = self.job.checkpoint / STATUS_FILE
-        return path.exists() and json.loads(path.read_text())["pending"] == 0
+        return path.exists() and json.loads(path.read_text())["pending"] <= len(self.not_due())
 
     def settle(self) -> Findings:
         """Let every transaction be settled, stop the job, and judge the whole. What is not settled must be pending.

@@ -7,6 +7,7 @@ import pytest
 from halfway.schemas.headers import check_id
 from tests.chaos.auditor import Check, Evidence, Findings, Half, Refused, Row, Verdict, audit
 from tests.chaos.plans import Decision, Fate, body_of, digest, plan_of
+from tests.chaos.reading import Tick
 
 GROUP = "alpha"
 HORIZON_MS = 9_000
@@ -100,6 +101,10 @@ WRONG = {
     "another time of commit": {"messages": [GOOD.messages[0]._replace(decided_ms=1_101), GOOD.messages[1]]},
     "committed by a stranger alone": {"verdicts": [verdict("c", 1_100, group="stranger"), *GOOD.verdicts[1:]]},
     "discarded though the verdict was in Kafka by then": {"verdicts": [*GOOD.verdicts, verdict("d", 5_001, commit=False)]},
+    "discarded though the verdict, of a leader with a fast clock, had been read": {
+        "verdicts": [*GOOD.verdicts, verdict("d", 99_000, commit=False)._replace(offset=7)],
+        "op_ticks": [Tick(0, 6, 1_500), Tick(0, 8, 5_001)],
+    },
     "discarded after too few checks": {"discarded": [GOOD.discarded[0]._replace(check_times=1)]},
     "checked though the verdict was in Kafka by then": {"asked_at": [*GOOD.asked_at, decided("c", 0, 1, 1_100)]},
     "a check that the job did not decide": {"asked_at": GOOD.asked_at[1:]},
@@ -130,6 +135,19 @@ def test_it_finds_what_is_wrong(changes: dict[str, object]) -> None:
 def test_a_verdict_after_the_horizon_excludes_no_check_and_no_discard() -> None:
     late = [*GOOD.verdicts, verdict("d", 5_002, commit=False), verdict("p", 3_002, commit=False)]
     assert found(verdicts=late, pending=frozenset()) == Findings()
+
+
+def test_a_verdict_of_a_leader_with_a_slow_clock_excludes_no_check_that_was_decided_before_it_was_read() -> None:
+    slow = [*GOOD.verdicts, verdict("p", 500, commit=False)._replace(offset=7)]
+    assert found(verdicts=slow, pending=frozenset()).wrong
+    assert found(verdicts=slow, pending=frozenset(), op_ticks=[Tick(0, 6, 3_001), Tick(0, 8, 9_000)]) == Findings()
+    assert found(verdicts=slow, pending=frozenset(), op_ticks=[Tick(0, 6, 3_000), Tick(0, 8, 9_000)]).wrong
+
+
+def test_a_half_with_a_time_to_come_may_wait_and_is_not_gone() -> None:
+    waiting = {"verdicts": GOOD.verdicts[::2], "messages": GOOD.messages[:1], "not_due": frozenset({"a"})}
+    assert found(**waiting, pending=frozenset({"p", "a"})) == Findings()
+    assert found(**waiting).lost
 
 
 def test_a_stray_verdict_that_comes_first_counts() -> None:
