@@ -28,6 +28,20 @@ READ_LIMIT_S = 60.0
 _END_POLL_S = 0.1
 _POLL_S = 0.05
 _AT_ONCE = 4_096
+_MOVED = (
+    KafkaError._DESTROY_BROKER,
+    KafkaError._TRANSPORT,
+    KafkaError.BROKER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
+"""The leader of a partition died or changed. librdkafka asks the new one at the next attempt."""
 _NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
@@ -99,7 +113,23 @@ def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetR
     if count is None:
         raise TopicError(missing_topics([topic]))
     places = (TopicPartition(topic, partition) for partition in range(count))
-    return {place.partition: OffsetRange(*consumer.get_watermark_offsets(place, timeout=REQUEST_LIMIT_S)) for place in places}
+    return {place.partition: _ends(consumer, place, REQUEST_LIMIT_S) for place in places}
+
+
+def _ends(consumer: Consumer, place: TopicPartition, limit_s: float) -> OffsetRange:
+    """Return the offsets that a partition retains. Waits while it has no leader.
+
+    Raises:
+        KafkaException: Kafka refuses the request, or does not answer within `limit_s`.
+    """
+    deadline = monotonic() + limit_s
+    while True:
+        try:
+            return OffsetRange(*consumer.get_watermark_offsets(place, timeout=limit_s))
+        except KafkaException as error:
+            if error.args[0].code() not in _MOVED or monotonic() >= deadline:
+                raise
+            sleep(_END_POLL_S)
 
 
 def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange], limit_s: float = READ_LIMIT_S) -> Iterator[Message]:
@@ -197,7 +227,7 @@ class PartitionReader:
     def _ask(self) -> None:
         """Ask Kafka where the partition begins and ends."""
         try:
-            self._low, self._high = self._consumer.get_watermark_offsets(TopicPartition(*self._place), timeout=self._limit_s)
+            self._low, self._high = _ends(self._consumer, TopicPartition(*self._place), self._limit_s)
         except KafkaException as error:
             if error.args[0].code() not in _NO_TOPIC:
                 raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
@@ -243,6 +273,8 @@ class PartitionReader:
                 if (record.offset() or 0) < self._high:
                     continue
                 return None
+            if error.code() in _MOVED:
+                continue
             if error.code() not in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.str()}")
             self._ask()

@@ -12,6 +12,10 @@ from halfway.pipelines.kafka import range_reader
 from halfway.schemas.errors import KafkaUnavailableError
 
 UNKNOWN = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+GONE = KafkaException(KafkaError(KafkaError._DESTROY_BROKER))
+"""A broker was killed, and the others no longer name it."""
+MOVED = KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
 class Record:
@@ -74,6 +78,27 @@ def read(broker: Any, *offsets: int, limit_s: float = 5.0) -> list[int | None]:
 @pytest.mark.parametrize("ends", [[10], [3, 3, 10], [0, 10], [UNKNOWN, UNKNOWN, 10], [3, UNKNOWN, 10]], ids=str)
 def test_a_record_read_before_is_waited_for_while_the_reported_end_is_too_small(ends: list[Any]) -> None:
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
+
+
+@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10]], ids=str)
+def test_a_leader_that_died_or_moved_is_waited_for(ends: list[Any]) -> None:
+    assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
+    broker = Broker([10])
+    broker.refuse_once = KafkaError._DESTROY_BROKER
+    assert read(broker, 5) == [5]
+
+
+@pytest.mark.parametrize(("answer", "limit_s"), [(GONE, 0.3), (REFUSED, 60.0)], ids=["no leader in time", "no right"])
+def test_what_waiting_does_not_help_is_an_error(answer: KafkaException, limit_s: float) -> None:
+    with pytest.raises(KafkaUnavailableError, match="cannot read half"):
+        read(Broker([answer]), 5, limit_s=limit_s)
+
+
+def test_the_retained_offsets_are_asked_again_after_a_leader_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "partition_counts", lambda *_: {"half": 1})
+    consumer: Any = Broker([GONE, 10], low=3)
+    client: Any = None
+    assert range_reader.retained(consumer, client, "half") == {0: (3, 10)}
 
 
 def test_an_offset_before_the_first_one_is_deleted() -> None:
