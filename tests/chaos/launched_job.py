@@ -131,8 +131,11 @@ class LaunchedJob:
 
     def wait_for_step(self) -> int:
         """Wait until the job reaches the armed failpoint, and return the batch id."""
-        until((self._folder / REACHED_FILE).exists, "the armed step")
-        batch_id: int = json.loads((self._folder / REACHED_FILE).read_text())["batch_id"]
+        reached = self._folder / REACHED_FILE
+        until(lambda: reached.exists() or not self.is_running(), "the armed step")
+        if not reached.exists():
+            raise ChaosError(f"the job ended: {self.last_words()}")
+        batch_id: int = json.loads(reached.read_text())["batch_id"]
         return batch_id
 
     def go_on(self) -> None:
