@@ -26,10 +26,12 @@ and the marks of their ends are, offsets have gaps."""
 READ_UNCOMMITTED = "read_uncommitted"
 READ_LIMIT_S = 60.0
 _END_POLL_S = 0.1
+_LOOK_UP_LIMIT_S = 5.0
 _POLL_S = 0.05
 _AT_ONCE = 4_096
 _MOVED = (
     KafkaError._DESTROY_BROKER,
+    KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError.BROKER_NOT_AVAILABLE,
     KafkaError.FENCED_LEADER_EPOCH,
@@ -41,7 +43,7 @@ _MOVED = (
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-"""The leader of a partition died or changed. librdkafka asks the new one at the next attempt."""
+"""The leader of a partition died, froze or changed. librdkafka asks the new one as soon as it knows it."""
 _NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
@@ -65,6 +67,8 @@ def reading_options(group: str) -> dict[str, str]:
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
         "auto.offset.reset": "error",
+        # A leader that froze does not say that another one leads by now.
+        "topic.metadata.refresh.interval.ms": "5000",
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": "4194304",
         **READ_ANY_SIZE,
@@ -125,11 +129,18 @@ def _ends(consumer: Consumer, place: TopicPartition, limit_s: float) -> OffsetRa
     deadline = monotonic() + limit_s
     while True:
         try:
-            return OffsetRange(*consumer.get_watermark_offsets(place, timeout=limit_s))
+            return OffsetRange(*consumer.get_watermark_offsets(place, timeout=min(limit_s, REQUEST_LIMIT_S)))
         except KafkaException as error:
             if error.args[0].code() not in _MOVED or monotonic() >= deadline:
                 raise
             sleep(_END_POLL_S)
+            _look_up(consumer, place.topic)
+
+
+def _look_up(consumer: Consumer, topic: str) -> None:
+    """Ask for the topic's metadata, which the client would trust for 5 minutes, and for 15 if the topic was gone."""
+    with suppress(KafkaException):
+        consumer.list_topics(topic, timeout=_LOOK_UP_LIMIT_S)
 
 
 def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange], limit_s: float = READ_LIMIT_S) -> Iterator[Message]:
@@ -232,9 +243,7 @@ class PartitionReader:
             if error.args[0].code() not in _NO_TOPIC:
                 raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
             self._low = self._high = 0
-            # The client would trust its old metadata of the topic for up to 15 minutes.
-            with suppress(KafkaException):
-                self._consumer.list_topics(self._place[0], timeout=self._limit_s)
+            _look_up(self._consumer, self._place[0])
 
     def _is_kept(self, offset: int) -> bool:
         """Return True if the partition still holds an offset that was read before; False if its beginning is past it.

@@ -15,6 +15,8 @@ UNKNOWN = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
 GONE = KafkaException(KafkaError(KafkaError._DESTROY_BROKER))
 """A broker was killed, and the others no longer name it."""
 MOVED = KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
+SILENT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+"""A broker is frozen, and the client does not know yet that another one leads."""
 REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
@@ -80,7 +82,7 @@ def test_a_record_read_before_is_waited_for_while_the_reported_end_is_too_small(
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
 
 
-@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10]], ids=str)
+@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10], [SILENT, 10]], ids=str)
 def test_a_leader_that_died_or_moved_is_waited_for(ends: list[Any]) -> None:
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
     broker = Broker([10])
