@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -13,6 +14,8 @@ from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 REQUEST_LIMIT_S = 10.0
+_FIRST_LIMIT_S = 4.0
+_LOOK_UP_LIMIT_S = 2.0
 _POLL_S = 0.2
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
 _T = TypeVar("_T")
@@ -142,8 +145,24 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         AccessError: this user may not describe one of them.
         KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
     """
+    try:
+        return _described(client, topics, with_operations, _FIRST_LIMIT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError._TIMED_OUT:
+            raise unavailable(client, error.args[0]) from None
+    # librdkafka sends this request to the broker that was the controller when it last asked. If that one has died,
+    # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are.
+    with suppress(KafkaException):
+        client.list_topics(timeout=_LOOK_UP_LIMIT_S)
+    try:
+        return _described(client, topics, with_operations, REQUEST_LIMIT_S - _FIRST_LIMIT_S)
+    except KafkaException as error:
+        raise unavailable(client, error.args[0]) from None
+
+
+def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription]:
     names = TopicCollection(list(topics))
-    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=REQUEST_LIMIT_S)
+    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=limit_s)
     found: dict[str, TopicDescription] = {}
     for topic, future in futures.items():
         try:
@@ -153,7 +172,7 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
             if failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise AccessError(missing_right(client.user, "Describe", "topic", topic)) from None
             if failure.code() not in _NOT_THERE:
-                raise unavailable(client, failure) from None
+                raise
     return found
 
 

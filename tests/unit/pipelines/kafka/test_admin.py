@@ -1,0 +1,58 @@
+"""A client whose controller died looks for the new one."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from halfway.pipelines.kafka.admin import describe_topics
+from halfway.schemas.errors import KafkaUnavailableError
+
+
+class Client:
+    """An admin client that asks a dead controller until it has asked any broker for the brokers there are."""
+
+    user, protocol = None, "PLAINTEXT"
+
+    def __init__(self, failure: int, *, has_another: bool = True) -> None:
+        self._failure, self._has_another = failure, has_another
+        self.asked = self.looked_up = 0
+
+    def describe_topics(self, _: object, include_authorized_operations: bool, request_timeout: float) -> dict[str, "Future[Any]"]:
+        assert not include_authorized_operations
+        assert request_timeout > 0
+        self.asked += 1
+        future: Future[Any] = Future()
+        if self.looked_up:
+            future.set_result(SimpleNamespace(partitions=[0]))
+        else:
+            future.set_exception(KafkaException(KafkaError(self._failure)))
+        return {"half": future}
+
+    def list_topics(self, timeout: float) -> None:
+        assert timeout > 0
+        if not self._has_another:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        self.looked_up += 1
+
+    def result(self, future: "Future[Any]") -> Any:
+        return future.result()
+
+    def diagnosis(self) -> None: ...
+    def last_error(self) -> None: ...
+
+
+def test_a_dead_controller_is_replaced() -> None:
+    client: Any = Client(KafkaError._TIMED_OUT)
+    assert list(describe_topics(client, ["half"])) == ["half"]
+    assert client.looked_up == 1
+
+
+@pytest.mark.parametrize(("failure", "has_another", "asked"), [(KafkaError._TIMED_OUT, False, 2), (KafkaError.INVALID_REQUEST, True, 1)])
+def test_what_no_other_broker_helps_is_an_error(failure: int, has_another: bool, asked: int) -> None:
+    client: Any = Client(failure, has_another=has_another)
+    with pytest.raises(KafkaUnavailableError):
+        describe_topics(client, ["half"])
+    assert client.asked == asked
