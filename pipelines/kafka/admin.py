@@ -1,6 +1,7 @@
 """Provides an admin client for Kafka that prints nothing, times out soon, and explains a failure in one line."""
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,7 +15,7 @@ from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 REQUEST_LIMIT_S = 10.0
-_FIRST_LIMIT_S = 4.0
+_ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 2.0
 _POLL_S = 0.2
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
@@ -127,7 +128,7 @@ def partition_counts(client: Admin, topics: Collection[str]) -> dict[str, int]:
 
     Raises:
         AccessError: this user may not describe one of them.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
     """
     found = describe_topics(client, topics)
     return {topic: len(found[topic].partitions) for topic in topics if topic in found and found[topic].partitions}
@@ -143,26 +144,25 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
 
     Raises:
         AccessError: this user may not describe one of them.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
     """
-    try:
-        return _described(client, topics, with_operations, _FIRST_LIMIT_S)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError._TIMED_OUT:
-            raise unavailable(client, error.args[0]) from None
-    # librdkafka sends this request to the broker that was the controller when it last asked. If that one has died,
-    # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are.
-    with suppress(KafkaException):
-        client.list_topics(timeout=_LOOK_UP_LIMIT_S)
-    try:
-        return _described(client, topics, with_operations, REQUEST_LIMIT_S - _FIRST_LIMIT_S)
-    except KafkaException as error:
-        raise unavailable(client, error.args[0]) from None
+    deadline_s = time.monotonic() + REQUEST_LIMIT_S
+    while True:
+        try:
+            return _described(client, topics, with_operations)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() >= deadline_s:
+                raise unavailable(client, error.args[0]) from None
+        # librdkafka sends this request to the broker that was the controller when it last asked. If that one has died,
+        # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are. They name a
+        # dead one until its session ends.
+        with suppress(KafkaException):
+            client.list_topics(timeout=_LOOK_UP_LIMIT_S)
 
 
-def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription]:
+def _described(client: Admin, topics: Collection[str], with_operations: bool) -> dict[str, TopicDescription]:
     names = TopicCollection(list(topics))
-    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=limit_s)
+    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=_ATTEMPT_LIMIT_S)
     found: dict[str, TopicDescription] = {}
     for topic, future in futures.items():
         try:
