@@ -12,9 +12,20 @@ librdkafka_log = logging.getLogger("halfway.clients.librdkafka")
 # Without a handler, Python prints librdkafka's warnings to stderr in an application that configures no logging.
 librdkafka_log.addHandler(logging.NullHandler())
 
+FOLLOW_LEADERS: dict[str, Any] = {
+    # A broker that froze does not say that another one leads by now. librdkafka asks for that after 5 minutes by
+    # default, maybe the same broker, and gives a broker up that does not answer for a minute.
+    "topic.metadata.refresh.interval.ms": 5_000,
+    "socket.timeout.ms": 10_000,
+}
+"""The option of every client of a replicated Kafka, so that it goes on with the new leader of a partition."""
+
 PRODUCER_OPTIONS: dict[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
+    **FOLLOW_LEADERS,
+    # As long as a record may take, by default. Then there would be no time to send it to another leader.
+    "request.timeout.ms": 10_000,
     # Java's default. All records of an id are then in one partition, whichever client sends them (docs/contract.md).
     "partitioner": "murmur2_random",
     # librdkafka's largest. The limit is the topic's, which Kafka compares with the size after compression.

@@ -7,11 +7,11 @@ through dense pointers and drops the records between them, and seeks sparse ones
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic, sleep
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.clients.kafka.config import READ_ANY_SIZE
+from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
@@ -54,7 +54,7 @@ class OffsetRange(NamedTuple):
     end: int
 
 
-def reading_options(group: str) -> dict[str, str]:
+def reading_options(group: str) -> dict[str, Any]:
     """Return librdkafka's options for a consumer that reads assigned offsets and reports where a partition ends.
 
     Args:
@@ -67,8 +67,7 @@ def reading_options(group: str) -> dict[str, str]:
         "enable.auto.offset.store": "false",
         "enable.partition.eof": "true",
         "auto.offset.reset": "error",
-        # A leader that froze does not say that another one leads by now.
-        "topic.metadata.refresh.interval.ms": "5000",
+        **FOLLOW_LEADERS,
         "fetch.wait.max.ms": "10",
         "fetch.message.max.bytes": "4194304",
         **READ_ANY_SIZE,

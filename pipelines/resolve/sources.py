@@ -50,6 +50,8 @@ def source_options(kafka: KafkaSettings) -> dict[str, str]:
         "failOnDataLoss": "true",
         # Kafka waits 500 ms by default for more records, in each partition of a nearly idle batch.
         "kafka.fetch.max.wait.ms": "10",
+        # A leader that froze is given up after this time, by default 30 s, and a request is tried twice and more.
+        "kafka.request.timeout.ms": "15000",
         "kafka.max.partition.fetch.bytes": str(8 * 1024 * 1024),
         "kafka.max.poll.records": "10000",
         "kafka.receive.buffer.bytes": str(1024 * 1024),

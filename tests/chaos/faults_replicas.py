@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from tests.chaos.faults import LONGER_THAN_ALL_S, CannotBeMadeError, Fault
 from tests.chaos.launcher import Step
-from tests.chaos.waiting import ChaosError, until
+from tests.chaos.waiting import ChaosError
 from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaNode, can_put_clocks_wrong
 from tests.support.partition_records import LIMIT_S, records_of
@@ -144,7 +144,7 @@ def follower_lags(world: World, chance: Random) -> None:
     slow = followers(world, leader, chance)[0]
     slow.freeze()
     try:
-        until(lambda: slow.number not in world.kafka.in_sync(leader.topic, leader.partition), "a follower out of sync")
+        world.kafka.wait_until_out_of_sync(slow, leader.topic, leader.partition)
         world.wait_for_transactions(chance.randint(10, 30))
     finally:
         slow.thaw()
@@ -178,7 +178,7 @@ def unclean_election(world: World, chance: Random) -> None:
     leader = a_leader(world, chance)
     stale = followers(world, leader, chance)[0]
     stale.kill()
-    until(lambda: stale.number not in world.kafka.in_sync(leader.topic, leader.partition), "a follower out of sync")
+    world.kafka.wait_until_out_of_sync(stale, leader.topic, leader.partition)
     world.wait_for_transactions(chance.randint(10, 30))
     world.kafka.kill()
     # Two controllers are a majority. One of these two brokers has missed what was acknowledged meanwhile.

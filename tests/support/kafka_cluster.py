@@ -159,9 +159,13 @@ class KafkaCluster:
         until(lambda: self._succeeds(is_led), f"a leader of {topic} {partition}")
         return found[0]
 
-    def in_sync(self, topic: str, partition: int) -> set[int]:
-        """Return the numbers of the nodes whose replicas of a partition are in sync."""
-        return {node.id for node in self._described([topic])[topic].partitions[partition].isr}
+    def wait_until_out_of_sync(self, node: KafkaNode, topic: str, partition: int) -> None:
+        """Wait until the leader of a partition goes on without a node's replica."""
+
+        def is_out() -> bool:
+            return node.number not in {one.id for one in self._described([topic])[topic].partitions[partition].isr}
+
+        until(lambda: self._succeeds(is_out), f"node {node.number} out of sync")
 
     def wait_until_in_sync(self) -> None:
         """Wait until every node has a replica in sync of every partition, and leads those that it is preferred for."""

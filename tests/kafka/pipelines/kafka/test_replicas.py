@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
 
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
-from halfway.pipelines.kafka.range_reader import PartitionReader, operator_consumer
+from halfway.pipelines.kafka.range_reader import PartitionReader, operator_consumer, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_cluster import KafkaCluster
@@ -44,13 +45,37 @@ def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_de
 
 
 def test_a_record_is_read_back_when_its_leader_dies(cluster: KafkaCluster) -> None:
-    writer = RecordWriter(settings(cluster))
-    for number in range(10):
-        writer.put(TOPIC, b"id", b"%d" % number, [], partition=0)
-    writer.flush()
+    write(RecordWriter(settings(cluster)), b"0", b"1", b"2")
     with operator_consumer(settings(cluster)) as consumer:
-        with PartitionReader(consumer, TOPIC, 0) as reader:
-            assert [record is not None and record.value() for record in reader.records([2])] == [b"2"]
+        first, end = retained(consumer, admin_client(settings(cluster)), TOPIC)[0]
+        assert read(consumer, first) == b"0"
         cluster.leader(TOPIC, 0).kill()
-        with PartitionReader(consumer, TOPIC, 0) as reader:
-            assert [record is not None and record.value() for record in reader.records([2, 9])] == [b"2", b"9"]
+        assert read(consumer, end - 1) == b"2"
+
+
+def test_records_are_written_and_read_back_when_their_leader_is_frozen(cluster: KafkaCluster) -> None:
+    writer = RecordWriter(settings(cluster))
+    write(writer, b"before")
+    with operator_consumer(settings(cluster)) as consumer:
+        offset = retained(consumer, admin_client(settings(cluster)), TOPIC)[0].end - 1
+        assert read(consumer, offset) == b"before"
+        leader = cluster.leader(TOPIC, 0)
+        leader.freeze()
+        try:
+            write(writer, b"after")
+            assert [read(consumer, offset), read(consumer, offset + 1)] == [b"before", b"after"]
+        finally:
+            leader.thaw()
+
+
+def write(writer: RecordWriter, *bodies: bytes) -> None:
+    for body in bodies:
+        writer.put(TOPIC, b"id", body, [], partition=0)
+    writer.flush()
+
+
+def read(consumer: Consumer, offset: int) -> bytes | None:
+    """Return the body at an offset, asked for by a reader of its own, as each batch does."""
+    with PartitionReader(consumer, TOPIC, 0) as reader:
+        [record] = reader.records([offset])
+        return None if record is None else record.value()
