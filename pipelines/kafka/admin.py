@@ -147,9 +147,13 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
     """
     deadline_s = time.monotonic() + REQUEST_LIMIT_S
+
+    def at_most(limit_s: float) -> float:
+        return max(0.1, min(limit_s, deadline_s - time.monotonic()))
+
     while True:
         try:
-            return _described(client, topics, with_operations)
+            return _described(client, topics, with_operations, at_most(_ATTEMPT_LIMIT_S))
         except KafkaException as error:
             if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() >= deadline_s:
                 raise unavailable(client, error.args[0]) from None
@@ -157,12 +161,12 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are. They name a
         # dead one until its session ends.
         with suppress(KafkaException):
-            client.list_topics(timeout=_LOOK_UP_LIMIT_S)
+            client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
 
 
-def _described(client: Admin, topics: Collection[str], with_operations: bool) -> dict[str, TopicDescription]:
+def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription]:
     names = TopicCollection(list(topics))
-    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=_ATTEMPT_LIMIT_S)
+    futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=limit_s)
     found: dict[str, TopicDescription] = {}
     for topic, future in futures.items():
         try:
