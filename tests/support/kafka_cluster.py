@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import ElectionType, KafkaException
 from confluent_kafka.admin import TopicDescription
 
-from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.kafka.admin import Admin, describe_topics
 from halfway.pipelines.local.broker import BrokerStatus, LocalBroker
 from halfway.pipelines.local.processes import HOST, free_port
+from halfway.schemas.errors import KafkaUnavailableError
 from tests.support.waiting import until
 
 _REQUEST_S = 5.0
@@ -188,16 +189,11 @@ class KafkaCluster:
 
         until(lambda: self._succeeds(is_elected), "the preferred leaders")
 
-    def is_led_by(self, node: KafkaNode, place: TopicPartition) -> bool:
-        """Return True if a node leads a partition."""
-        return self.leader(place.topic, place.partition) is node
-
     def _topics(self) -> list[str]:
         return list(self._client().list_topics(timeout=_REQUEST_S).topics)
 
     def _described(self, topics: Collection[str]) -> dict[str, TopicDescription]:
-        futures = self._client().describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_S) if topics else {}
-        return {topic: future.result() for topic, future in futures.items()}
+        return describe_topics(self._client(), topics) if topics else {}
 
     def _client(self) -> Admin:
         self._admin = self._admin or Admin({"bootstrap.servers": self.bootstrap_servers, "reconnect.backoff.max.ms": 500})
@@ -207,5 +203,5 @@ class KafkaCluster:
     def _succeeds(condition: Callable[[], bool]) -> bool:
         try:
             return condition()
-        except (KafkaException, TimeoutError):
+        except (KafkaException, KafkaUnavailableError, KeyError, TimeoutError):
             return False
