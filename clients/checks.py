@@ -14,7 +14,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.clients.check_threads import Answers, CheckThreads
-from halfway.clients.kafka.config import READ_ANY_SIZE, librdkafka_config, log_error
+from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config, log_error
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import OpenChecks
@@ -132,7 +132,7 @@ class CheckAnswerer:
             "queued.max.messages.kbytes": _FETCH_KBYTES,
             # librdkafka waits 1000 ms by default before it fills a full queue again. The queue is empty sooner.
             "fetch.queue.backoff.ms": 10,
-            "topic.metadata.refresh.interval.ms": 30_000,
+            **FOLLOW_LEADERS,
         }
 
     # The methods from here to `_on_lost` run in the thread that owns the consumer, which calls the callbacks too.
