@@ -63,7 +63,7 @@ test-slow: setup jars ## run the other tests: a cluster, long examples, commands
 test-unit: setup ## run the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
 
-chaos: jars ## make N faults and count what is lost, twice or wrong; without N: 100, then a million records
+chaos: jars ## make N faults and count what is lost, twice or wrong (SEED, BROKERS=3); without N: 100, then a million records
 	@$(PY) -m tests.chaos --faults $(N) --seed $(SEED) --brokers $(BROKERS)
 	$(if $(filter file,$(origin N)),@$(PY) -m tests.fuzz --records 1000000 --seed $(SEED))
 

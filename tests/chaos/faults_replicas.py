@@ -181,10 +181,11 @@ def unclean_election(world: World, chance: Random) -> None:
     world.kafka.wait_until_out_of_sync(stale, leader.topic, leader.partition)
     world.wait_for_transactions(chance.randint(10, 30))
     world.kafka.kill()
-    # Two controllers are a majority. One of these two brokers has missed what was acknowledged meanwhile.
-    complete = chance.choice([node for node in world.kafka.nodes if node is not stale])
-    world.kafka.start_nodes([stale, complete])
-    if world.kafka.leader(leader.topic, leader.partition) is stale:
+    # Two controllers are a majority. One of these two brokers has missed what was acknowledged meanwhile. The partition
+    # has no leader if the other one was not in sync either.
+    world.kafka.start_nodes([stale, chance.choice([node for node in world.kafka.nodes if node is not stale])])
+    time.sleep(chance.uniform(0.0, 8.0))
+    if world.kafka.leads(stale, leader.topic, leader.partition):
         raise ChaosError(f"a broker that has missed records leads {leader.topic} {leader.partition}")
 
 

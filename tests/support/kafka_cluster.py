@@ -160,6 +160,18 @@ class KafkaCluster:
         until(lambda: self._succeeds(is_led), f"a leader of {topic} {partition}")
         return found[0]
 
+    def leads(self, node: KafkaNode, topic: str, partition: int) -> bool:
+        """Return True if a node leads a partition, False if another one or none does."""
+        found: list[bool] = []
+
+        def is_known() -> bool:
+            leader = self._described([topic])[topic].partitions[partition].leader
+            found.append(leader is not None and leader.id == node.number)
+            return True
+
+        until(lambda: self._succeeds(is_known), f"an answer about {topic} {partition}")
+        return found[-1]
+
     def wait_until_out_of_sync(self, node: KafkaNode, topic: str, partition: int) -> None:
         """Wait until the leader of a partition goes on without a node's replica."""
 
