@@ -79,8 +79,8 @@ notebooks: jars ## run both notebooks on your tables; pictures and HTML go to bu
 
 .PHONY: simulate
 simulate: N := 10000
-simulate: setup ## play N histories (10000) in simulated time, and print the shortest of each kind that breaks a rule (SEED)
-	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED)
+simulate: $(if $(REAL),jars,setup) ## play N histories (10000) in simulated time (SEED, JOBS); REAL=30: play 30 on a real Kafka and Spark too
+	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(REAL),--real $(REAL))
 
 .PHONY: soak
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows

@@ -1,12 +1,13 @@
 """`python -m tests.simulation` runs simulated histories, and prints the shortest history of each kind of defect."""
 
 import argparse
+import os
+import signal
 import sys
 from collections import Counter
 from time import monotonic
 
-from tests.simulation.known import KNOWN
-from tests.simulation.run import describe, run_seed, shortest
+from tests.simulation.run import describe, run_seeds, shortest
 
 
 def say(text: str) -> None:
@@ -18,23 +19,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Run simulated histories and judge them.")
     parser.add_argument("--histories", type=int, default=10_000, help="number of histories (default 10000)")
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
-    parser.add_argument("--all-rules", action="store_true", help="report what is known too (tests/simulation/known.py)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default: one for each core)")
+    parser.add_argument("--real", type=int, default=0, metavar="N", help="instead, run N histories on a real Kafka, Spark and Delta too")
     options = parser.parse_args()
+    # On SIGTERM the `with` blocks end, and the broker with them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    return compare(options.seed, options.real) if options.real else simulate(options.seed, options.histories, options.jobs)
+
+
+def simulate(first_seed: int, histories: int, jobs: int) -> int:
     started, failing, shown = monotonic(), 0, Counter[str]()
-    for seed in range(options.seed, options.seed + options.histories):
-        failure = run_seed(seed, () if options.all_rules else tuple(KNOWN))
-        if failure is None:
-            continue
+    for failure in run_seeds(range(first_seed, first_seed + histories), jobs):
         failing += 1
         rule = failure.findings[0].rule
         shown[rule] += 1
         if shown[rule] == 1:
             say(describe(shortest(failure)))
     seconds = monotonic() - started
-    say(f"{options.histories} histories in {seconds:.1f} s ({60 * options.histories / seconds:.0f} a minute): {failing} with findings")
+    per_minute = 60 * histories / seconds
+    say(f"{histories} histories in {seconds:.1f} s ({per_minute:.0f} a minute, {jobs} processes): {failing} with findings")
     for rule, times in shown.most_common():
         say(f"  {rule}: {times}")
     return 1 if failing else 0
+
+
+def compare(first_seed: int, histories: int) -> int:
+    """Run histories on a real Kafka, Spark and Delta, and say what is not as it was simulated."""
+    # Spark takes seconds to import.
+    from tests.simulation.real import on_this_machine
+
+    started, different = monotonic(), 0
+    for taped, found in on_this_machine(first_seed, histories):
+        say("\n  ".join([f"seed {taped.seed}: {taped}: {len(found)} differences", *found]))
+        different += bool(found)
+    say(f"{histories} histories on a real Kafka, Spark and Delta in {monotonic() - started:.0f} s: {different} with differences")
+    return 1 if different else 0
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ alone, so it is asked once for each shape of a record, and its answer is used ag
 `FULL`th history goes the whole way instead, through packs, buckets and the operator, so that this is tested too.
 """
 
-import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -13,24 +12,24 @@ import pandas as pd
 import pyarrow as pa
 
 from halfway.schemas import headers as h
-from halfway.schemas.events import RECORD_SCHEMA
+from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.transforms import operator
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.former import FormerRecords
 from halfway.transforms.horizon import Place, Tick
 from halfway.transforms.packing import pack_events
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome
 from tests.simulation.history import OP, Record
+from tests.simulation.log import LOG_APPEND_TIME
 
-_LOG_APPEND_TIME = 1
-_PLAIN_ID = re.compile(rb"t[0-9]+")
-_TIMES = (h.TICK, h.BORN_TIMESTAMP)
-"""Headers that differ from record to record, and of which the answer holds nothing."""
+Said = Tick | Half | Op | Lost | Outcome
+Told = tuple[Record, Said]
 _answers: dict[Hashable, Any] = {}
 
 
-def to_arrow(records: Iterable[Record]) -> pa.RecordBatch:
+def to_arrow(records: Iterable[Record], timestamp_type: int) -> pa.RecordBatch:
     """Return RECORD_SCHEMA, as Spark's Kafka source gives it."""
     rows = [
         {
@@ -38,7 +37,7 @@ def to_arrow(records: Iterable[Record]) -> pa.RecordBatch:
             "partition": record.partition,
             "offset": record.offset,
             "at_ms": record.at_ms,
-            "timestamp_type": _LOG_APPEND_TIME,
+            "timestamp_type": timestamp_type,
             "key": record.key,
             "headers": [{"key": name, "value": value} for name, value in record.headers],
             "value_bytes": len(record.value or b""),
@@ -55,25 +54,24 @@ def to_packs(records: pa.RecordBatch, config: DecoderConfig, bucket_keys: Sequen
     return pd.concat([batch.to_pandas() for batch in pack([records])])
 
 
-def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any) -> Batch:
+def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, timestamp_type: int) -> Batch:
     """Return what the records say, in the words of the protocol.
 
     Args:
         records: the records.
         config: what decoding depends on.
         former: what former checkpoints have dealt with, if they may have dealt with one of these.
+        timestamp_type: whose clock the times of the records are of.
     """
-    if former is not None:
-        return operator.to_batch([to_packs(to_arrow(records), config, (0,), former)])
     halves: list[Half] = []
     ops: list[Op] = []
     lost: list[Lost] = []
     broken: list[Outcome] = []
     ticks: dict[Place, Tick] = {}
     read_ms: dict[Place, int] = {}
-    for record in records:
+    told = [(record, _said(record, config)) for record in records]
+    for record, said in told if former is None else _not_dealt_with(told, former.value):
         place = (Source(int(record.topic == OP)), record.partition)
-        said = _said(record, config)
         if isinstance(said, Tick):
             tick = said._replace(at_ms=record.at_ms)
             ticks[place] = max(ticks.get(place, tick), tick)
@@ -86,8 +84,28 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any) -> B
         else:
             broken.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
             continue
-        read_ms[place] = max(read_ms.get(place, record.at_ms), record.at_ms)
+        if timestamp_type == LOG_APPEND_TIME:
+            read_ms[place] = max(read_ms.get(place, record.at_ms), record.at_ms)
     return Batch(halves, ops, lost, list(ticks.values()), broken, read_ms)
+
+
+def _not_dealt_with(told: Sequence[Told], former: FormerRecords) -> list[Told]:
+    """Leave out what former checkpoints have dealt with, as `pack_events` does; a half that was discarded says so."""
+    others = [(record, said) for record, said in told if isinstance(said, Tick)]
+    events = [(record, said) for record, said in told if not isinstance(said, Tick)]
+    marked = former.mark(pa.RecordBatch.from_pylist([_event(record, said) for record, said in events], schema=EVENT_SCHEMA))
+    for (record, said), kind, discarded_ms in zip(events, marked["event"].to_pylist(), marked["discarded_ms"].to_pylist(), strict=True):
+        if kind != EventKind.COUNTED:
+            others.append((record, said._replace(discarded_ms=discarded_ms) if isinstance(said, Half) else said))
+    return others
+
+
+def _event(record: Record, said: Said) -> dict[str, Any]:
+    place = {"source": int(record.topic == OP), "partition": record.partition, "offset": record.offset, "at_ms": record.at_ms}
+    return {"event": _KINDS[type(said)], **place, "incarnation": 0, "immunity_ms": 0, "discarded_ms": 0}
+
+
+_KINDS: dict[type, EventKind] = {Half: EventKind.HALF, Op: EventKind.OP, Lost: EventKind.LOST, Outcome: EventKind.BROKEN}
 
 
 def forget_answers() -> None:
@@ -95,26 +113,24 @@ def forget_answers() -> None:
     _answers.clear()
 
 
-def _said(record: Record, config: DecoderConfig) -> Tick | Half | Op | Lost | Outcome:
-    tick = _tick_ms(record)
-    skew_ms = None if tick is None else record.at_ms - tick
-    headers = tuple((name, None if value and name in _TIMES and value.isdigit() else value) for name, value in record.headers)
-    is_plain = _PLAIN_ID.fullmatch(record.key or b"") is not None
-    place = () if tick is None else (record.partition, record.value)
-    key = (config, record.topic, None if is_plain else record.key, headers, len(record.value or b""), skew_ms, is_plain, *place)
-    if key not in _answers:
-        _answers[key] = _ask(record, config)
-    said = _answers[key]
+def _said(record: Record, config: DecoderConfig) -> Said:
+    key, headers, size = record.key, record.headers, len(record.value or b"")
+    is_plain = key is not None and key[:1] == b"t" and key[1:].isdigit()
+    shape: Hashable
+    if headers[:1] and headers[0][0] == h.TICK:
+        skew_ms = record.at_ms - int(headers[0][1] or b"")
+        shape = (config, record.topic, record.partition, key, record.value, headers[1:], skew_ms)
+    else:
+        timeless = tuple((name, None if name == h.BORN_TIMESTAMP else value) for name, value in headers)
+        shape = (config, record.topic, is_plain, None if is_plain else key, size, timeless)
+    said = _answers.get(shape)
+    if said is None:
+        said = _answers[shape] = _ask(record, config)
     return said._replace(transaction_id=record.text_key) if is_plain else said  # type: ignore[no-any-return]
 
 
-def _tick_ms(record: Record) -> int | None:
-    text = dict(record.headers).get(h.TICK)
-    return int(text) if text is not None and text.isdigit() else None
-
-
-def _ask(record: Record, config: DecoderConfig) -> Tick | Half | Op | Lost | Outcome:
-    decoded = decode(to_arrow([record]), config)
+def _ask(record: Record, config: DecoderConfig) -> Said:
+    decoded = decode(to_arrow([record], LOG_APPEND_TIME), config)
     if decoded.ticks:
         return decoded.ticks[0]
     halves: list[Half] = []

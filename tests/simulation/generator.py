@@ -4,7 +4,7 @@ Each seed switches a random half of the features off (swarm testing): what is dr
 often where little else is.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from random import Random
 from typing import Any
 
@@ -14,7 +14,6 @@ from tests.simulation.services import half_headers, op_headers
 from tests.simulation.world import GROUPS, Action
 
 ACTIONS = (50, 80)
-"""How many actions a history has, at least and at most."""
 _WAYS = ("op", "op", "op", "op", "unknown", "dies before", "dies after", "unsure")
 _FATES = (Fate.COMMIT, Fate.COMMIT, Fate.COMMIT, Fate.ROLLBACK, Fate.NEVER)
 _OTHER = "other"
@@ -94,7 +93,8 @@ def _of_id(name: str, /, **choices: tuple[Any, ...]) -> Draw:
 _STEPS = tuple(range(1, 24))
 _START = _plain("start")
 
-ALWAYS: tuple[tuple[int, Draw], ...] = ((30, _send), (8, _wait))
+ALWAYS: tuple[tuple[int, Draw], ...] = ((30, _send), (8, _wait), (4, _plain("scale_service", group=GROUPS, instances=(1,))))
+"""Sends, time, and the supervisor of the services: without it most services would be dead for most of a history."""
 FEATURES: dict[str, tuple[tuple[int, Draw], ...]] = {
     "stray verdicts": ((5, _op),),
     "stray halves": ((5, _half),),
@@ -133,15 +133,21 @@ FEATURES: dict[str, tuple[tuple[int, Draw], ...]] = {
 }
 
 
-def generate(seed: int) -> list[Action]:
-    """Return the actions of a seed."""
+def generate(seed: int, length: tuple[int, int] = ACTIONS, without: Collection[str] = ()) -> list[Action]:
+    """Return the actions of a seed.
+
+    Args:
+        seed: the seed.
+        length: how many actions there are, at least and at most.
+        without: features that are switched off.
+    """
     chance = Random(seed)
     ids = Ids()
-    chosen = [name for name in FEATURES if chance.random() < 0.4]
+    chosen = [name for name in FEATURES if chance.random() < 0.4 and name not in without]
     draws = [*ALWAYS, *(draw for name in chosen for draw in FEATURES[name])]
     weights = [weight for weight, _ in draws]
     actions = [Action("start", 1_000, {})]
-    for _ in range(chance.randint(*ACTIONS)):
+    for _ in range(chance.randint(*length)):
         name, arguments = chance.choices(draws, weights)[0][1](chance, ids)
         actions.append(Action(name, chance.choice((0, 0, 100, 1_000, 3_000, 7_000)), arguments))
     return actions

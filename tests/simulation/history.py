@@ -52,7 +52,7 @@ class Record:
 
     def header(self, name: str, default: str = "") -> str:
         """Return the text of a header; the default if it is missing."""
-        value = dict(self.headers).get(name)
+        value = next((value for each, value in reversed(self.headers) if each == name), None)
         return default if value is None else value.decode()
 
     @property

@@ -139,7 +139,7 @@ class Job:
     def _with_core(self, before: dict[int, Any], records: list[Record], batch_id: int) -> tuple[list[core.Outcome], dict[int, Any]]:
         """Run the rules over all records as one bucket."""
         former = self.former if self.former is not None and self._reads_again(records) else None
-        batch = to_batch(records, self.configs.of(batch_id), former)
+        batch = to_batch(records, self.configs.of(batch_id), former, self.kafka.timestamp_type)
         resolution = core.resolve(before.get(0, core.BucketState()), batch, self.rules.of(batch_id))
         return resolution.outcomes, {0: resolution.state}
 
@@ -150,7 +150,7 @@ class Job:
 
     def _with_operator(self, before: dict[int, Any], records: list[Record], batch_id: int) -> tuple[list[core.Outcome], dict[int, Any]]:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
-        packs = to_packs(to_arrow(records), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
+        packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
         function = bucket_function(rules, 2, 1_000, self.manifest.adopted.get(HALF, {}))
         after = dict(before)

@@ -8,6 +8,8 @@ from zlib import crc32
 from tests.simulation.history import CHECK, HALF, OP, GroupCommit, Headers, History, KafkaState, Place, Record
 
 BROKERS = 2
+CREATE_TIME, LOG_APPEND_TIME = 0, 1
+"""Kafka's numbers of the types of a record's time."""
 
 
 @dataclass(slots=True)
@@ -66,10 +68,13 @@ class Read(NamedTuple):
 
 
 class Kafka:
-    """A cluster with three topics."""
+    """A cluster with three topics.
 
-    def __init__(self, clock: Clock, history: History, partitions: int) -> None:
-        self.clock, self.history = clock, history
+    With CreateTime topics, records have the same times: those on the clocks of their producers.
+    """
+
+    def __init__(self, clock: Clock, history: History, partitions: int, timestamp_type: int = LOG_APPEND_TIME) -> None:
+        self.clock, self.history, self.timestamp_type = clock, history, timestamp_type
         self.topics: dict[str, list[Partition]] = {topic: [Partition() for _ in range(partitions)] for topic in (HALF, OP, CHECK)}
         self.groups: dict[str, Group] = {}
         self.transactions = 0
@@ -88,7 +93,7 @@ class Kafka:
         flaw: str | None = None,
         is_stray: bool = False,
     ) -> Record:
-        """Append a record with the time of its partition's leader (LogAppendTime)."""
+        """Append a record with the time of its partition's leader."""
         of_topic = self.topics[topic]
         number = partition if partition is not None else crc32(key or b"") % len(of_topic)
         into = of_topic[number]

@@ -48,10 +48,15 @@ class Planted(NamedTuple):
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Run with the defect."""
-        decoded.forget_answers()
+        self._forget()
         with patch.object(self.target, self.attribute, self.new):
             yield
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what the product said without the defect, or with it."""
         decoded.forget_answers()
+        writer.forget_rows()
 
 
 def _last_verdict_wins(self: Any, op: core.Op) -> None:
@@ -250,7 +255,7 @@ PLANTED = (
     Planted("R14 any tick moves time", decoding, "_PROBLEMS", {**decoding._PROBLEMS, EventKind.TICK: lambda *_: iter(())}),
     Planted("R15 groups are never away", horizon.Clock, "absent_groups", lambda _: frozenset()),
     Planted("R15 what is put off counts", _Resolver, "_on_due", _put_off_counts),
-    Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"])),
+    Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"]), is_full=True),
     Planted("rows: all bodies are empty", writer, "_plain", _rows_with(body=lambda _: b"")),
     Planted("writer: a repeated batch stops after messages", sinks.BatchWriter, "write", _skips_after_messages),
     Planted("writer: each run has a txnAppId of its own", writer.SimulatedWriter, "__init__", _id_of_the_run),

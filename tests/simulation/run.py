@@ -1,6 +1,7 @@
 """Runs histories and makes failing ones short."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from multiprocessing import get_context
 from typing import NamedTuple
 
 from tests.simulation.checker import Finding, judge
@@ -32,6 +33,15 @@ def run_seed(seed: int, expected: Collection[str] = tuple(KNOWN), *, is_full: bo
     is_full = is_full or seed % FULL == 0
     found = [finding for finding in findings_of(actions, is_full=is_full) if finding.rule not in expected]
     return Failure(seed, is_full, found, actions) if found else None
+
+
+def run_seeds(seeds: Sequence[int], jobs: int = 1) -> Iterator[Failure]:
+    """Run the histories of seeds in several processes. Yield the failures in the order of the seeds."""
+    if jobs == 1:
+        yield from filter(None, map(run_seed, seeds))
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from filter(None, pool.imap(run_seed, seeds, chunksize=25))
 
 
 def shortest(failure: Failure) -> Failure:

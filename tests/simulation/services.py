@@ -8,6 +8,7 @@ offsets when the answers are in Kafka.
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
@@ -16,7 +17,7 @@ from halfway.clients.verdicts import KnownVerdicts
 from halfway.schemas import headers as h
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import RecordError
-from tests.simulation.history import CHECK, HALF, OP, Decision, Fate, History, Members, Record
+from tests.simulation.history import CHECK, HALF, OP, Decision, Fate, Headers, History, Members, Record
 from tests.simulation.log import Clock, Kafka
 
 ANSWERS_AT_ONCE = 4
@@ -36,6 +37,15 @@ def op_headers(group: str, action: str, *, incarnation: int = 0) -> tuple[tuple[
     """Return the headers of an op."""
     headers = {h.ACTION: action, h.PGROUP: group} | ({h.INCARNATION: str(incarnation)} if incarnation else {})
     return tuple((name, value.encode()) for name, value in headers.items())
+
+
+@lru_cache(maxsize=1_000)
+def _check_request(key: bytes | None, value: bytes | None, headers: Headers) -> CheckRequest | None:
+    """Return what a record of the check topic asks; None if it breaks the contract. It is read at each rebalance."""
+    try:
+        return CheckRequest.from_record(key, value, headers)
+    except RecordError:
+        return None
 
 
 @dataclass
@@ -168,10 +178,7 @@ class Service:
     def _request(self, record: Record) -> CheckRequest | None:
         if record.header(h.PGROUP) != self.group:
             return None
-        try:
-            return CheckRequest.from_record(record.key, record.value, record.headers)
-        except RecordError:
-            return None
+        return _check_request(record.key, record.value, record.headers)
 
     def _answer(self, instance: Instance) -> None:
         # Listeners run in several threads: checks are answered in another order than they were read.

@@ -1,11 +1,22 @@
 """Simulated histories show no defect, neither random ones nor those that once did, and planted defects are seen."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
+from halfway.transforms import operator
+from halfway.transforms.decoding import DecoderConfig
+from halfway.transforms.horizon import Clock
+from halfway.transforms.protocol import Batch
+from tests.simulation import decoded, job
 from tests.simulation.found import FOUND, Found
+from tests.simulation.generator import generate
+from tests.simulation.history import Record
 from tests.simulation.known import KNOWN
 from tests.simulation.planted import PLANTED, Planted, first_seed
-from tests.simulation.run import describe, findings_of, run_seed, shortest
+from tests.simulation.run import describe, findings_of, run_seed, run_seeds, shortest
+from tests.simulation.world import World
 
 HISTORIES = 1_000
 
@@ -20,6 +31,33 @@ def test_histories_show_nothing_that_the_rules_forbid() -> None:
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.line}-{found.rule}")
 def test_what_once_showed_a_defect_shows_none(found: Found) -> None:
     assert [finding for finding in findings_of(found.actions) if finding.rule not in KNOWN] == []
+
+
+def test_several_processes_find_what_one_finds() -> None:
+    planted = next(planted for planted in PLANTED if planted.name.startswith("client: commits what"))
+    with planted.in_place():
+        alone = [failure for seed in range(10) if (failure := run_seed(seed)) is not None]
+        assert [*run_seeds(range(10), jobs=1)] == alone != []
+    assert [*run_seeds(range(10), jobs=2)] == []
+
+
+def test_what_is_remembered_of_records_is_what_the_product_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[tuple[Batch, Batch]] = []
+
+    def both(records: Sequence[Record], config: DecoderConfig, former: Any, timestamp_type: int) -> Batch:
+        packs = decoded.to_packs(decoded.to_arrow(records, timestamp_type), config, (0,), former)
+        quick = decoded.to_batch(records, config, former, timestamp_type)
+        batches.append((quick, operator.to_batch([packs])))
+        return quick
+
+    monkeypatch.setattr(job, "to_batch", both)
+    for seed in (4, 7):
+        World(generate(seed)).run()
+    for quick, whole in batches:
+        for name in ("halves", "ops", "lost", "broken"):
+            assert sorted(getattr(quick, name), key=str) == sorted(getattr(whole, name), key=str)
+        assert Clock().after(quick.ticks, quick.read_ms) == Clock().after(whole.ticks, whole.read_ms)
+    assert any(half.discarded_ms for quick, _ in batches for half in quick.halves)
 
 
 @pytest.mark.slow

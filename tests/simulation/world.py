@@ -15,12 +15,13 @@ from halfway.schemas.settings import Settings
 from halfway.transforms.operator import rules_of
 from tests.simulation.history import HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
 from tests.simulation.job import Job, pending_in
-from tests.simulation.log import Clock, Kafka, Partition
+from tests.simulation.log import LOG_APPEND_TIME, Clock, Kafka, Partition
 from tests.simulation.operators import replay
 from tests.simulation.services import Service, half_headers, op_headers
 from tests.simulation.storage import Checkpoint, Storage, in_place_of_spark
 
 GROUPS = ("g1", "g2")
+PARTITIONS = 2
 NUMBERS = {
     "resolution.transactionTimeOut": 6_000,
     "resolution.transactionCheckInterval": 30_000,
@@ -50,12 +51,12 @@ class Killed(BaseException):
 class World:
     """Everything there is, and what happens to it."""
 
-    def __init__(self, actions: Sequence[Action], *, is_full: bool = False, partitions: int = 2) -> None:
+    def __init__(self, actions: Sequence[Action], *, is_full: bool = False, timestamp_type: int = LOG_APPEND_TIME) -> None:
         self.actions, self.is_full = actions, is_full
         self.cursor = 0
         self.history = History()
         self.clock = Clock()
-        self.kafka = Kafka(self.clock, self.history, partitions)
+        self.kafka = Kafka(self.clock, self.history, PARTITIONS, timestamp_type)
         self.storage = Storage(self.clock, self.history)
         self.storage.step = self._step
         self.services = {group: Service(group, self.clock, self.kafka, self.history) for group in GROUPS}

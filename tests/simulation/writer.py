@@ -1,7 +1,7 @@
 """The product's `BatchWriter`, which decides the order of a batch's steps, over simulated tables and topics."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from halfway.pipelines.storage.lineage import origin_of
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
-from halfway.schemas.headers import HALF_LOST, Source
+from halfway.schemas.headers import BORN_TIMESTAMP, HALF_LOST, Source
 from halfway.schemas.outcomes import Kind, Reason
 from halfway.schemas.tables import Bookmark, Table
 from halfway.transforms import rows as row_makers
@@ -157,14 +157,52 @@ class SimulatedWriter(BatchWriter):
     def _message_rows(self, kind: Kind, found: Found, at: Bookmark) -> Rows:
         if not found:
             return []
-        make = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(at)
-        return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
+        if self._job.is_full:
+            return _made(kind, found, at)
+        return [_row(kind, outcome, record, at) for outcome, record in found if record is not None]
 
     def _quarantine_rows(self, found: Found, at: Bookmark) -> Rows:
         if self._job.is_full:
             make = row_makers.quarantine_of(at, HALF, OP)
             return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
         return [_refusal(outcome, record, at) for outcome, record in found]
+
+
+def forget_rows() -> None:
+    """Forget the rows that the product has made: it was replaced."""
+    _rows.clear()
+
+
+_rows: dict[Hashable, dict[str, Any]] = {}
+"""Kind and content of a half → the row that the product makes of it."""
+
+
+def _row(kind: Kind, outcome: Outcome, record: StoredRecord, at: Bookmark) -> dict[str, Any]:
+    """Return a row. The product, of which a call takes a millisecond, is asked once for each content of a half."""
+    headers = dict(record.headers or ())
+    born_ms = int(headers.pop(BORN_TIMESTAMP, None) or outcome.at_ms)
+    content = (kind, outcome.topic, outcome.producer_group, outcome.reason, record.value, *headers.items())
+    if content not in _rows:
+        [_rows[content]] = _made(kind, [(outcome, record)], at)
+    row = {
+        **_rows[content],
+        **at._asdict(),
+        "transaction_id": outcome.transaction_id,
+        "check_times": outcome.check_times,
+        "incarnation": outcome.incarnation,
+        "half_partition": outcome.partition,
+        "half_offset": outcome.offset,
+        "half_at": outcome.at_ms,
+        "born_at": born_ms,
+        "committed_at" if kind is Kind.COMMIT else "discarded_at": outcome.decided_ms,
+    }
+    assert row.keys() == _rows[content].keys()
+    return row
+
+
+def _made(kind: Kind, found: Found, at: Bookmark) -> Rows:
+    make = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(at)
+    return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
 
 
 def to_batch(outcomes: list[Outcome]) -> pa.RecordBatch:
