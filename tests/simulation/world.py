@@ -311,17 +311,18 @@ class World:
                 headers = op_headers(known.producer_group, action, incarnation=known.incarnation)
                 self.kafka.append(OP, transaction_id.encode(), None, headers, is_stray=True)
 
-    def do_replay(self, transaction_ids: tuple[str, ...] = (), unproven: bool = False) -> None:
-        """Run `halfway replay`, without ids for all that were discarded."""
+    def do_replay(self, transaction_ids: tuple[str, ...] = (), unproven: bool = False) -> int:
+        """Run `halfway replay`, without ids for all that were discarded. Return how many messages it has resent."""
         pending = pending_in(self.storage.checkpoint(self.path))
         try:
             sent = replay(self.settings(), self.storage, self.kafka, transaction_ids, pending=pending, unproven=unproven)
         except NotPendingError:
-            return
+            return 0
         except Exception as error:
             self.act("crashed", f"replay: {type(error).__name__}: {error}")
-            return
+            return 0
         self.act("replayed", str(sent))
+        return sent
 
     # The end.
 
@@ -340,13 +341,13 @@ class World:
         for service in self.services.values():
             service.is_stuck = False
             service.rebalance()
-        for _ in range(2):
+        for times_left in (2, 1, 0):
             self._until_quiet()
             if not self.jobs:
                 self.act("dead", "the job ends however it is started")
                 return
-            self.do_replay(unproven=True)
-        self._until_quiet()
+            if not times_left or not self.do_replay(unproven=True):
+                break
         self.history.still_pending = {known.transaction_id for known in pending_in(self.storage.checkpoint(self.path))}
 
     def _until_quiet(self) -> None:
@@ -364,5 +365,5 @@ class World:
                     self.do_start(adopt=True)
                 starts += 1
             self.pass_time(31_000)
-            if self.jobs and round_number > 3 and not pending_in(self.storage.checkpoint(self.path)):
+            if self.jobs and round_number > 1 and not pending_in(self.storage.checkpoint(self.path)):
                 return
