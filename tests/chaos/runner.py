@@ -214,6 +214,7 @@ def _judge_the_end(world: World, known: set[str]) -> Outcome:
     began_s = time.monotonic()
     try:
         findings = _new(world.settle(), known)
+        findings.wrong += world.judge_history().wrong
     except Exception as error:
         return Outcome(END, Findings(), time.monotonic() - began_s, failure=f"{type(error).__name__}: {error}")
     return Outcome(END, findings, time.monotonic() - began_s)

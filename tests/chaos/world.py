@@ -26,12 +26,16 @@ from tests.chaos.evidence import TopicReader, gather, ids_in, query
 from tests.chaos.launched_job import LaunchedJob
 from tests.chaos.plans import Fate
 from tests.chaos.service_database import ServiceDatabase
+from tests.chaos.told_history import history_of
 from tests.chaos.waiting import LIMIT_S, ChaosError, until
+from tests.simulation.checker import judge
+from tests.simulation.saved import save
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import ROOT
 
 _MAX_STARTS = 6
 _CLOCKS_AGREE_MS = 60_000
+HISTORY_FILE = "history.json"
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
 """The JVM lives for seconds, so it starts quickly and writes snapshots of the state often, which faults can damage."""
 SHORT_TIMES: dict[str, object] = {
@@ -79,6 +83,8 @@ class World:
         self.topics = TopicReader(self.settings)
         self.destroyed: set[str] = set()
         """The ids whose half or verdict a fault deleted from Kafka before the job had settled them."""
+        self.left_pending: frozenset[str] = frozenset()
+        """The ids that were pending when the world had settled."""
         self.missing: set[str] = set()
         """The committed messages that the last recovery waits for and that are not readable yet."""
         self.disks: dict[str, Path] = {}
@@ -219,7 +225,17 @@ class World:
         # After three more batches the job has read the last answers of the services.
         self.job.wait_for_batches(3)
         self.job.stop()
-        return self.audit(settled=None, pending=self.pending())
+        self.left_pending = self.pending()
+        return self.audit(settled=None, pending=self.left_pending)
+
+    def judge_history(self) -> Findings:
+        """Save the history of a settled world, and let the checker of the simulator judge it."""
+        was_adopted = self.job.checkpoint.name != "1"
+        history = history_of(self.settings, self.database.decisions(), self.left_pending, was_adopted=was_adopted)
+        if history is None:
+            return Findings()
+        save(history, self.folder / HISTORY_FILE)
+        return Findings(wrong=[f"{self.folder / HISTORY_FILE}: {finding}" for finding in judge(history)])
 
     def __enter__(self) -> Self:
         try:

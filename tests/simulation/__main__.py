@@ -5,9 +5,12 @@ import os
 import signal
 import sys
 from collections import Counter
+from pathlib import Path
 from time import monotonic
 
+from tests.simulation.checker import judge
 from tests.simulation.run import describe, run_seeds, shortest
+from tests.simulation.saved import load
 
 
 def say(text: str) -> None:
@@ -21,9 +24,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed (default 1)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default: one for each core)")
     parser.add_argument("--real", type=int, default=0, metavar="N", help="instead, run N histories on a real Kafka, Spark and Delta too")
+    parser.add_argument("--judge", type=Path, metavar="FILE", help="instead, judge a saved history, such as one of `make chaos`")
     options = parser.parse_args()
     # On SIGTERM the `with` blocks end, and the broker with them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.judge:
+        return judge_again(options.judge)
     return compare(options.seed, options.real) if options.real else simulate(options.seed, options.histories, options.jobs)
 
 
@@ -41,6 +47,14 @@ def simulate(first_seed: int, histories: int, jobs: int) -> int:
     for rule, times in shown.most_common():
         say(f"  {rule}: {times}")
     return 1 if failing else 0
+
+
+def judge_again(path: Path) -> int:
+    """Judge a saved history, and print what the rules forbid."""
+    history = load(path)
+    found = judge(history)
+    say("\n".join([f"{len(history.records)} records, {len(history.rows)} rows: {len(found)} findings", *map(str, found)]))
+    return 1 if found else 0
 
 
 def compare(first_seed: int, histories: int) -> int:

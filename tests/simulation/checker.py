@@ -115,7 +115,8 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
     pending = facts.history.still_pending
     for transaction_id, halves in facts.halves_of.items():
         if transaction_id in pending:
-            yield Finding("R6 pending", transaction_id, "nothing became of it in all that time")
+            if facts.history.is_at_rest:
+                yield Finding("R6 pending", transaction_id, "nothing became of it in all that time")
             continue
         settled: set[tuple[str, str, int]] = set()
         for half in halves:
@@ -133,7 +134,8 @@ def _what_services_committed_is_readable(facts: Facts) -> Iterator[Finding]:
         halves = [half for half in facts.halves_of[transaction_id] if half.header("PGROUP") == decision.group]
         others = [op for op in facts.verdicts_of[transaction_id] if op.is_stray]
         is_foreign = len({half.header("PGROUP") for half in facts.halves_of[transaction_id]}) > 1
-        if not halves or is_foreign or any(half.deleted_seq is not None for half in halves):
+        is_gone = any(half.deleted_seq is not None for half in halves)
+        if not halves or is_foreign or is_gone or transaction_id in facts.history.still_pending:
             continue
         if any("body_too_large" in facts.fates(half) for half in halves):
             continue

@@ -139,3 +139,5 @@ class History:
     """The ids that the job holds as pending at the end."""
     clocks_jumped: bool = False
     """A broker's clock was set: times in a partition do not only grow."""
+    is_at_rest: bool = True
+    """Everything was given its time: nothing may be pending."""

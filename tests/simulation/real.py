@@ -308,7 +308,12 @@ def _plain(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, dict):
         return sorted(value.items())
-    return [tuple(map(_plain, pair)) for pair in value] if isinstance(value, list) else value
+    # The headers of a refused record: pairs, rows of Spark, or structs of Arrow.
+    return [_pair(*each.values()) if isinstance(each, dict) else _pair(*each) for each in value] if isinstance(value, list) else value
+
+
+def _pair(name: str, value: bytes | None) -> tuple[str, bytes | None]:
+    return name, None if value is None else bytes(value)
 
 
 def _told_check(key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> str:
