@@ -346,9 +346,9 @@ class World:
             if not self.jobs:
                 self.act("dead", "the job ends however it is started")
                 return
-            if not times_left or not self.do_replay(unproven=True):
-                break
-        self.history.still_pending = {known.transaction_id for known in pending_in(self.storage.checkpoint(self.path))}
+            self.history.still_pending = {known.transaction_id for known in pending_in(self.storage.checkpoint(self.path))}
+            if not times_left or not (self.do_replay(unproven=True) or self.history.still_pending):
+                return
 
     def _until_quiet(self) -> None:
         """Let time pass until nothing is pending. Start the job as an operator would, if it has ended."""
