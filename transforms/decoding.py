@@ -5,8 +5,8 @@ ticks, broken records, and ops whose signature is verified.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -63,16 +63,18 @@ _LOG_APPEND_TIME = 1
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What `decode` depends on: two limits, and the keys that ops must be signed with, if any."""
+    """What `decode` depends on: two limits, the keys that ops must be signed with, if any, and what was adopted."""
 
     max_body_bytes: int
     max_clock_skew_ms: int
     keyring: Keyring | None = None
+    adopted: Mapping[int, int] = field(default_factory=dict)
+    """Partition of the half topic → the offset before which a former checkpoint has judged all bodies (decision 6)."""
 
     @staticmethod
-    def of(resolution: ResolutionSettings, keyring: Keyring | None) -> "DecoderConfig":
+    def of(resolution: ResolutionSettings, keyring: Keyring | None, adopted: Mapping[int, int] | None = None) -> "DecoderConfig":
         """Return what the job decodes with."""
-        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, keyring)
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, keyring, adopted or {})
 
 
 class Decoded(NamedTuple):
@@ -110,7 +112,17 @@ def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     for name in h.DELAY_HEADERS:
         yield records.has(name), Reason.DELAY_NOT_SUPPORTED, name
     body = records.columns["value_bytes"]
-    yield body > config.max_body_bytes, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
+    too_large = (body > config.max_body_bytes) & ~_is_adopted(records, config.adopted)
+    yield too_large, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
+
+
+def _is_adopted(records: RecordColumns, adopted: Mapping[int, int]) -> Mask:
+    """Return which halves a former checkpoint has read: it has taken or refused them, whatever the limit is now."""
+    partitions, offsets = records.columns["partition"], records.columns["offset"]
+    found = np.zeros(len(offsets), bool)
+    for partition, end in adopted.items():
+        found |= (partitions == partition) & (offsets < end)
+    return found
 
 
 def _op_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:

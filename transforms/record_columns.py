@@ -17,6 +17,8 @@ _NAMES = (*dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS)), h.SIGNATURE, *h.DELA
 # Not `$`, which also matches before a line end.
 _NUMBER = r"^-?0?[0-9]{1,18}\z"
 
+_INTEGERS = ("source", "partition", "offset", "at_ms", "timestamp_type", "value_bytes")
+
 
 class RecordColumns:
     """A batch of records as masks, numbers and texts, with one value for each record.
@@ -44,7 +46,7 @@ class RecordColumns:
         self.key_bytes = _lengths_of(records["key"])
         # A key may have megabytes, and an id travels to the operator and to the driver.
         self.ids = _texts_of(pc.if_else(self.key_bytes <= h.MAX_KEY_BYTES, records["key"], None))
-        self.columns = {name: _integers_of(records[name]) for name in ("source", "partition", "at_ms", "timestamp_type", "value_bytes")}
+        self.columns = {name: _integers_of(records[name]) for name in _INTEGERS}
         self.reasons, self.details = np.full((2, len(records)), None, object)
 
         names, values = records["headers"].flatten().flatten()

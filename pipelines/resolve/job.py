@@ -184,13 +184,14 @@ class ResolveJob:
         # there is work for.
         records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
         keyring = kafka.signing.keyring()
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, keyring)) for first, resolution in terms])
+        adopted = manifest.adopted.get(kafka.half_topic, {})
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, keyring, adopted)) for first, resolution in terms])
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
-        function = without_collector(bucket_function(rules, slots, few, manifest.adopted.get(kafka.half_topic, {})))
+        function = without_collector(bucket_function(rules, slots, few, adopted))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

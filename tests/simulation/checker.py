@@ -40,21 +40,13 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
             yield Finding("R1 twice", transaction_id, f"{times} rows of one half in {table}")
     for half in facts.halves:
         fates = set(facts.fates(half))
-        if len(fates) > 1:
-            # Read again at an adoption, together with what came later, an id looks used twice.
-            is_noise = facts.was_adopted and not fates >= {"committed", "discarded"}
-            yield Finding(
-                "adopt noise" if is_noise else "R1 two fates",
-                half.text_key,
-                f"{half.partition}.{half.offset} is {' and '.join(sorted(fates))}",
-            )
+        if len(fates) > 1 and not facts.is_held_and_refused(half):
+            yield Finding("R1 two fates", half.text_key, f"{half.partition}.{half.offset} is {' and '.join(sorted(fates))}")
     of_id: dict[str, list[Row]] = defaultdict(list)
     for row in facts.messages:
         of_id[row["transaction_id"]].append(row)
     remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, those in of_id.items():
-        if facts.was_refused_again(transaction_id):
-            continue
         for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
             if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped:
                 yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
@@ -89,7 +81,7 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
     for half in facts.halves:
         pointer, about = place_of(half), half.text_key
         fates = facts.fates(half)
-        if (fates and not set(fates) & {"committed", "discarded"}) or facts.was_refused_again(about):
+        if fates and not set(fates) & {"committed", "discarded"}:
             continue
         verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op)]
         first = verdicts[0] if verdicts else None

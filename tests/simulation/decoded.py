@@ -116,13 +116,15 @@ def forget_answers() -> None:
 def _said(record: Record, config: DecoderConfig) -> Said:
     key, headers, size = record.key, record.headers, len(record.value or b"")
     is_plain = key is not None and key[:1] == b"t" and key[1:].isdigit()
+    limits = config.max_body_bytes, config.max_clock_skew_ms
     shape: Hashable
     if headers[:1] and headers[0][0] == h.TICK:
         skew_ms = record.at_ms - int(headers[0][1] or b"")
-        shape = (config, record.topic, record.partition, key, record.value, headers[1:], skew_ms)
+        shape = (*limits, record.topic, record.partition, key, record.value, headers[1:], skew_ms)
     else:
         timeless = tuple((name, None if name == h.BORN_TIMESTAMP else value) for name, value in headers)
-        shape = (config, record.topic, is_plain, None if is_plain else key, size, timeless)
+        is_adopted = record.offset < config.adopted.get(record.partition, 0)
+        shape = (*limits, is_adopted, record.topic, is_plain, None if is_plain else key, size, timeless)
     said = _answers.get(shape)
     if said is None:
         said = _answers[shape] = _ask(record, config)

@@ -116,9 +116,22 @@ class Facts:
         """Return the verdicts that name the half's id, group and incarnation, in the order in which they were sent."""
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
 
-    def was_refused_again(self, transaction_id: str) -> bool:
-        """Return True if an adoption has refused a half of an id for its size, under other settings than before."""
-        return self.was_adopted and any("body_too_large" in self.fates(half) for half in self.halves_of[transaction_id])
+    def is_held_and_refused(self, half: Record) -> bool:
+        """Return True if an adoption has refused a half that is readable, and may do so.
+
+        It reads again, together with a half from before, what came when the id was free again (R11, R12).
+        """
+        row, refusals = self.committed_at.get(place_of(half)), self.refused.get((HALF, half.partition, half.offset), [])
+        if row is None or place_of(half) in self.discarded_at or len(refusals) != 1 or refusals[0]["epoch"] <= row["epoch"]:
+            return False
+        names = {name_of(other)[1:] for other in self.halves_of[half.text_key]}
+        _, group, incarnation = name_of(half)
+        others_of_group = [number for of, number in names if of == group]
+        return {
+            "id_conflict": any(of != group for of, _ in names),
+            "stale_incarnation": any(number > incarnation for number in others_of_group),
+            "incarnation_refused": any(number < incarnation for number in others_of_group),
+        }.get(refusals[0]["reason"], False)
 
     def is_known(self, group: str, seq: int) -> bool:
         """Return True if Kafka knows a consumer group at a time: it has members, or has committed an offset."""

@@ -61,7 +61,8 @@ class Job:
         if found.last_batch_id is not None:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, None)) for first, resolution in terms])
+        adopted = self.manifest.adopted.get(HALF, {})
+        self.configs = ByBatch([(first, DecoderConfig.of(resolution, None, adopted)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest)
         self.writer = SimulatedWriter(self, self.manifest)

@@ -103,6 +103,12 @@ def row(**columns: Any) -> dict[str, Any]:
 # Good records.
 
 
+@pytest.mark.parametrize(("adopted", "kind"), [({3: 11}, EventKind.HALF), ({3: 10}, EventKind.BROKEN), ({2: 11}, EventKind.BROKEN)])
+def test_a_half_that_a_former_checkpoint_has_read_is_not_refused_for_its_size(adopted: dict[int, int], kind: EventKind) -> None:
+    config = DecoderConfig(100, SKEW_MS, adopted=adopted)
+    assert event_of(half(*HALF, value=b"x" * 101), config)["event"] == kind
+
+
 def test_half() -> None:
     more = [("INCARNATION", b"2"), ("CHECK_IMMUNITY_TIME_IN_SECONDS", b"7"), ("own", b"x"), ("null", None), ("own", b"y"), ("", b"")]
     good = {"transaction_id": "id", "producer_group": "g", "topic": "orders", "incarnation": 2, "immunity_ms": 7_000}
