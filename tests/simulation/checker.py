@@ -203,7 +203,11 @@ def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     oldest_ms = half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers)
     group, about = half.header("PGROUP"), half.text_key
     waited = [tick for tick in facts.ticks.all if oldest_ms < tick.at_ms <= row["discarded_at"] and _names(tick, group)]
+    # The latest tick is the one with the newest time. From a clock that was ahead, it may name a group that is back.
+    is_named_ahead = any(tick.at_ms > row["discarded_at"] and tick.seq < row.seq and _names(tick, group) for tick in facts.ticks.all)
     if len({tick.at_ms for tick in waited}) >= min(numbers.check_max for numbers in facts.numbers):
+        return
+    if facts.history.clocks_jumped and is_named_ahead:
         return
     asked = [check for check in facts.requests[place_of(half)] if facts.ticks.horizon_before(check.seq) > oldest_ms]
     answers = [op for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray and op.seq < row.seq]
