@@ -94,7 +94,7 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
                 yield Finding(rule, about, "committed, and the first verdict was ROLLBACK")
             elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
                 yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
-        if "discarded" in fates:
+        if "discarded" in fates and not facts.may_be_anew(half):
             horizon_ms = facts.discarded_at[pointer]["discarded_at"]
             for op in verdicts:
                 if facts.ticks.is_read_at(op, horizon_ms) and op.at_ms >= half.at_ms and op.deleted_seq is None:
@@ -159,7 +159,7 @@ def _checks_keep_their_times(facts: Facts) -> Iterator[Finding]:
             # A verdict that Kafka has deleted may never have been read.
             kept = [op for op in facts.verdicts(half) if op.deleted_seq is None]
             early = [op for op in kept if op.at_ms >= half.at_ms and not facts.is_orphan(op)]
-            if any(facts.ticks.is_read_at(op, earliest_ms) for op in early):
+            if any(facts.ticks.is_read_at(op, earliest_ms) for op in early) and not facts.may_be_anew(half):
                 yield Finding("R9", pointer[0], f"check {number} after a verdict had been read")
             if (check.value or b"") != (half.value or b""):
                 yield Finding("R16", pointer[0], f"check {number} has another body than the half")

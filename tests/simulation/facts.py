@@ -140,6 +140,10 @@ class Facts:
         counts = [members.members for members in self.history.members if members.group == group and members.seq < seq]
         return bool(counts and counts[-1])
 
+    def may_be_anew(self, half: Record) -> bool:
+        """Return True if a half may come anew after its verdict: a clock jumped, and an earlier half is forgotten."""
+        return self.history.clocks_jumped and len(self.halves_of[half.text_key]) > 1
+
     def is_orphan(self, op: Record) -> bool:
         return any(row["reason"] in ("orphan_op", "late_verdict") for row in self.refused.get((OP, op.partition, op.offset), ()))
 
