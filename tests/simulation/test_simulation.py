@@ -17,7 +17,7 @@ from tests.simulation.planted import PLANTED, Planted, first_seed
 from tests.simulation.run import describe, findings_of, run_seed, run_seeds, shortest
 from tests.simulation.world import World
 
-HISTORIES = 3_000
+HISTORIES = 2_000
 TOGETHER = 500
 """Each such part is a test of its own, so that several workers share them."""
 
