@@ -19,6 +19,7 @@ _ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 2.0
 _POLL_S = 0.2
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
+_GONE = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
 _T = TypeVar("_T")
 
 librdkafka_log = logging.getLogger("halfway.librdkafka")
@@ -155,11 +156,12 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         try:
             return _described(client, topics, with_operations, at_most(_ATTEMPT_LIMIT_S))
         except KafkaException as error:
-            if error.args[0].code() != KafkaError._TIMED_OUT or time.monotonic() >= deadline_s:
+            if error.args[0].code() not in _GONE or time.monotonic() >= deadline_s:
                 raise unavailable(client, error.args[0]) from None
         # librdkafka sends this request to the broker that was the controller when it last asked. If that one has died,
         # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are. They name a
         # dead one until its session ends.
+        time.sleep(_POLL_S)
         with suppress(KafkaException):
             client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
 

@@ -195,7 +195,11 @@ def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:
 
 
 _HEARD_BEFORE_MS = 60_000
-"""A client that has just answered a check does not answer it again."""
+
+
+def _is_heard(op: Record, check: Record) -> bool:
+    """Return True if an op answers a check. A client that has just answered it does not answer it again."""
+    return op.seq > check.seq or op.at_ms > check.at_ms - _HEARD_BEFORE_MS
 
 
 def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
@@ -213,7 +217,7 @@ def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     answers = [op for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray and op.seq < row.seq]
     if not asked:
         yield Finding("R8 no last call", about, "expired, and neither asked about nor waited for after that age")
-    elif facts.is_known(f"txn-check-{group}", asked[-1].seq) and not any(op.at_ms > asked[0].at_ms - _HEARD_BEFORE_MS for op in answers):
+    elif facts.is_known(f"txn-check-{group}", asked[-1].seq) and not any(_is_heard(op, asked[0]) for op in answers):
         yield Finding("R8 unheard", about, "expired, and nobody answered the request after that age")
 
 
