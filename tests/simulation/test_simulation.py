@@ -13,7 +13,7 @@ from tests.simulation import decoded, job
 from tests.simulation.found import FOUND, Found
 from tests.simulation.generator import generate
 from tests.simulation.history import Record
-from tests.simulation.planted import PLANTED, Planted, first_seed
+from tests.simulation.planted import PLANTED
 from tests.simulation.run import describe, findings_of, run_seed, run_seeds, shortest
 from tests.simulation.world import World
 
@@ -59,10 +59,3 @@ def test_what_is_remembered_of_records_is_what_the_product_says_of_them(monkeypa
             assert sorted(getattr(quick, name), key=str) == sorted(getattr(whole, name), key=str)
         assert Clock().after(quick.ticks, quick.read_ms) == Clock().after(whole.ticks, whole.read_ms)
     assert any(half.discarded_ms for quick, _ in batches for half in quick.halves)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
-def test_a_planted_defect_is_seen(planted: Planted) -> None:
-    assert first_seed(planted, 20_000) is not None
