@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -13,17 +14,26 @@ from pydantic.fields import FieldInfo
 from halfway.schemas.errors import SettingsError, SetupError
 from halfway.schemas.settings import ENV_PREFIX, Settings
 
+PACKAGED = Path(__file__).resolve().parent
+# Kubernetes names its own variables after services: HALFWAY_METRICS_PORT=tcp://10.0.0.1:9464.
+_OF_KUBERNETES = re.compile(r"(tcp|udp|sctp)://")
+_NEAR = 0.85
+# Besides the secrets, their values may hold what others need not see.
+_LOGINS = ("kafka.security.", "kafka.signing.")
+_NO_SEPARATORS = str.maketrans("", "", "._")
+
 
 def conf_file(name: str) -> Path:
-    """Return `conf/<name>` of the current directory if it exists, or else of the installed package.
+    """Return the file `conf/<name>` of this package.
+
+    What lies in the current directory does not count: others may have put it there.
 
     Raises:
-        SetupError: neither file exists.
+        SetupError: the file does not exist.
     """
-    for place in (Path.cwd() / "conf", Path(__file__).resolve().parent):
-        if (place / name).is_file():
-            return place / name
-    raise SetupError(f"conf/{name} is missing: run in Halfway's source tree, or install its wheel again")
+    if not (PACKAGED / name).is_file():
+        raise SetupError(f"conf/{name} is missing: install Halfway's wheel again")
+    return PACKAGED / name
 
 
 def load_settings(
@@ -37,22 +47,29 @@ def load_settings(
         environ: variables `HALFWAY__GROUP__NAME` among others; `os.environ` if None.
 
     Raises:
-        SettingsError: a name is unknown (the message suggests the nearest one), a value is wrong, or the file cannot
-            be read.
+        SettingsError: a name is unknown (the message suggests the nearest one), a value is wrong, a variable lacks an
+            underscore, or the file cannot be read.
     """
     merged: dict[str, Any] = {}
+    origins: dict[str, tuple[str, object]] = {}
     for dotted, value, origin in [
         *_from_file(path),
         *_from_environment(os.environ if environ is None else environ),
         *((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
     ]:
         _put(merged, dotted, value, origin)
+        origins[dotted.lower()] = (origin, value)
     try:
         return Settings(**merged)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
+        told = f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}"
+        if name.lower() in origins:
+            origin, value = origins[name.lower()]
+            shown = "the value" if name.lower().startswith(_LOGINS) else repr(value)
+            told += f", not {shown} of {origin}"
+        raise SettingsError(told) from None
 
 
 def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
@@ -62,7 +79,7 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise SettingsError(f"{path}{where}: this is not YAML") from None
@@ -113,6 +130,17 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
     for name in sorted(environ):
         if name.upper().startswith(ENV_PREFIX):
             yield name[len(ENV_PREFIX) :].replace("__", ".").lower(), environ[name], name
+        elif name.upper().startswith(ENV_PREFIX[:-1]):
+            _refuse_near_setting(name, environ[name])
+
+
+def _refuse_near_setting(variable: str, value: str) -> None:
+    """Refuse a variable that means a setting and lacks an underscore. It would be ignored."""
+    plain = {name.translate(_NO_SEPARATORS): name for name, _ in _all_settings()}
+    near = difflib.get_close_matches(variable[len(ENV_PREFIX) - 1 :].lower().translate(_NO_SEPARATORS), plain, n=1, cutoff=_NEAR)
+    if near and not _OF_KUBERNETES.match(value):
+        meant = ENV_PREFIX + plain[near[0]].replace(".", "__").upper()
+        raise SettingsError(f"{variable} is not the name of a setting, and would be ignored: did you mean {meant}?")
 
 
 def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> None:

@@ -37,6 +37,10 @@ class OwnershipError(HalfwayError):
     """Checkpoint and tables do not belong together, or the checkpoint was made with other buckets or topics."""
 
 
+class TableError(HalfwayError):
+    """A table is missing, was made by an earlier version, or cannot be read without Spark."""
+
+
 class CheckpointInUseError(HalfwayError):
     """Another job runs on this checkpoint."""
 
@@ -67,6 +71,30 @@ class SendError(HalfwayError):
 
 class QueueFullError(SendError):
     """The queue to Kafka stayed full (backpressure). The half was not sent, and its local transaction was not run."""
+
+
+class RolledBackError(HalfwayError):
+    """A check came before a transaction could commit, and settled it as rolled back. Nothing was written."""
+
+
+class OutcomeUnknownError(HalfwayError):
+    """The answer to a database's commit was lost, and so was the look-up. A check finds out."""
+
+
+class SharedGroupError(HalfwayError):
+    """A check asks for a transaction of another database: two services use one producer group."""
+
+
+class BookmarkMovedError(HalfwayError):
+    """Another instance has moved a reader's bookmark. What this one did since is rolled back."""
+
+
+class RelayError(HalfwayError):
+    """The relay has no bookmark, or one that does not belong to the table, or a topic is stopped."""
+
+
+class NotErasableError(HalfwayError):
+    """A transaction is pending, so that its body is still needed, or no table holds anything of it."""
 
 
 class NotPendingError(HalfwayError):

@@ -31,12 +31,14 @@ RECORD_SCHEMA = pa.schema(
         pa.field("headers", pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
         pa.field("value_bytes", pa.int32()),
         pa.field("tick_value", pa.binary()),
+        pa.field("value_sha256", pa.binary()),
     ]
 )
 """A Kafka record of the half or op topic, without its body.
 
 `timestamp_type` is Kafka's: 0 for CreateTime, 1 for LogAppendTime. `value_bytes` is 0 for a null value. `tick_value` is
-the value of a record that may be a tick: without a key, and of at most `MAX_TICK_BYTES`.
+the value of a record that may be a tick: without a key, and of at most `MAX_TICK_BYTES`. `value_sha256` is null unless
+signatures are verified; a null value counts as empty.
 """
 
 EVENT_SCHEMA = pa.schema(
@@ -52,6 +54,8 @@ EVENT_SCHEMA = pa.schema(
         pa.field("incarnation", pa.int32(), nullable=False),
         pa.field("immunity_ms", pa.int64(), nullable=False),
         pa.field("discarded_ms", pa.int64(), nullable=False),
+        pa.field("binding", pa.int64(), nullable=False),
+        pa.field("valid_ms", pa.int64(), nullable=False),
         pa.field("action", pa.string()),
         pa.field("half_pointer", pa.string()),
         pa.field("reason", pa.string()),
@@ -60,6 +64,7 @@ EVENT_SCHEMA = pa.schema(
 )
 """One row for each record but the ticks, whose times travel beside the events.
 
+`binding` ties an op to its half, and `valid_ms` is until when a half's signature is valid (`schemas/signing.py`).
 `reason` is why a record is broken, or a `Count` for one that is only counted.
 """
 
@@ -89,6 +94,8 @@ OUTCOME_SCHEMA = pa.schema(
         pa.field("check_times", pa.int32()),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
+        pa.field("op_partition", pa.int32()),
+        pa.field("op_offset", pa.int64()),
     ]
 )
 """The columns of `halfway.transforms.protocol.Outcome`, in its order."""

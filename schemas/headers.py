@@ -13,25 +13,45 @@ KEYS = "KEYS"
 CHECK_IMMUNITY_TIME_IN_SECONDS = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 BORN_TIMESTAMP = "BORN_TIMESTAMP"
 INCARNATION = "INCARNATION"
+SIGNED_AT = "SIGNED_AT"
+"""On a signed half: when it was signed, in ms since 1970."""
 
 ACTION = "ACTION"
 FROM_CHECK = "FROM_CHECK"
 CHECK_TIMES = "CHECK_TIMES"
 REMARK = "REMARK"
+HALF_SIGNATURE = "HALF_SIGNATURE"
+"""On an op: the `SIGNATURE` of the half that it answers."""
 SIGNATURE = "SIGNATURE"
-"""On an op whose group has a key. The job ignores it unless its settings hold keys."""
+"""On a half or op whose group has a key, and on the job's own records. Ignored unless the job's settings hold keys."""
 
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_ID = "CHECK_ID"
+CHECK_SIGNATURE = "CHECK_SIGNATURE"
+"""On a check of a group with a key: the job's signature. `SIGNATURE` is the half's."""
+
+TRANSACTION_ID = "TRANSACTION_ID"
+"""On a record of the relay: the id of the transaction that committed it."""
 
 TICK = "TICK"
 PARTITIONS = "PARTITIONS"
 HALF_LOST = "HALF_LOST"
 """On the job's own notice in the half topic: `<partition>:<offset>` of a half that could not be read back (R17)."""
 
-HALF_HEADERS = (REAL_TOPIC, PGROUP, REAL_QID, TAGS, KEYS, CHECK_IMMUNITY_TIME_IN_SECONDS, BORN_TIMESTAMP, INCARNATION)
-OP_HEADERS = (ACTION, PGROUP, INCARNATION, FROM_CHECK, CHECK_TIMES, REMARK)
-CHECK_HEADERS = (TRANSACTION_CHECK_TIMES, CHECK_ID)
+HALF_HEADERS = (
+    REAL_TOPIC,
+    PGROUP,
+    REAL_QID,
+    TAGS,
+    KEYS,
+    CHECK_IMMUNITY_TIME_IN_SECONDS,
+    BORN_TIMESTAMP,
+    INCARNATION,
+    SIGNED_AT,
+    SIGNATURE,
+)
+OP_HEADERS = (ACTION, PGROUP, INCARNATION, FROM_CHECK, CHECK_TIMES, REMARK, HALF_SIGNATURE)
+CHECK_HEADERS = (TRANSACTION_CHECK_TIMES, CHECK_ID, CHECK_SIGNATURE)
 DELAY_HEADERS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 MAX_KEY_BYTES = 255
@@ -43,12 +63,14 @@ MAX_INCARNATION = 999_999
 MAX_TICK_BYTES = 32 * 1024
 """The longest value of a tick."""
 MAX_INT = 2**31 - 1
+SIGNED_WINDOW_MS = 5 * 60_000
+"""How far `SIGNED_AT` may be from the record's timestamp. This long after it, a half's signature is valid."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the latest time that every reader of the tables can show."""
 RECORD_OVERHEAD_BYTES = 1024 * 1024
 """The room for key and headers beside the body, in topics."""
 CHECK_OVERHEAD_BYTES = 4 * 1024
-"""The room for what a check request has in addition to its half: two headers, of 400 bytes at most."""
+"""The room for what a check request has in addition to its half: three headers, of 500 bytes at most."""
 
 
 class LocalTransactionState(StrEnum):

@@ -54,6 +54,12 @@ class Reason(StrEnum):
     BAD_SIGNATURE = "bad_signature"
 
 
+DISCARD_REASONS = (Reason.CHECK_MAX, Reason.EXPIRED)
+
+MAX_DETAIL = 500
+"""The most characters of `detail` in `quarantine`. It may quote what a record says."""
+
+
 class Count(StrEnum):
     """What is counted besides quarantined records, which are counted by their reason."""
 
@@ -72,3 +78,9 @@ class Count(StrEnum):
     """Records whose end the adopted tables hold: discarded halves, quarantined records (decision 6)."""
     AGED_OUT = "aged_out"
     """Verdicts that a new checkpoint reads, of halves that the half topic has deleted long ago (decision 6)."""
+
+
+COUNTED_QUARANTINE = {
+    reason: str(Count.LOST if reason is Reason.HALF_LOST else reason) for reason in Reason if reason not in DISCARD_REASONS
+}
+"""Reason of a quarantine → the name under which it is counted."""

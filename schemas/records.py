@@ -6,6 +6,7 @@ itself does not use these models: `transforms/decoding.py` decodes columns.
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -14,14 +15,12 @@ from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import HeaderList, LocalTransactionState
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.signing import Keyring
+from halfway.schemas.signing import Keyring, Signable, sha256_of
 
 Headers = Sequence[tuple[str, bytes | None]]
 """What a function that reads headers takes: any sequence of them."""
 
-RESERVED_NAMES = frozenset(
-    (*h.HALF_HEADERS, *h.OP_HEADERS, h.SIGNATURE, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
-)
+RESERVED_NAMES = frozenset((*h.HALF_HEADERS, *h.OP_HEADERS, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST))
 """Names that a producer must not use for its own properties."""
 
 _UNREADABLE = re.compile("[\0\N{REPLACEMENT CHARACTER}]")
@@ -174,12 +173,18 @@ class _Headers(BaseModel):
     def _own_headers(self) -> HeaderList:
         """Return a header for each field that has a value."""
         written: HeaderList = []
-        for name, field in type(self).model_fields.items():
+        for name, alias in _aliases(type(self)):
             value = getattr(self, name)
-            if field.alias is not None and value is not None:
+            if value is not None:
                 text = str(value).lower() if isinstance(value, bool) else str(value)
-                written.append((field.alias, text.encode()))
+                written.append((alias, text.encode()))
         return written
+
+
+@cache
+def _aliases(model: type[_Headers]) -> list[tuple[str, str]]:
+    """Return the fields of a model that are headers, with their names. Cached, because every record asks for them."""
+    return [(name, field.alias) for name, field in model.model_fields.items() if field.alias is not None]
 
 
 class HalfHeaders(_Headers):
@@ -201,6 +206,10 @@ class HalfHeaders(_Headers):
         Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.BORN_TIMESTAMP)
     ] = None
     incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
+    signed_at_ms: Annotated[Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.SIGNED_AT)] = (
+        None
+    )
+    signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
     properties: Annotated[Mapping[str, str | None], AfterValidator(_own_properties)] = {}
 
     @classmethod
@@ -218,6 +227,14 @@ class HalfHeaders(_Headers):
         problems += [RecordError(Reason.DELAY_NOT_SUPPORTED, name) for name in h.DELAY_HEADERS if name in own]
         properties = {name: value for name, value in own.items() if name not in h.DELAY_HEADERS}
         return cls._read(headers, h.HALF_HEADERS, problems, properties=properties)
+
+    def signed(self, key: bytes, value: bytes, topic: str, keyring: Keyring | None, at_ms: int) -> Self:
+        """Return a copy, signed at `at_ms` for this key, this value and the half topic if its group has a key."""
+        if keyring is None or not keyring.has(self.producer_group):
+            return self
+        timed = self.model_copy(update={"signed_at_ms": at_ms, "signature": None})
+        signature = keyring.sign(self.producer_group, Signable(topic, key, sha256_of(value), timed.to_headers()))
+        return timed.model_copy(update={"signature": signature})
 
     def to_headers(self) -> HeaderList:
         """Return the headers of the record. The user's properties come last.
@@ -238,6 +255,10 @@ class OpHeaders(_Headers):
     from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
     check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None
     remark: Annotated[str | None, Field(alias=h.REMARK)] = None
+    half_signature: Annotated[str | None, Field(alias=h.HALF_SIGNATURE)] = None
+    traceparent: Annotated[str | None, Field(alias="traceparent")] = None
+    tracestate: Annotated[str | None, Field(alias="tracestate")] = None
+    baggage: Annotated[str | None, Field(alias="baggage")] = None
     signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
 
     @classmethod
@@ -249,10 +270,12 @@ class OpHeaders(_Headers):
         """
         return cls._read(headers or (), (*h.OP_HEADERS, h.SIGNATURE))
 
-    def signed(self, transaction_id: str, keyring: Keyring | None) -> Self:
-        """Return a copy of the op, signed for a transaction if its group has a key."""
-        signature = keyring.sign(transaction_id, self.action, self.producer_group, self.incarnation) if keyring else None
-        return self.model_copy(update={"signature": signature})
+    def signed(self, transaction_id: str, topic: str, keyring: Keyring | None) -> Self:
+        """Return a copy of the op, signed for a transaction and the op topic if its group has a key."""
+        if keyring is None:
+            return self
+        signable = Signable(topic, encode_key(transaction_id), sha256_of(None), self.to_headers())
+        return self.model_copy(update={"signature": keyring.sign(self.producer_group, signable)})
 
     def to_headers(self) -> HeaderList:
         """Return the headers of the record.
@@ -264,7 +287,7 @@ class OpHeaders(_Headers):
 
 
 class CheckHeaders(_Headers):
-    """The headers of a check request: those of its half, the number of the check, and its `CHECK_ID`.
+    """The headers of a check request: those of its half, the number of the check, its `CHECK_ID`, and a signature.
 
     `CHECK_ID` stays the same when the request is resent.
     """
@@ -272,12 +295,13 @@ class CheckHeaders(_Headers):
     half: HalfHeaders
     check_times: Annotated[_Positive, Field(alias=h.TRANSACTION_CHECK_TIMES)]
     check_id: Annotated[_Required, Field(alias=h.CHECK_ID)]
+    check_signature: Annotated[str | None, Field(alias=h.CHECK_SIGNATURE)] = None
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
         """Parse a check's headers.
 
-        The job appends its two headers to the half's. A half of another client may have a property of the same name, so
+        The job appends its own headers to the half's. A half of another client may have a property of the same name, so
         the last one counts.
 
         Raises:

@@ -1,8 +1,8 @@
-"""The settings `kafka.security` and `kafka.signing`: login to Kafka, and keys that sign ops (docs/security.md)."""
+"""The settings `kafka.security` and `kafka.signing`: login to Kafka, and keys that sign records (docs/security.md)."""
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,38 +19,94 @@ class SettingsGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def by_group(value: object) -> object:
+    """Parse what each producer group has: `{group: …}`; a string, as from the environment, is JSON."""
+    if isinstance(value, str):
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise ValueError('expected {"group": "value"}') from None
+    return value if value is not None else {}
+
+
+class OAuthSettings(SettingsGroup):
+    """The login with a token that an identity provider issues (OpenID Connect, client credentials)."""
+
+    token_endpoint: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    client_id: str | None = None
+    client_secret: SecretStr | None = None
+    scope: str | None = None
+    extensions: Annotated[Mapping[str, str], BeforeValidator(by_group)] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _extensions_are_names(self) -> Self:
+        # librdkafka separates them by commas, and Kafka's protocol by control characters.
+        named = re.compile(r"[A-Za-z]+=[^,\x00-\x1f\x7f]+")
+        if not all(named.fullmatch(f"{name}={value}") for name, value in self.extensions.items()):
+            raise ValueError("the names of extensions are letters, and their values have no comma and no control characters")
+        return self
+
+
+class KerberosSettings(SettingsGroup):
+    """The login with Kerberos (GSSAPI): a principal, and the file with its keys."""
+
+    principal: str | None = None
+    keytab: Path | None = None
+    service_name: Annotated[str, Field(min_length=1)] = "kafka"
+
+
 class Security(SettingsGroup):
     """The login to Kafka. `ca`, `certificate` and `key` are paths of PEM files."""
 
     protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "GSSAPI"] | None = None
     user: str | None = None
     password: SecretStr | None = None
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
     key_password: SecretStr | None = None
+    oauth: OAuthSettings = OAuthSettings()
+    kerberos: KerberosSettings = KerberosSettings()
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.protocol.startswith("SASL") and not (self.sasl_mechanism and self.user and self.password):
-            raise ValueError(f"{self.protocol} needs sasl_mechanism, user and password")
+        if self.protocol.startswith("SASL"):
+            self._verify_login()
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key go together")
-        for name in ("user", "password", "key_password"):
-            value = getattr(self, name)
+        oauth, kerberos = self.oauth, self.kerberos
+        texts = {
+            **{name: getattr(self, name) for name in ("user", "password", "key_password")},
+            **{f"oauth.{name}": getattr(oauth, name) for name in ("client_id", "client_secret", "scope")},
+            **{f"kerberos.{name}": getattr(kerberos, name) for name in ("principal", "service_name")},
+        }
+        for name, value in texts.items():
             text = value.get_secret_value() if isinstance(value, SecretStr) else value
             if text and re.search(r"[\x00-\x1f\x7f]", text):
                 raise ValueError(f"{name} has a line break or another control character")
         return self
 
+    def _verify_login(self) -> None:
+        oauth, kerberos = self.oauth, self.kerberos
+        if self.sasl_mechanism == "OAUTHBEARER":
+            if not (oauth.token_endpoint and oauth.client_id and oauth.client_secret):
+                raise ValueError("OAUTHBEARER needs oauth.token_endpoint, oauth.client_id and oauth.client_secret")
+        elif self.sasl_mechanism == "GSSAPI":
+            if not (kerberos.principal and kerberos.keytab):
+                raise ValueError("GSSAPI needs kerberos.principal and kerberos.keytab")
+        elif not (self.sasl_mechanism and self.user and self.password):
+            raise ValueError(f"{self.protocol} needs sasl_mechanism, user and password")
+
+    @property
+    def login(self) -> str | None:
+        """Return who logs in: what errors about rights name. None if a certificate or nothing does."""
+        by_mechanism = {"OAUTHBEARER": self.oauth.client_id, "GSSAPI": self.kerberos.principal}
+        return by_mechanism.get(self.sasl_mechanism or "", self.user)
+
     def as_librdkafka_dict(self) -> dict[str, str]:
         """Return the security part of a librdkafka configuration, with secrets in clear text: never log it."""
-        options: dict[str, str] = {"security.protocol": self.protocol}
-        if self.sasl_mechanism and self.user and self.password:
-            options["sasl.mechanism"] = self.sasl_mechanism
-            options["sasl.username"] = self.user
-            options["sasl.password"] = self.password.get_secret_value()
+        options: dict[str, str] = {"security.protocol": self.protocol, **self._login_for_librdkafka()}
         if self.ca:
             options["ssl.ca.location"] = str(self.ca)
         if self.certificate and self.key:
@@ -60,57 +116,126 @@ class Security(SettingsGroup):
             options["ssl.key.password"] = self.key_password.get_secret_value()
         return options
 
+    def _login_for_librdkafka(self) -> dict[str, str]:
+        oauth, kerberos = self.oauth, self.kerberos
+        if self.sasl_mechanism == "OAUTHBEARER" and oauth.token_endpoint and oauth.client_id and oauth.client_secret:
+            options = {
+                "sasl.oauthbearer.method": "oidc",
+                "sasl.oauthbearer.token.endpoint.url": oauth.token_endpoint,
+                "sasl.oauthbearer.client.id": oauth.client_id,
+                "sasl.oauthbearer.client.secret": oauth.client_secret.get_secret_value(),
+            }
+            if oauth.scope:
+                options["sasl.oauthbearer.scope"] = oauth.scope
+            if oauth.extensions:
+                options["sasl.oauthbearer.extensions"] = ",".join(f"{name}={value}" for name, value in oauth.extensions.items())
+            if self.ca:
+                options["https.ca.location"] = str(self.ca)
+        elif self.sasl_mechanism == "GSSAPI" and kerberos.principal and kerberos.keytab:
+            options = {
+                "sasl.kerberos.principal": kerberos.principal,
+                "sasl.kerberos.keytab": str(kerberos.keytab),
+                "sasl.kerberos.service.name": kerberos.service_name,
+            }
+        elif self.sasl_mechanism and self.user and self.password:
+            options = {"sasl.username": self.user, "sasl.password": self.password.get_secret_value()}
+        else:
+            return {}
+        return {"sasl.mechanism": self.sasl_mechanism, **options}
+
 
 def _read_keys(value: object) -> object:
-    """Parse keys: `{group: key}` or `{group: [key, …]}`; a string, as from the environment, is JSON."""
-    if isinstance(value, str):
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError('expected {"group": "key"}') from None
+    """Parse keys: `{group: key}` or `{group: [key, …]}`."""
+    value = by_group(value)
     if not isinstance(value, Mapping):
-        return value if value is not None else {}
+        return value
     return {str(group): keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
 
 
+def _as_list(value: object) -> object:
+    """Read one key, or several: a string that is a JSON list, as from the environment, holds several."""
+    if isinstance(value, str):
+        if not value.lstrip().startswith("["):
+            return [value] if value else []
+        try:
+            return _as_list(yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ValueError('expected a key or ["new key", "old key"]') from None
+    return value if isinstance(value, list | tuple) else [] if value is None else [value]
+
+
 Keys = Annotated[Mapping[str, Annotated[tuple[SecretStr, ...], Field(min_length=1)]], BeforeValidator(_read_keys)]
+JobKeys = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_list)]
+TopicsOfGroups = Annotated[Mapping[str, tuple[str, ...]], BeforeValidator(_read_keys)]
 
 
 class SigningSettings(SettingsGroup):
-    """The keys of producer groups. The ops of a group with a key must be signed.
+    """The keys of producer groups and of the job. The records of a group with a key must be signed.
 
     While a key is replaced, a group has several. Its first key signs, and each of them verifies.
     """
 
+    cluster: str | None = None
     keys: Keys = {}
+    job_keys: JobKeys = ()
+    topics: TopicsOfGroups = {}
     required: bool = False
 
     @model_validator(mode="after")
     def _are_long(self) -> Self:
-        for group, keys in self.keys.items():
+        for owner, keys in {**self.keys, "the job": self.job_keys}.items():
             if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
-                raise ValueError(f"a key of {group} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
+                raise ValueError(f"a key of {owner} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
+        if self._is_on() and not self.cluster:
+            raise ValueError("cluster is missing: signed records name their Kafka, so that a copy in another one does not count")
         return self
 
+    def _is_on(self) -> bool:
+        return bool(self.keys or self.job_keys or self.topics or self.required)
+
     def keyring(self) -> Keyring | None:
-        """Return the keys that sign and verify ops; None if ops are not signed."""
-        if not self.keys and not self.required:
+        """Return the keys that sign and verify records; None if records are not signed."""
+        if not self._is_on():
             return None
-        keys = {group: [key.get_secret_value().encode() for key in of_group] for group, of_group in self.keys.items()}
-        return Keyring(keys, required=self.required)
+        keys = {group: _bytes_of(of_group) for group, of_group in self.keys.items()}
+        return Keyring(keys, required=self.required, cluster=self.cluster or "", job_keys=_bytes_of(self.job_keys), topics=self.topics)
+
+    def keyring_of_job(self) -> Keyring | None:
+        """Return the keys for the job; None if records are not signed.
+
+        Raises:
+            SettingsError: the services sign, and the job has no key of its own.
+        """
+        if self._is_on() and not self.job_keys:
+            raise SettingsError(
+                "kafka.signing has no job_keys, so that anyone who can write the half topic can forge time: make one with "
+                "`openssl rand -hex 32`, and give it to nobody but the job"
+            )
+        return self.keyring()
 
     def fingerprint(self) -> str:
-        """Return a value that tells other keys from these, and from which nobody finds a key."""
-        secret = repr(sorted((group, [key.get_secret_value() for key in keys]) for group, keys in self.keys.items()))
+        """Return a value that tells other settings from these, and from which nobody finds a key."""
+        secret = repr(
+            (
+                sorted((group, [key.get_secret_value() for key in keys]) for group, keys in self.keys.items()),
+                [key.get_secret_value() for key in self.job_keys],
+                sorted((group, sorted(topics)) for group, topics in self.topics.items()),
+                self.cluster,
+            )
+        )
         return hashlib.pbkdf2_hmac("sha256", f"{self.required} {secret}".encode(), b"halfway-signing", 100_000).hex()
 
     def keyring_of(self, producer_group: str) -> Keyring | None:
-        """Return the keys for a service of this group; None if ops are not signed.
+        """Return the keys for a service of this group; None if records are not signed.
 
         Raises:
-            SettingsError: ops must be signed, and the group has no key.
+            SettingsError: records must be signed, and the group has no key.
         """
         keyring = self.keyring()
         if keyring is not None and keyring.required and not keyring.has(producer_group):
-            raise SettingsError(f"ops must be signed, and kafka.signing.keys has no key for group {producer_group}")
+            raise SettingsError(f"records must be signed, and kafka.signing.keys has no key for group {producer_group}")
         return keyring
+
+
+def _bytes_of(keys: Iterable[SecretStr]) -> list[bytes]:
+    return [key.get_secret_value().encode() for key in keys]

@@ -4,14 +4,16 @@ RocketMQ's names keep their spelling. A duration is an integer in ms, or a strin
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from halfway.schemas.security import Security, SettingsGroup, SigningSettings
+from halfway.schemas.security import Security, SettingsGroup, SigningSettings, by_group
 
 ENV_PREFIX = "HALFWAY__"
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -32,6 +34,7 @@ def parse_duration_ms(value: object) -> int:
 
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
 PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
+TopicOfGroup = Annotated[Mapping[str, Annotated[str, Field(min_length=1)]], BeforeValidator(by_group)]
 
 
 class KafkaSettings(SettingsGroup):
@@ -41,6 +44,8 @@ class KafkaSettings(SettingsGroup):
     half_topic: str = "transactions.half"
     op_topic: str = "transactions.op"
     check_topic: str = "transactions.check"
+    check_topics: TopicOfGroup = Field(default_factory=dict)
+    relay_topic: str = "transactions.relay"
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     max_offsets_per_trigger: Annotated[int, Field(gt=0)] | None = 400_000
     security: Security = Security()
@@ -48,9 +53,25 @@ class KafkaSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _topics_differ(self) -> Self:
-        if len({self.half_topic, self.op_topic, self.check_topic}) < 3:
-            raise ValueError("half_topic, op_topic and check_topic must differ")
+        if len(self.own_topics()) < 3 + len(self.all_check_topics()):
+            raise ValueError("half_topic, op_topic, relay_topic and check topics must differ")
         return self
+
+    def own_topics(self) -> frozenset[str]:
+        """Return the topics that Halfway writes for itself. No message goes to one of them."""
+        return frozenset((self.half_topic, self.op_topic, self.relay_topic, *self.all_check_topics()))
+
+    def check_topic_of(self, producer_group: str) -> str:
+        """Return the topic of a producer group's check requests."""
+        return self.check_topics.get(producer_group, self.check_topic)
+
+    def all_check_topics(self) -> list[str]:
+        """Return the topics of check requests, each once: the shared one first."""
+        return [*dict.fromkeys((self.check_topic, *self.check_topics.values()))]
+
+    def all_topics(self) -> list[str]:
+        """Return the half topic, the op topic and the topics of check requests."""
+        return [self.half_topic, self.op_topic, *self.all_check_topics()]
 
     def servers(self) -> str:
         """Return `bootstrap_servers`.
@@ -145,6 +166,27 @@ class MetricsSettings(SettingsGroup):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
+def _read_names(value: object) -> object:
+    """Read names: `{from: to}` or `[name, …]`; a string, as from the environment, is JSON."""
+    if not isinstance(value, str):
+        return {} if value is None else value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError('expected JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]') from None
+
+
+class RelaySettings(SettingsGroup):
+    """Which committed messages `halfway relay` sends on, to which Kafka topics (docs/relay.md)."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]{1,100}$")] = "relay"
+    allow: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = ("*",)
+    topics: Annotated[Mapping[str, str], BeforeValidator(_read_names)] = {}
+    poll_interval: PositiveDurationMs = 100
+    retry_interval: PositiveDurationMs = 10_000
+    transaction_timeout: Annotated[int, BeforeValidator(parse_duration_ms), Field(ge=1_000, le=900_000)] = 60_000
+
+
 class Settings(SettingsGroup):
     """All settings of Halfway. `load_settings` makes them."""
 
@@ -154,3 +196,11 @@ class Settings(SettingsGroup):
     storage: StorageSettings = Field(default_factory=StorageSettings)
     trigger: TriggerSettings = TriggerSettings()
     metrics: MetricsSettings = MetricsSettings()
+    relay: RelaySettings = RelaySettings()
+
+    @model_validator(mode="after")
+    def _relay_writes_no_own_topic(self) -> Self:
+        own = sorted(set(self.relay.topics.values()) & self.kafka.own_topics())
+        if own:
+            raise ValueError(f"relay.topics sends messages to {own[0]}, which is one of Halfway's own topics: name another one")
+        return self

@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from halfway.schemas.errors import StateFormatError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 STATE_SCHEMA = StructType([StructField("format_version", IntegerType(), False), StructField("payload", BinaryType(), False)])
 
@@ -27,16 +27,18 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("start_ms", pa.int64(), nullable=False),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
+        pa.field("binding", pa.int64(), nullable=False),
         pa.field("check_times", pa.int32(), nullable=False),
         pa.field("due_ms", pa.int64(), nullable=False),
-        pa.field("last_called", pa.bool_(), nullable=False),
+        pa.field("checked_ms", pa.int64(), nullable=False),
         pa.field("late_put_offs", pa.int32(), nullable=False),
     ]
 )
 """`entry` is a `Phase`; WAITING_COMMIT or WAITING_ROLLBACK stand for a verdict that waits for its half.
 
-`due_ms` is the first time at which something is due for the entry: a horizon if it is pending, or else a read mark.
-`last_called` and `late_put_offs` are what R8 has to know of a pending half.
+`binding` ties signed halves and their ops together. `due_ms` is the first time at which something is due for the entry:
+a horizon if it is pending, or else a read mark. `checked_ms` is the horizon of the last check, -1 before the first; R8
+also has to know `late_put_offs`.
 """
 
 WAITING_COMMIT = 100

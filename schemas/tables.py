@@ -1,7 +1,6 @@
 """The schemas of the three Delta tables (docs/tables.md), which are append-only."""
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from pyspark.sql.types import (
     ArrayType,
@@ -22,17 +21,6 @@ class Table(StrEnum):
     MESSAGES = "messages"
     DISCARDED = "discarded"
     QUARANTINE = "quarantine"
-
-
-class Bookmark(NamedTuple):
-    """A place in a table's history: the rows with a greater bookmark are exactly those that were appended later.
-
-    `epoch` is 0 for a table's first checkpoint, and one more with each `--adopt`. Batches of one epoch are numbered by
-    their checkpoint.
-    """
-
-    epoch: int
-    batch_id: int
 
 
 HEADERS_TYPE = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -57,7 +45,9 @@ _POINTER = [
     StructField("half_offset", LongType()),
 ]
 
-MESSAGES_SCHEMA = StructType([*_MESSAGE, StructField("committed_at", TimestampType()), *_POINTER, *_BOOKMARK])
+_OP_POINTER = [StructField("op_partition", IntegerType()), StructField("op_offset", LongType())]
+
+MESSAGES_SCHEMA = StructType([*_MESSAGE, StructField("committed_at", TimestampType()), *_POINTER, *_OP_POINTER, *_BOOKMARK])
 DISCARDED_SCHEMA = StructType(
     [*_MESSAGE, *_POINTER, *_BOOKMARK, StructField("reason", StringType()), StructField("discarded_at", TimestampType())]
 )
@@ -74,6 +64,21 @@ QUARANTINE_SCHEMA = StructType(
         StructField("reason", StringType()),
         StructField("detail", StringType()),
         *_BOOKMARK,
+    ]
+)
+
+ERASURES = "erasures"
+"""The table of what `halfway erase` has erased, made with the first erasure."""
+ERASURES_SCHEMA = StructType(
+    [
+        StructField("erased_at", TimestampType()),
+        StructField("transaction_id", StringType()),
+        StructField("producer_group", StringType()),
+        StructField("erased_by", StringType()),
+        StructField("remark", StringType()),
+        StructField("messages", IntegerType()),
+        StructField("discarded", IntegerType()),
+        StructField("quarantine", IntegerType()),
     ]
 )
 

@@ -60,7 +60,7 @@ class Bucket:
         """Apply a batch. Return the bucket after it, the outcomes, and what this batch counted."""
         clock = self.clock.after(batch.ticks, batch.read_ms)
         untouched, affected = self._split(batch, clock)
-        resolution = resolve(_to_state(clock, affected), replace(batch, ticks=(), read_ms={}), rules)
+        resolution = resolve(_to_state(self.clock, affected), replace(batch, clock=clock), rules)
         entries = _join(untouched, _to_entries(resolution.state, rules))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
         return Bucket(entries, clock, totals), resolution.outcomes, resolution.counts
@@ -120,13 +120,13 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
     transactions: dict[str, Transaction] = {}
     waiting: dict[str, list[Op]] = {}
     for row in zip(*(column.to_pylist() for column in entries.columns), strict=True):
-        transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, *timer = row
+        transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, binding, *timer = row
         if entry in _PHASES:
-            half = Half(transaction_id, group, topic, incarnation, start_ms, partition, offset)
-            check_times, due_ms, last_called, late_put_offs = timer
-            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, last_called, late_put_offs)
+            half = Half(transaction_id, group, topic, incarnation, start_ms, partition, offset, binding)
+            check_times, due_ms, checked_ms, late_put_offs = timer
+            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, checked_ms, late_put_offs)
         else:
-            op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset)
+            op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset, binding)
             waiting.setdefault(transaction_id, []).append(op)
     return BucketState(clock, transactions, waiting)
 
@@ -136,15 +136,15 @@ def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
     tables = []
     if state.transactions:
         phases, halves, dues_ms, check_times, *late = zip(*state.transactions.values(), strict=True)
-        ids, groups, topics, incarnations, starts_ms, partitions, offsets, *_ = zip(*halves, strict=True)
-        tables.append(_table(ids, phases, groups, topics, incarnations, starts_ms, partitions, offsets, check_times, dues_ms, *late))
+        ids, groups, topics, incarnations, *places, _, _, _ = zip(*halves, strict=True)
+        tables.append(_table(ids, phases, groups, topics, incarnations, *places, check_times, dues_ms, *late))
     ops = [op for of_one_id in state.waiting.values() for op in of_one_id]
     if ops:
-        ids, groups, incarnations, actions, starts_ms, partitions, offsets = zip(*ops, strict=True)
+        ids, groups, incarnations, actions, *places = zip(*ops, strict=True)
         entries = [_WAITING_ENTRY[action] for action in actions]
         orphans_ms = [rules.orphan_ms(op) for op in ops]
-        no_topics, zeros, no_calls = [""] * len(ops), [0] * len(ops), [False] * len(ops)
-        columns = (ids, entries, groups, no_topics, incarnations, starts_ms, partitions, offsets, zeros, orphans_ms, no_calls, zeros)
+        no_topics, zeros, no_checks = [""] * len(ops), [0] * len(ops), [-1] * len(ops)
+        columns = (ids, entries, groups, no_topics, incarnations, *places, zeros, orphans_ms, no_checks, zeros)
         tables.append(_table(*columns))
     return tables
 
@@ -175,6 +175,7 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
     return {
         "heard_ms": _encode_times(clock.heard_ms),
         "read_ms": _encode_times(clock.read_ms),
+        "asked_ms": _encode_times(clock.asked_ms),
         "partitions": [[source, size.at_ms, size.partitions] for source, size in sorted(clock.sizes.items())],
         "latest": list(clock.latest),
     }
@@ -185,6 +186,7 @@ def _decode_clock(stored: dict[str, Any]) -> Clock:
     return Clock(
         heard_ms=_decode_times(stored["heard_ms"]),
         read_ms=_decode_times(stored["read_ms"]),
+        asked_ms=_decode_times(stored["asked_ms"]),
         sizes={Source(source): TopicSize(at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
         latest=LatestTick(at_ms, Source(source), partition, tuple(absent_groups)),
     )

@@ -1,7 +1,7 @@
 """Decodes Kafka records to events: each record is a half, an op, a tick, a lost notice, or broken (R14).
 
 Works on columns: each check looks at all records of a batch at once. Only what is rare is looked at record by record:
-ticks, broken records, and ops whose signature is verified.
+ticks, broken records, and records whose signature is verified.
 """
 
 import json
@@ -15,11 +15,11 @@ import pyarrow as pa
 from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.schemas.headers import Source
-from halfway.schemas.outcomes import Reason
-from halfway.schemas.settings import ResolutionSettings
-from halfway.schemas.signing import Keyring
-from halfway.transforms.horizon import Place, Tick
-from halfway.transforms.record_columns import Mask, RecordColumns, mask_of
+from halfway.schemas.outcomes import MAX_DETAIL, Reason
+from halfway.schemas.settings import KafkaSettings, ResolutionSettings
+from halfway.schemas.signing import Keyring, Signable, binding_of
+from halfway.transforms.horizon import ALL_ASKED, Place, Tick
+from halfway.transforms.record_columns import Integers, Mask, RecordColumns, mask_of
 
 _Problem = tuple[Mask, Reason, str | Callable[[int], str]]
 """The broken records, why they are refused, and the detail, which may depend on the row."""
@@ -47,6 +47,8 @@ _HALF = (
     _Header(h.CHECK_IMMUNITY_TIME_IN_SECONDS, numbers=_POSITIVE),
     _Header(h.BORN_TIMESTAMP, numbers=_TIME_MS),
     _INCARNATION,
+    _Header(h.SIGNED_AT, numbers=_TIME_MS),
+    _Header(h.SIGNATURE),
 )
 _OP = (
     _Header(h.ACTION, is_required=True),
@@ -55,26 +57,33 @@ _OP = (
     _Header(h.FROM_CHECK),
     _Header(h.CHECK_TIMES, numbers=range(h.MAX_INT + 1)),
     _Header(h.REMARK),
+    _Header(h.HALF_SIGNATURE),
 )
 _POINTER = r"^[0-9]{1,9}:[0-9]{1,18}\z"
-_MAX_DETAIL = 500
 _LOG_APPEND_TIME = 1
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What `decode` depends on: two limits, the keys that ops must be signed with, if any, and what was adopted."""
+    """What `decode` depends on: two limits, the keys that records must be signed with, if any, and what was adopted."""
 
     max_body_bytes: int
     max_clock_skew_ms: int
     keyring: Keyring | None = None
+    topics: Mapping[Source, str] = field(default_factory=dict)
+    """The names of the half and op topics, which signatures cover."""
     adopted: Mapping[int, int] = field(default_factory=dict)
     """Partition of the half topic → the offset before which a former checkpoint has judged all bodies (decision 6)."""
+    epoch: int = 0
+    """The checkpoint's."""
 
     @staticmethod
-    def of(resolution: ResolutionSettings, keyring: Keyring | None, adopted: Mapping[int, int] | None = None) -> "DecoderConfig":
+    def of(
+        resolution: ResolutionSettings, kafka: KafkaSettings, adopted: Mapping[int, int] | None = None, epoch: int = 0
+    ) -> "DecoderConfig":
         """Return what the job decodes with."""
-        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, keyring, adopted or {})
+        topics = {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring(), topics, adopted or {}, epoch)
 
 
 class Decoded(NamedTuple):
@@ -98,8 +107,8 @@ def decode(batch: pa.RecordBatch, config: DecoderConfig) -> Decoded:
         for broken, reason, detail in problems_of(records, config):
             for row in np.flatnonzero(broken & records.are(kind)).tolist():
                 records.kinds[row], records.reasons[row] = EventKind.BROKEN, str(reason)
-                records.details[row] = (detail if isinstance(detail, str) else detail(row))[:_MAX_DETAIL]
-    return Decoded(_events(records), _ticks(records), _read_ms(records))
+                records.details[row] = (detail if isinstance(detail, str) else detail(row))[:MAX_DETAIL]
+    return Decoded(_events(records), _ticks(records, config.epoch), _read_ms(records))
 
 
 def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:
@@ -114,6 +123,8 @@ def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     body = records.columns["value_bytes"]
     too_large = (body > config.max_body_bytes) & ~_is_adopted(records, config.adopted)
     yield too_large, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
+    if config.keyring:
+        yield from _half_signature_problems(records, config, config.keyring)
 
 
 def _is_adopted(records: RecordColumns, adopted: Mapping[int, int]) -> Mask:
@@ -125,6 +136,35 @@ def _is_adopted(records: RecordColumns, adopted: Mapping[int, int]) -> Mask:
     return found
 
 
+def _half_signature_problems(records: RecordColumns, config: DecoderConfig, keyring: Keyring) -> Iterator[_Problem]:
+    bad, halves = Reason.BAD_SIGNATURE, records.are(EventKind.HALF)
+    groups = np.array(records.texts(h.PGROUP, halves).to_pylist(), object)
+    why = np.full(len(halves), None, object)
+    topics = records.texts(h.REAL_TOPIC, halves).filter(pa.array(halves)).to_pylist()
+    why[halves] = list(map(keyring.topic_problem, groups[halves].tolist(), topics))
+    yield why.astype(bool), bad, why.__getitem__
+    yield _signature_problem(records, EventKind.HALF, config, keyring.problem)
+    are_signed = records.are(EventKind.HALF) & np.fromiter(map(keyring.has, groups.tolist()), bool, len(groups))
+    signed_ms = records.numbers(h.SIGNED_AT, are_signed)
+    skew_ms = np.abs(signed_ms - records.columns["at_ms"])
+    yield are_signed & ~records.has(h.SIGNED_AT), bad, f"{h.SIGNED_AT} is missing"
+    is_far = are_signed & (skew_ms > h.SIGNED_WINDOW_MS)
+    yield is_far, bad, lambda row: f"{h.SIGNED_AT} is {skew_ms[row]} ms from the record's timestamp, at most {h.SIGNED_WINDOW_MS}"
+    records.valid_ms = np.where(are_signed, signed_ms + h.SIGNED_WINDOW_MS, 0)
+
+
+def _signature_problem(
+    records: RecordColumns, kind: EventKind, config: DecoderConfig, problem: Callable[[str, Signable, str | None], str | None]
+) -> _Problem:
+    """Return which records of a kind have no valid signature."""
+    of = records.are(kind)
+    signables = records.signables(of, config.topics)
+    said = (records.texts(name, of).filter(pa.array(of)).to_pylist() for name in (h.PGROUP, h.SIGNATURE))
+    why = np.full(len(of), None, object)
+    why[of] = [problem(group, signable, signature) for signable, group, signature in zip(signables, *said, strict=True)]
+    return why.astype(bool), Reason.BAD_SIGNATURE, why.__getitem__
+
+
 def _op_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:
     yield from _key_and_size_problems(records)
     yield from _header_problems(records, _OP)
@@ -133,13 +173,7 @@ def _op_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Pro
     said, actions = records.texts(h.ACTION, ops), records.actions()
     yield mask_of(actions.is_null()), Reason.UNKNOWN_ACTION, lambda row: f"ACTION is {said[row].as_py()[:100]}"
     if config.keyring:
-        ops = records.are(EventKind.OP)
-        incarnations = pa.array(records.numbers(h.INCARNATION, ops))
-        signed = (records.ids, actions, records.texts(h.PGROUP, ops), incarnations, records.texts(h.SIGNATURE, ops))
-        fields = zip(*(column.filter(pa.array(ops)).to_pylist() for column in signed), strict=True)
-        why = np.full(len(ops), None, object)
-        why[ops] = [config.keyring.problem(*each) for each in fields]
-        yield why.astype(bool), Reason.BAD_SIGNATURE, why.__getitem__
+        yield _signature_problem(records, EventKind.OP, config, config.keyring.problem)
 
 
 def _tick_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:
@@ -154,16 +188,24 @@ def _tick_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     yield is_beyond, bad, f"{h.PARTITIONS} is not above the tick's own partition"
     yield columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
     is_other = ticks.copy()
-    is_other[ticks] = [_absent_groups(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
-    yield is_other, bad, 'the value is not {"absent_groups": [...]}'
+    is_other[ticks] = [_said(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    yield is_other, bad, 'the value is not {"absent_groups": [...], "epoch": number, "asked_ms": number}'
     skew_ms = np.abs(records.numbers(h.TICK, ticks) - columns["at_ms"])
     yield skew_ms > most_ms, bad, lambda row: f"{h.TICK} is {skew_ms[row]} ms from the record's timestamp, at most {most_ms}"
+    if config.keyring:
+        yield _signature_problem(records, EventKind.TICK, config, _by_the_job(config.keyring))
 
 
-def _lost_problems(records: RecordColumns, _: DecoderConfig) -> Iterator[_Problem]:
+def _by_the_job(keyring: Keyring) -> Callable[[str, Signable, str | None], str | None]:
+    return lambda _, signable, signature: keyring.problem_of_job(signable, signature)
+
+
+def _lost_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:
     yield from _key_and_size_problems(records)
     yield ~records.matches(h.HALF_LOST, _POINTER), Reason.BAD_HEADER, h.HALF_LOST
     yield _duplicates(records, (h.HALF_LOST,))
+    if config.keyring:
+        yield _signature_problem(records, EventKind.LOST, config, _by_the_job(config.keyring))
 
 
 _PROBLEMS = {
@@ -219,6 +261,8 @@ def _events(records: RecordColumns) -> pa.RecordBatch:
         "incarnation": pa.array(records.numbers(h.INCARNATION, halves | ops).astype(np.int32)),
         "immunity_ms": pa.array(records.numbers(h.CHECK_IMMUNITY_TIME_IN_SECONDS, halves) * 1000),
         "discarded_ms": pa.array(np.zeros(len(halves), np.int64)),
+        "binding": pa.array(_bindings(records.texts(h.SIGNATURE, halves)) + _bindings(records.texts(h.HALF_SIGNATURE, ops))),
+        "valid_ms": pa.array(records.valid_ms * halves),
         "action": records.actions(),
         "half_pointer": records.texts(h.HALF_LOST, lost),
         "reason": pa.array(records.reasons, pa.string()),
@@ -228,24 +272,47 @@ def _events(records: RecordColumns) -> pa.RecordBatch:
     return rows.filter(pa.array(~records.are(EventKind.TICK)))
 
 
-def _ticks(records: RecordColumns) -> list[Tick]:
+def _bindings(signatures: pa.StringArray) -> Integers:
+    if signatures.null_count == len(signatures):
+        return np.zeros(len(signatures), np.int64)
+    return np.fromiter(map(binding_of, signatures.to_pylist()), np.int64, len(signatures))
+
+
+class _Said(NamedTuple):
+    """What the value of a tick says."""
+
+    absent_groups: tuple[str, ...] = ()
+    epoch: int = 0
+    asked_ms: int = ALL_ASKED
+
+    def asked_of(self, epoch: int) -> int:
+        """Return up to which horizon this checkpoint's checks count (R5). A former one's tick says nothing of them."""
+        return self.asked_ms if self.epoch == epoch or self.asked_ms == ALL_ASKED else 0
+
+
+def _ticks(records: RecordColumns, epoch: int) -> list[Tick]:
     ticks = records.are(EventKind.TICK)
     sources, partitions, times_ms = (records.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms"))
     sizes = records.numbers(h.PARTITIONS, ticks)[ticks].tolist()
-    absent_groups = [_absent_groups(value.as_py()) or () for value in records.raw["tick_value"].filter(pa.array(ticks))]
-    return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, absent_groups))
+    said = [_said(value.as_py()) or _Said() for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    groups, asked_ms = [each.absent_groups for each in said], [each.asked_of(epoch) for each in said]
+    return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, groups, asked_ms))
 
 
-def _absent_groups(value: bytes | None) -> tuple[str, ...] | None:
-    """Return the groups that a tick names as away (R15); None if its value is neither empty nor as documented."""
+def _said(value: bytes | None) -> _Said | None:
+    """Return what a tick says; None if it says something else than the contract has."""
     try:
         said = json.loads((value or b"{}").decode())
-        groups = said.get("absent_groups", []) if isinstance(said, dict) else ()
+        if not isinstance(said, dict):
+            return None
+        groups, epoch, asked_ms = said.get("absent_groups", []), said.get("epoch", 0), said.get("asked_ms", ALL_ASKED)
         # Fails for other things than text, and for half a character (`"\ud800"`), which no column can hold.
         "".join(groups).encode()
     except (ValueError, TypeError, RecursionError):
         return None
-    return tuple(filter(None, groups)) if isinstance(groups, list) else None
+    if not isinstance(groups, list) or any(type(number) is not int or not 0 <= number <= ALL_ASKED for number in (epoch, asked_ms)):
+        return None
+    return _Said(tuple(filter(None, groups)), epoch, asked_ms)
 
 
 def _read_ms(records: RecordColumns) -> dict[Place, int]:

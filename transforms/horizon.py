@@ -13,6 +13,10 @@ Times = Mapping[Source, Mapping[int, int]]
 """Topic → partition → time in ms."""
 
 
+ALL_ASKED = 2**63 - 1
+"""What a tick stands for that does not say which checks were sent."""
+
+
 class Tick(NamedTuple):
     """A heartbeat (*tick*) in one partition: every record that was appended there before it has been read."""
 
@@ -21,6 +25,8 @@ class Tick(NamedTuple):
     partitions: int
     at_ms: int
     absent_groups: tuple[str, ...] = ()
+    asked_ms: int = ALL_ASKED
+    """The horizon up to which the job's checks had been in the check topic for half an interval (R5)."""
 
 
 def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
@@ -62,6 +68,8 @@ class Clock:
     """The time of the latest tick of each partition."""
     read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The newest time that the broker gave a record of a partition, where that is later than its latest tick."""
+    asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
+    """What the latest tick of each partition, of the last batch that has one, says; `ALL_ASKED` is left out (R5)."""
     sizes: Mapping[Source, TopicSize] = field(default_factory=dict)
     latest: LatestTick = field(default_factory=LatestTick)
 
@@ -69,9 +77,10 @@ class Clock:
         """Return the clock after more ticks, in any order, and newer times of records. Time never goes back."""
         if not ticks and not read_ms:
             return self
-        heard, read, sizes, latest = {}, {}, dict(self.sizes), self.latest
+        heard, read, asked, sizes, latest = {}, {}, {}, dict(self.sizes), self.latest
         for source in Source:
             of_topic = [tick for tick in ticks if tick.source is source]
+            asked[source] = self._asked_after(source, of_topic)
             heard[source] = _newest(self.heard_ms[source], [(tick.partition, tick.at_ms) for tick in of_topic])
             newest = _newest(self.read_ms[source], [(partition, at_ms) for (of, partition), at_ms in read_ms.items() if of is source])
             read[source] = {partition: at_ms for partition, at_ms in newest.items() if at_ms > heard[source].get(partition, -1)}
@@ -81,11 +90,24 @@ class Clock:
         if ticks:
             last = max(ticks, key=_LATEST)
             latest = max(latest, LatestTick(last.at_ms, last.source, last.partition, tuple(sorted(last.absent_groups))))
-        return Clock(heard, read, sizes, latest)
+        return Clock(heard, read, asked, sizes, latest)
+
+    def _asked_after(self, source: Source, ticks: Iterable[Tick]) -> dict[int, int]:
+        """Return what ticks say of checks. A tick whose time is ahead does so until the next one: it stops nothing."""
+        said: dict[int, tuple[int, int]] = {}
+        for tick in ticks:
+            said[tick.partition] = max(said.get(tick.partition, (-1, 0)), (tick.at_ms, tick.asked_ms))
+        now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, asked_ms) in said.items()}}
+        return {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
 
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away, as the latest tick says (R15)."""
         return frozenset(self.latest.absent_groups)
+
+    def asked_horizon_ms(self) -> int:
+        """Return the horizon up to which checks count at the present one (R5): the smallest over all partitions."""
+        said = ((n, asked_ms, self.sizes[source].partitions) for source in Source for n, asked_ms in self.asked_ms[source].items())
+        return min((asked_ms for partition, asked_ms, partitions in said if partition < partitions), default=ALL_ASKED)
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None until each partition has a tick."""
@@ -113,7 +135,7 @@ class Clock:
 
 _SIZE = attrgetter(*TopicSize._fields)
 _LATEST = attrgetter(*LatestTick._fields)
-_LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups")
+_LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups", "asked_ms")
 
 
 def _newest(times_ms: Mapping[int, int], more: Iterable[tuple[int, int]]) -> dict[int, int]:

@@ -13,7 +13,6 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from halfway.schemas.events import PACKED_OUTCOMES_SCHEMA, EventKind
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Kind
-from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
@@ -25,17 +24,6 @@ from halfway.transforms.record_columns import Mask
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
 
 _ACTIONS = {str(action): action for action in LocalTransactionState}
-
-
-def rules_of(settings: ResolutionSettings) -> Rules:
-    """Return the rules' numbers from the settings."""
-    return Rules(
-        timeout_ms=settings.transactionTimeOut,
-        check_interval_ms=settings.transactionCheckInterval,
-        check_max=settings.transactionCheckMax,
-        half_retention_ms=settings.half_retention,
-        resolved_retention_ms=settings.resolved_retention,
-    )
 
 
 def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:

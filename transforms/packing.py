@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from operator import attrgetter
 from zlib import crc32
 
 import numpy as np
@@ -39,11 +38,16 @@ TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
-_BY_TIME = attrgetter("at_ms", "partitions", "absent_groups")
 
+def to_records(records: DataFrame, op_topic: str, *, digests: bool = False) -> DataFrame:
+    """Select RECORD_SCHEMA from Spark's Kafka columns. Bodies stay in the JVM.
 
-def to_records(records: DataFrame, op_topic: str) -> DataFrame:
-    """Select RECORD_SCHEMA from Spark's Kafka columns. Bodies stay in the JVM."""
+    Args:
+        records: Spark's Kafka columns, with headers.
+        op_topic: the name of the op topic.
+        digests: True if signatures are verified, which cover the digests of the values.
+    """
+    digest = F.unhex(F.sha2(F.coalesce("value", F.lit(b"")), 256)) if digests else F.lit(None).cast("binary")
     may_be_tick = F.col("key").isNull() & (F.length("value") <= MAX_TICK_BYTES)
     return records.select(
         (F.col("topic") == op_topic).cast("int").alias("source"),
@@ -55,6 +59,7 @@ def to_records(records: DataFrame, op_topic: str) -> DataFrame:
         "headers",
         F.coalesce(F.length("value"), F.lit(0)).alias("value_bytes"),
         F.when(may_be_tick, F.col("value")).alias("tick_value"),
+        digest.alias("value_sha256"),
     )
 
 
@@ -102,7 +107,7 @@ def unpack_times(times: bytes) -> TaskTimes:
     """Return the times of a task. Cached, because all buckets get the same."""
     ticks, read = json.loads(times) if times else ((), ())
     return (
-        [Tick(Source(source), partition, partitions, at_ms, tuple(absent)) for source, partition, partitions, at_ms, absent in ticks],
+        [Tick(Source(source), partition, count, at_ms, tuple(absent), asked) for source, partition, count, at_ms, absent, asked in ticks],
         {(Source(source), partition): at_ms for source, partition, at_ms in read},
     )
 

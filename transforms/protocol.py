@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
-from halfway.schemas.headers import LocalTransactionState, Source
-from halfway.schemas.outcomes import Count, Kind, Phase, Reason
+from halfway.schemas.headers import SIGNED_WINDOW_MS, LocalTransactionState, Source
+from halfway.schemas.outcomes import MAX_DETAIL, Count, Kind, Phase, Reason
 from halfway.transforms.horizon import Clock, Place, Tick
 
 
@@ -27,10 +27,14 @@ class Half(NamedTuple):
     at_ms: int
     partition: int
     offset: int
+    binding: int = 0
+    """What its ops repeat (`binding_of`); 0 if the half is not signed."""
     immunity_ms: int = 0
     """0 if the half sets none. It counts when the half is applied (R4); the state does not keep it."""
     discarded_ms: int = 0
     """The horizon at which a former checkpoint discarded it; 0 if none did. The state does not keep it (decision 6)."""
+    valid_ms: int = 0
+    """The read mark up to which its signature is valid; 0 if none was verified. The state does not keep it (R14)."""
 
 
 class Op(NamedTuple):
@@ -43,6 +47,8 @@ class Op(NamedTuple):
     at_ms: int
     partition: int
     offset: int
+    binding: int = 0
+    """The signed half that it answers (`binding_of`); 0 if it names none."""
 
 
 class Lost(NamedTuple):
@@ -62,8 +68,8 @@ class Transaction(NamedTuple):
     due_ms: int
     """The horizon at which a pending half is due, or the read mark at which a settled id is forgotten (see `Rules`)."""
     check_times: int = 0
-    last_called: bool = False
-    """True once it has been checked past the retention of halves (R8)."""
+    checked_ms: int = -1
+    """The horizon of its last check; -1 before the first."""
     late_put_offs: int = 0
     """How many of its put-offs (R15) were past the retention of halves (R8)."""
 
@@ -85,6 +91,9 @@ class Outcome(NamedTuple):
     check_times: int = 0
     reason: str = ""
     detail: str = ""
+    op_partition: int = -1
+    op_offset: int = -1
+    """The COMMIT in the op topic; -1 for all that is no commit."""
 
 
 def first_ms_after(limit_ms: int) -> int:
@@ -116,6 +125,10 @@ class Rules(NamedTuple):
         """Return when the next check is due: the interval after the horizon of a check or put-off (R5, R15)."""
         return horizon_ms + self.check_interval_ms
 
+    def look_again_ms(self, horizon_ms: int) -> int:
+        """Return when to look again whether a check counts by now (R5). To look at each one in each batch is slow."""
+        return horizon_ms + max(1, self.check_interval_ms // 8)
+
     def expiry_ms(self, half: Half) -> int:
         """Return from when on a half is late: its age is > the retention of halves (R8)."""
         return first_ms_after(half.at_ms + self.half_retention_ms)
@@ -124,9 +137,14 @@ class Rules(NamedTuple):
         """Return when a verdict without a half becomes an orphan: it has waited for > the timeout (R10)."""
         return first_ms_after(op.at_ms + self.timeout_ms)
 
-    def forget_ms(self, settled_ms: int) -> int:
-        """Return when an id is forgotten: it has been settled for > the retention of settled ids (R11)."""
-        return first_ms_after(settled_ms + self.resolved_retention_ms)
+    def forget_ms(self, settled_ms: int, half: Half) -> int:
+        """Return when an id is forgotten: it has been settled for > the retention of settled ids (R11).
+
+        A signed half is stored within the window around `SIGNED_AT`. Twice the window later, no copy of it is valid
+        any more, wherever in the window this one was stored.
+        """
+        remembered_ms = settled_ms + self.resolved_retention_ms
+        return first_ms_after(max(remembered_ms, half.at_ms + 2 * SIGNED_WINDOW_MS) if half.binding else remembered_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +171,8 @@ class Batch:
     """Partition → the newest time of a record there that keeps the contract and has the broker's time."""
     counted: Counter[str] = field(default_factory=Counter)
     """`Count` → the records that a former checkpoint has dealt with (decision 6)."""
+    clock: Clock | None = None
+    """The clock after the batch, if the caller knows it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +200,10 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
         resolver.on_lost(lost)
     for op in sorted([*batch.ops, *resolver.take_waiting(batch.halves)], key=_ORDER):
         resolver.on_op(op)
-    clock = state.clock.after(batch.ticks, batch.read_ms)
+    clock = batch.clock or state.clock.after(batch.ticks, batch.read_ms)
     horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
     if horizon_ms is not None:
-        resolver.on_horizon(horizon_ms, clock.absent_groups())
+        resolver.on_horizon(horizon_ms, clock.asked_horizon_ms(), clock.absent_groups())
     if read_mark_ms is not None:
         resolver.on_read_mark(read_mark_ms)
     return Resolution(BucketState(clock, resolver.transactions, resolver.waiting), resolver.outcomes, resolver.counts)
@@ -198,6 +218,7 @@ class _Resolver:
 
     def __init__(self, state: BucketState, rules: Rules) -> None:
         self.rules = rules
+        self.read_before_ms = state.clock.read_mark_ms() or 0
         self.transactions = dict(state.transactions)
         self.waiting = {transaction_id: list(ops) for transaction_id, ops in state.waiting.items()}
         self.outcomes: list[Outcome] = []
@@ -209,9 +230,14 @@ class _Resolver:
         self.counts.update(outcome.reason for outcome in broken)
 
     def on_half(self, half: Half) -> None:
-        """Start a transaction (R1, R4, R7), or count or quarantine a second half of a known id (R12)."""
+        """Start a transaction (R1, R4, R7), or count or quarantine a second half of a known id (R12).
+
+        A half whose signature is no longer valid may be a copy, whose id was settled and is forgotten (R14).
+        """
         known = self.transactions.get(half.transaction_id)
-        if known is None or _starts_afresh(half, known):
+        if half.valid_ms and half.valid_ms < self.read_before_ms:
+            self._quarantine(half, Reason.BAD_SIGNATURE, f"the signature was valid until {half.valid_ms}, and it is {self.read_before_ms}")
+        elif known is None or _starts_afresh(half, known):
             started = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
             self.transactions[half.transaction_id] = started
             if half.discarded_ms:  # decision 6
@@ -231,11 +257,18 @@ class _Resolver:
             self._quarantine(half, Reason.INCARNATION_REFUSED, detail)
 
     def on_lost(self, lost: Lost) -> None:
-        """Settle an id whose half is gone (R17). The sink that found it gone has quarantined it."""
+        """Settle an id whose half is gone (R17).
+
+        The sink that found it gone has quarantined it. It is quarantined here too, because a notice may be forged; the
+        sink leaves the second row out.
+        """
         known = self.transactions.get(lost.transaction_id)
         if known is None or known.phase is Phase.LOST or (known.half.partition, known.half.offset) != (lost.partition, lost.offset):
             return
         self.counts[Count.LOST] += 1
+        self.outcomes.append(
+            _outcome_of(Kind.QUARANTINE, known, 0, Reason.HALF_LOST)._replace(detail="a notice says that the half is lost")
+        )
         self._settle(known, Phase.LOST, lost.at_ms)
 
     def take_waiting(self, halves: Iterable[Half]) -> list[Op]:
@@ -249,6 +282,8 @@ class _Resolver:
         if known is not None and op.producer_group != known.half.producer_group:  # R13, before all others
             detail = f"{op.action} from group {op.producer_group} on a half of group {known.half.producer_group}"
             self._quarantine(op, Reason.GROUP_MISMATCH, detail)
+        elif known is not None and op.binding and op.incarnation == known.half.incarnation and op.binding != known.half.binding:
+            self._quarantine(op, Reason.BAD_SIGNATURE, f"{op.action} is signed for another half of this id")
         elif op.action is LocalTransactionState.UNKNOWN:  # R3
             self.counts[Count.UNKNOWN] += 1
         elif known is None or op.incarnation > known.half.incarnation:  # R1, R10, R11: its half may still come
@@ -268,16 +303,20 @@ class _Resolver:
     def _on_first_verdict(self, op: Op, known: Transaction) -> None:
         if op.action is LocalTransactionState.COMMIT:
             self.counts[Count.COMMITTED] += 1
-            self.outcomes.append(_outcome_of(Kind.COMMIT, known, op.at_ms))
+            commit = _outcome_of(Kind.COMMIT, known, op.at_ms)
+            self.outcomes.append(commit._replace(op_partition=op.partition, op_offset=op.offset))
         else:
             self.counts[Count.ROLLED_BACK] += 1
         self._settle(known, _SETTLED_BY[op.action], op.at_ms)
 
-    def on_horizon(self, horizon_ms: int, absent_groups: frozenset[str]) -> None:
+    def on_horizon(self, horizon_ms: int, asked_ms: int, absent_groups: frozenset[str]) -> None:
         """Do the checks and discards that are due (R4 to R8, R15)."""
         for known in list(self.transactions.values()):
             if known.phase is Phase.PENDING and horizon_ms >= known.due_ms:
-                self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
+                if known.checked_ms > asked_ms:  # R5: nobody can have answered that check yet
+                    self._put_off(known._replace(due_ms=self.rules.look_again_ms(horizon_ms)))
+                else:
+                    self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
 
     def on_read_mark(self, read_mark_ms: int) -> None:
         """Let go of what no record can concern any more: orphaned verdicts (R10), ids that are forgotten (R11)."""
@@ -292,11 +331,11 @@ class _Resolver:
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
         is_late = horizon_ms >= rules.expiry_ms(known.half)  # R8
-        is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else known.last_called)
+        was_last_called = known.checked_ms >= rules.expiry_ms(known.half)
+        is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else was_last_called)
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
-            self.counts[Count.PUT_OFF] += 1
-            self.transactions[known.half.transaction_id] = later._replace(late_put_offs=known.late_put_offs + is_late)
+            self._put_off(later._replace(late_put_offs=known.late_put_offs + is_late))
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
@@ -304,9 +343,14 @@ class _Resolver:
             self._settle(known, Phase.DISCARDED, horizon_ms)
         else:  # R4, R5
             self.counts[Count.CHECKED] += 1
-            checked = later._replace(check_times=known.check_times + 1, last_called=is_late)
+            checked = later._replace(check_times=known.check_times + 1, checked_ms=horizon_ms)
             self.outcomes.append(_outcome_of(Kind.CHECK, checked, horizon_ms))
             self.transactions[known.half.transaction_id] = checked
+
+    def _put_off(self, later: Transaction) -> None:
+        """Ask again later. It uses up no check (R5, R15)."""
+        self.counts[Count.PUT_OFF] += 1
+        self.transactions[later.half.transaction_id] = later
 
     def _quarantine_orphans(self, transaction_id: str, ops: Sequence[Op], read_mark_ms: int) -> None:
         """Quarantine the verdicts that have waited too long for their half, each of them (R10)."""
@@ -323,7 +367,9 @@ class _Resolver:
 
     def _settle(self, known: Transaction, phase: Phase, settled_ms: int) -> None:
         """Remember how the id ended until it is to be forgotten (R11)."""
-        self.transactions[known.half.transaction_id] = Transaction(phase, known.half, self.rules.forget_ms(settled_ms), known.check_times)
+        self.transactions[known.half.transaction_id] = Transaction(
+            phase, known.half, self.rules.forget_ms(settled_ms, known.half), known.check_times
+        )
 
     def _quarantine(self, record: Half | Op, reason: Reason, detail: str, decided_ms: int = 0) -> None:
         """Quarantine a record by its pointer. The transaction stays as it is."""
@@ -340,7 +386,7 @@ class _Resolver:
                 producer_group=record.producer_group,
                 incarnation=record.incarnation,
                 reason=reason,
-                detail=detail,
+                detail=detail[:MAX_DETAIL],
             )
         )
 

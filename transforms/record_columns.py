@@ -1,5 +1,7 @@
 """Kafka records as columns: what kind each record is, and its first header of each name of the contract."""
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -8,11 +10,12 @@ import pyarrow.compute as pc
 from halfway.schemas import headers as h
 from halfway.schemas.events import EventKind
 from halfway.schemas.headers import Source
+from halfway.schemas.signing import Signable
 
 Mask = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
 
-_NAMES = (*dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS)), h.SIGNATURE, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
+_NAMES = (*dict.fromkeys((*h.HALF_HEADERS, *h.OP_HEADERS)), *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST)
 # 1 to 19 digits. The first of 19 is 0, because a greater number is out of every range, and may need more than 64 bits.
 # Not `$`, which also matches before a line end.
 _NUMBER = r"^-?0?[0-9]{1,18}\z"
@@ -36,6 +39,7 @@ class RecordColumns:
         has_not_utf8: True where a header's name or value is not UTF-8.
         has_nul: True where a name that is not the contract's has a NUL.
         is_twice: by name, True where that header occurs more than once.
+        valid_ms: until when the signature of a verified half is valid; 0 for other records.
         first: by name, the place of its first header in `lengths`, `is_null` and `is_not_utf8`, which describe the
             values of the headers of all records.
     """
@@ -48,6 +52,7 @@ class RecordColumns:
         self.ids = _texts_of(pc.if_else(self.key_bytes <= h.MAX_KEY_BYTES, records["key"], None))
         self.columns = {name: _integers_of(records[name]) for name in _INTEGERS}
         self.reasons, self.details = np.full((2, len(records)), None, object)
+        self.valid_ms: Integers = np.zeros(len(records), np.int64)
 
         names, values = records["headers"].flatten().flatten()
         parents = np.repeat(np.arange(len(records)), _integers_of(pc.list_value_length(records["headers"])))
@@ -110,6 +115,19 @@ class RecordColumns:
         """Return what the ops say; null for what the contract does not know."""
         codes = pc.index_in(self.texts(h.ACTION, self.are(EventKind.OP)), pa.array(list(h.ACTIONS)))
         return pa.array([str(action) for action in h.ACTIONS.values()]).take(codes)
+
+    def signables(self, of: Mask, topics: Mapping[Source, str]) -> list[Signable]:
+        """Return what the signatures of the records `of` must cover. Only a tick's signature covers its partition."""
+        chosen = self.raw.filter(pa.array(of))
+        names, values = chosen["headers"].flatten().flatten()
+        headers = list(zip(names.to_pylist(), values.to_pylist(), strict=True))
+        ends = np.cumsum(_integers_of(pc.list_value_length(chosen["headers"]))).tolist()
+        columns = (chosen[name].to_pylist() for name in ("source", "partition", "key", "value_sha256"))
+        are_ticks = self.are(EventKind.TICK)[of].tolist()
+        return [
+            Signable(topics[Source(source)], key, digest or b"", headers[begin:end], partition if is_tick else None)
+            for source, partition, key, digest, is_tick, begin, end in zip(*columns, are_ticks, [0, *ends][:-1], ends, strict=True)
+        ]
 
 
 def mask_of(values: pa.BooleanArray) -> Mask:

@@ -15,10 +15,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.schemas import headers as h
+from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.events import StoredRecord
 from halfway.schemas.headers import HeaderList
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA, Bookmark
+from halfway.schemas.signing import Keyring, Signable, sha256_of
+from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
 
 Records = Sequence[StoredRecord | None]
 RowMaker = Callable[[pa.RecordBatch, Records], pa.RecordBatch]
@@ -34,8 +36,8 @@ def messages_of(at: Bookmark) -> RowMaker:
 
     def rows(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
         outcomes, found = _found(outcomes, records)
-        columns = _message_columns(outcomes, found, at) | {"committed_at": _timestamps(outcomes["decided_ms"])}
-        return _batch(columns, _MESSAGES)
+        decided = {"committed_at": _timestamps(outcomes["decided_ms"]), **{name: outcomes[name] for name in ("op_partition", "op_offset")}}
+        return _batch(_message_columns(outcomes, found, at) | decided, _MESSAGES)
 
     return rows
 
@@ -77,18 +79,30 @@ def quarantine_of(at: Bookmark, half_topic: str, op_topic: str) -> RowMaker:
     return rows
 
 
-def check_requests(outcomes: pa.RecordBatch, records: Records) -> Iterator[tuple[bytes | None, bytes, HeaderList]]:
-    """Yield key, value and headers of each check: the half as it was, with the check's number and `CHECK_ID`.
+def check_requests(
+    outcomes: pa.RecordBatch, records: Records, topic_of: Callable[[str], str], keyring: Keyring | None = None
+) -> Iterator[tuple[str, bytes | None, bytes, HeaderList]]:
+    """Yield topic, key, value and headers of each check: the half as it was, with number, `CHECK_ID` and signature.
 
     Halves that are gone are left out.
+
+    Args:
+        outcomes: OUTCOME_SCHEMA.
+        records: their halves.
+        topic_of: returns the topic of a producer group's checks. A signature covers it.
+        keyring: signs the checks of groups that have a key.
     """
     outcomes, found = _found(outcomes, records)
-    pointers = (outcomes[name].to_pylist() for name in ("transaction_id", "partition", "offset", "check_times"))
-    for record, (transaction_id, partition, offset, check_times) in zip(found, zip(*pointers, strict=True), strict=True):
+    pointers = (outcomes[name].to_pylist() for name in ("transaction_id", "producer_group", "partition", "offset", "check_times"))
+    for record, (transaction_id, group, partition, offset, check_times) in zip(found, zip(*pointers, strict=True), strict=True):
+        topic = topic_of(group)
         own: HeaderList = [(name, value) for name, value in record.headers or () if name not in h.CHECK_HEADERS]
         own.append((h.TRANSACTION_CHECK_TIMES, str(check_times).encode()))
         own.append((h.CHECK_ID, h.check_id(transaction_id, partition, offset, check_times).encode()))
-        yield record.key, record.value or b"", own
+        if keyring and keyring.has(group):
+            signable = Signable(topic, record.key, sha256_of(record.value), own, signature_header=h.CHECK_SIGNATURE)
+            own.append((h.CHECK_SIGNATURE, (keyring.sign(group, signable) or "").encode()))
+        yield topic, record.key, record.value or b"", own
 
 
 def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:

@@ -68,7 +68,8 @@ class Admin(AdminClient):
             name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
         }
         self._has_answered = False
-        self.user: str | None = config.get("sasl.username")
+        names = ("sasl.username", "sasl.oauthbearer.client.id", "sasl.kerberos.principal")
+        self.user: str | None = next((config[name] for name in names if name in config), None)
         self.protocol = str(config.get("security.protocol", "PLAINTEXT"))
 
     def last_error(self) -> KafkaError | None:

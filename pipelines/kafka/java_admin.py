@@ -67,14 +67,13 @@ class JavaAdmin:
         with _errors():
             self._admin.close()
 
-    def committed(self, groups: Collection[str], places: Collection[Place]) -> dict[str, dict[Place, int]]:
+    def committed(self, groups: Mapping[str, Collection[Place]]) -> dict[str, dict[Place, int]]:
         """Return the offsets that consumer groups have committed. One request asks a broker for all of its groups.
 
         librdkafka's own request crashes the process when a group's coordinator moves (librdkafka #5040).
 
         Args:
-            groups: ids of consumer groups.
-            places: the partitions to ask for. Those without a commit are left out.
+            groups: id of a consumer group → the partitions to ask for. Those without a commit are left out.
 
         Returns:
             Group → place → offset, without groups that Kafka gives no answer for.
@@ -82,24 +81,22 @@ class JavaAdmin:
         Raises:
             KafkaUnavailableError: Kafka gives no answer for any of them.
         """
-        if not groups or not places:
-            return {}
         found: dict[str, dict[Place, int]] = {}
         failure: KafkaUnavailableError | None = None
         with _errors():
-            asked = {place: self._place(place) for place in places}
-            wanted, specs = self._jvm.java.util.ArrayList(), self._jvm.java.util.HashMap()
-            for place in asked.values():
-                wanted.add(place)
-            spec = self._classes.clients.admin.ListConsumerGroupOffsetsSpec().topicPartitions(wanted)
-            for group in groups:
-                specs.put(group, spec)
+            asked = {place: self._place(place) for places in groups.values() for place in places}
+            specs = self._jvm.java.util.HashMap()
+            for group, places in groups.items():
+                wanted = self._jvm.java.util.ArrayList()
+                for place in places:
+                    wanted.add(asked[place])
+                specs.put(group, self._classes.clients.admin.ListConsumerGroupOffsetsSpec().topicPartitions(wanted))
             answers = self._admin.listConsumerGroupOffsets(specs)
-        for group in groups:
+        for group, places in groups.items():
             try:
                 with _errors():
                     committed = self._answer(answers.partitionsToOffsetAndMetadata(group))
-                    offsets = {place: committed.get(java_place) for place, java_place in asked.items()}
+                    offsets = {place: committed.get(asked[place]) for place in places}
                     found[group] = {place: offset.offset() for place, offset in offsets.items() if offset is not None}
             except KafkaUnavailableError as error:
                 failure = error

@@ -27,7 +27,7 @@ def job_rights(settings: KafkaSettings) -> dict[str, tuple[AclOperation, ...]]:
     return {
         settings.half_topic: (*both, AclOperation.DESCRIBE_CONFIGS),
         settings.op_topic: both,
-        settings.check_topic: both,
+        **dict.fromkeys(settings.all_check_topics(), both),
     }
 
 

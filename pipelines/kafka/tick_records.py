@@ -7,16 +7,23 @@ from collections.abc import Collection, Mapping
 from confluent_kafka import Message
 
 from halfway.pipelines.kafka.writer import RecordWriter
-from halfway.schemas.headers import PARTITIONS, TICK, HeaderList
+from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
+from halfway.schemas.signing import Keyring, Signable, sha256_of
 
 
-def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], absent_groups: Collection[str] = ()) -> int:
+def tick_value(absent_groups: Collection[str], epoch: int, asked_ms: int) -> bytes:
+    """Return the value of a job's tick: which groups are away or behind (R15), which of its checks count (R5)."""
+    return json.dumps({"absent_groups": sorted(absent_groups), "epoch": epoch, "asked_ms": asked_ms}).encode()
+
+
+def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: bytes | None = None, *, keyring: Keyring | None = None) -> int:
     """Write a tick to each partition, and wait until Kafka has them.
 
     Args:
         writer: writes the records.
         partitions: the number of partitions of each topic.
-        absent_groups: the producer groups that are away or behind (R15).
+        value: what they say (`tick_value`); None where no job says anything.
+        keyring: signs the ticks, with all that they say, if it has a key of the job.
 
     Returns:
         How many ms the clock that stamps Kafka's records is ahead of this machine's, delivery included.
@@ -31,11 +38,13 @@ def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], absent_grou
         nonlocal ahead_ms
         ahead_ms = tick.timestamp()[1] - now_ms
 
-    value = json.dumps({"absent_groups": sorted(absent_groups)}).encode()
     for topic, count in partitions.items():
         for partition in range(count):
             now_ms = time.time_ns() // 1_000_000
             headers: HeaderList = [(TICK, str(now_ms).encode()), (PARTITIONS, str(count).encode())]
+            if keyring:
+                signature = keyring.sign_as_job(Signable(topic, None, sha256_of(value), headers, partition))
+                headers += [(SIGNATURE, signature.encode())] if signature else []
             writer.put(topic, None, value, headers, partition=partition, on_delivered=stamped)
     writer.flush()
     return ahead_ms

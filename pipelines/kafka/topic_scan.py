@@ -1,6 +1,6 @@
 """Scans a topic from a time to its present end, so that a command finds what was sent before."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Self
@@ -87,6 +87,20 @@ class TopicScan:
         for record in read_ranges(self._consumer, self._topic, {partition: kept}):
             return int(record.timestamp()[1])
         return NEVER
+
+    def beyond(self, read_to: Mapping[int, int]) -> Iterator[Message]:
+        """Yield each record that is at or after an offset of its partition, up to the end at `open`.
+
+        Args:
+            read_to: by partition; of one that is missing, all that is retained.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer for a minute.
+        """
+        ranges = {partition: OffsetRange(max(kept.first, read_to.get(partition, 0)), kept.end) for partition, kept in self.retained.items()}
+        yield from read_ranges(
+            self._consumer, self._topic, {partition: each for partition, each in ranges.items() if each.first < each.end}
+        )
 
     def since(self, at_ms: int, progress: Callable[[int, int], None]) -> Iterator[Message]:
         """Yield each record that may have a timestamp of `at_ms` or later, up to the end at `open`.

@@ -1,4 +1,4 @@
-"""Creates the three topics, and checks that existing ones keep what the rules need (docs/contract.md, R17).
+"""Creates the topics, and checks that existing ones keep what the rules need (docs/contract.md, R17).
 
 New topics begin with a tick in each partition. A job that starts only after a backlog then knows all partitions, and
 time, from the first batch on.
@@ -6,7 +6,7 @@ time, from the first batch on.
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,6 +23,17 @@ from halfway.schemas.settings import Settings
 DEFAULT_PARTITIONS = 4
 BROKER_DEFAULT_REPLICATION = -1
 UNLIMITED = -1
+UNCOMPRESSED = "uncompressed"
+"""`max.message.bytes` then limits what a batch holds, and not only what it was compressed to."""
+RELAY_PARTITIONS = 1
+"""Whoever has the partition is the active relay."""
+_RELAY_TOPIC_CONFIG = {
+    "cleanup.policy": "compact",
+    # A relay that becomes active reads the whole topic. Kafka does not compact the newest segment.
+    "segment.bytes": str(1024 * 1024),
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
 _DAY_MS = 86_400_000
 _POLL_S = 0.1
 _TICK_LIMIT_MS = 10_000
@@ -50,10 +61,55 @@ class TopicReport:
         return "for ever" if self.retention_ms == UNLIMITED else f"{self.retention_ms / _DAY_MS:.3g} d"
 
 
+def create_relay_topic(settings: Settings, replication: int = BROKER_DEFAULT_REPLICATION) -> TopicReport:
+    """Create the topic in which `halfway relay` keeps its bookmark, if it is missing, and verify it.
+
+    Args:
+        settings: all settings.
+        replication: the number of replicas of a new topic; -1 for the broker's default.
+
+    Raises:
+        TopicError: Kafka refuses the topic, or an existing one would lose the bookmark.
+        AccessError: a right is missing.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
+    """
+    client, topic = admin_client(settings.kafka), settings.kafka.relay_topic
+    is_missing = topic not in partition_counts(client, [topic])
+    created = is_missing and _create(client, topic, RELAY_PARTITIONS, replication, _RELAY_TOPIC_CONFIG)
+    _wait_until_known(client, [topic] if is_missing else [])
+    config = verify_relay_topic(client, topic)
+    return TopicReport(
+        topic=topic,
+        partitions=RELAY_PARTITIONS,
+        created=created,
+        timestamp_type=config["message.timestamp.type"],
+        retention_ms=UNLIMITED,
+        max_message_bytes=int(config["max.message.bytes"]),
+        min_insync_replicas=int(config["min.insync.replicas"]),
+    )
+
+
+def verify_relay_topic(client: Admin, topic: str) -> dict[str, str]:
+    """Return the configuration of the relay's own topic, which keeps its bookmarks.
+
+    Raises:
+        TopicError: it would lose them.
+        AccessError: a right is missing.
+        KafkaUnavailableError: Kafka cannot be reached.
+    """
+    config, [partitions] = _configs(client, [topic])[topic], partition_counts(client, [topic]).values()
+    if config["cleanup.policy"] != "compact":
+        what = f"topic {topic} is not compacted, so that it would lose the relay's bookmark"
+        raise TopicError(f"{what}: {alter_topic(topic, 'cleanup.policy', 'compact')}")
+    if partitions != RELAY_PARTITIONS:
+        raise TopicError(f"topic {topic} has {partitions} partitions, and the relay needs one: name another topic in kafka.relay_topic")
+    return config
+
+
 def create_topics(
     settings: Settings, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
 ) -> list[TopicReport]:
-    """Create the missing ones of the three topics, write their first ticks, and verify all three.
+    """Create the missing topics, write their first ticks, and verify them all.
 
     Where the ticks cannot be written, the reports of the new topics have a note. No `tick_interval`, no ticks.
 
@@ -70,9 +126,9 @@ def create_topics(
     client = admin_client(settings.kafka)
     existing = partition_counts(client, _names(settings))
     missing = [topic for topic in _names(settings) if topic not in existing]
-    created = [topic for topic in missing if _create(client, settings, topic, partitions, replication)]
+    created = [topic for topic in missing if _create(client, topic, partitions, replication, new_topic_config(settings, topic))]
     _wait_until_known(client, missing)
-    timed = {topic: partitions for topic in created if topic != settings.kafka.check_topic}
+    timed = {topic: partitions for topic in created if _is_timed(settings, topic)}
     problem = _write_first_ticks(client, settings, timed) if timed and settings.resolution.tick_interval > 0 else None
     reports = _verify(client, settings, created, partitions)
     if problem is None:
@@ -82,7 +138,7 @@ def create_topics(
 
 
 def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
-    """Return a report on each of the three topics that exists.
+    """Return a report on each of the topics that exists.
 
     Raises:
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
@@ -103,9 +159,9 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
     - The half topic keeps halves until they expire (R17).
     - The op topic keeps verdicts as long; for an adoption as long as the half topic keeps halves, because a new
       checkpoint would else read a half that was rolled back without its verdict, and ask about it.
-    - The check topic takes what the half topic takes.
+    - The check topics take what the half topic takes.
 
-    What may only do harm later is logged. A user who may not describe the op or the check topic is not refused.
+    What may only do harm later is logged. A user who may not describe the op or a check topic is not refused.
 
     Args:
         client: asks Kafka.
@@ -117,13 +173,10 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         AccessError: this user may not describe the half topic's configuration.
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    half, op, check = _names(settings)
-    known = partition_counts(client, _names(settings))
-    missing = [topic for topic in _names(settings) if topic not in known]
-    if missing:
-        raise TopicError(missing_topics(missing))
+    half, op, *checks = _names(settings)
+    _verify_existing(settings, partition_counts(client, _names(settings)))
     configs = _configs(client, [half])
-    for topic in (op, check):
+    for topic in (op, *checks):
         try:
             configs |= _configs(client, [topic])
         except AccessError as error:
@@ -134,10 +187,11 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
     if verdicts:
         enough = _keeps_until_expired(settings, configs[op]) and not adopt
         (notes if enough else problems).append(verdicts)
-    room = _size_problem(settings, check, configs[check]) if check in configs else None
-    if room:
-        enough = int(configs[check]["max.message.bytes"]) >= int(configs[half]["max.message.bytes"])
-        (notes if enough else problems).append(room)
+    for check in (topic for topic in checks if topic in configs):
+        room = _size_problem(settings, check, configs[check])
+        if room:
+            enough = int(configs[check]["max.message.bytes"]) >= int(configs[half]["max.message.bytes"])
+            (notes if enough else problems).append(room)
     for note in notes:
         log.warning("event=topic_to_mend cause=%r", note)
     found = [problem for problem in problems if problem]
@@ -156,22 +210,28 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
         "cleanup.policy": "delete",
         "max.message.bytes": str(_needed_bytes(settings, topic)),
     }
-    if topic != settings.kafka.check_topic:
+    if _is_timed(settings, topic):
+        config["compression.type"] = UNCOMPRESSED
         config["retention.ms"] = str(_good_retention_ms(settings))
     return config
 
 
 def _names(settings: Settings) -> list[str]:
-    return [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
+    return settings.kafka.all_topics()
+
+
+def _is_timed(settings: Settings, topic: str) -> bool:
+    """Return True if the job reads its time from the topic: it is no check topic."""
+    return topic in (settings.kafka.half_topic, settings.kafka.op_topic)
 
 
 def _good_retention_ms(settings: Settings) -> int:
     return max(7 * _DAY_MS, settings.resolution.half_retention + _DAY_MS)
 
 
-def _create(client: Admin, settings: Settings, topic: str, partitions: int, replication: int) -> bool:
+def _create(client: Admin, topic: str, partitions: int, replication: int, config: Mapping[str, str]) -> bool:
     """Create one topic; return False if it exists by now."""
-    new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=new_topic_config(settings, topic))
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(config))
     future = client.create_topics([new], request_timeout=REQUEST_LIMIT_S)[topic]
     try:
         future.result()
@@ -201,7 +261,9 @@ def _write_first_ticks(client: Admin, settings: Settings, partitions: Mapping[st
     """Write a tick to each partition of new topics; return what prevented it."""
     try:
         verify_rights(client, dict.fromkeys(partitions, (AclOperation.WRITE,)))
-        write_ticks(RecordWriter(settings.kafka, limit_ms=_TICK_LIMIT_MS, linger_ms=0), partitions)
+        write_ticks(
+            RecordWriter(settings.kafka, limit_ms=_TICK_LIMIT_MS, linger_ms=0), partitions, keyring=settings.kafka.signing.keyring()
+        )
     except (AccessError, KafkaUnavailableError) as error:
         return str(error)
     except KafkaException as error:
@@ -211,9 +273,7 @@ def _write_first_ticks(client: Admin, settings: Settings, partitions: Mapping[st
 
 def _verify(client: Admin, settings: Settings, created: list[str], partitions: int) -> list[TopicReport]:
     reports = inspect_topics(client, settings)
-    missing = [topic for topic in _names(settings) if topic not in {report.topic for report in reports}]
-    if missing:
-        raise TopicError(missing_topics(missing))
+    _verify_existing(settings, {report.topic for report in reports})
     problems = [problem for report in reports for problem in report.problems]
     if problems:
         raise TopicError("; ".join(problems))
@@ -222,6 +282,12 @@ def _verify(client: Admin, settings: Settings, created: list[str], partitions: i
         notes = report.notes if report.partitions == partitions else (*report.notes, other)
         reports[number] = replace(report, created=report.topic in created, notes=notes)
     return reports
+
+
+def _verify_existing(settings: Settings, known: Collection[str]) -> None:
+    missing = [topic for topic in _names(settings) if topic not in known]
+    if missing:
+        raise TopicError(missing_topics(missing))
 
 
 def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str, str]) -> TopicReport:
@@ -233,7 +299,7 @@ def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str
         retention_ms=int(config["retention.ms"]),
         max_message_bytes=int(config["max.message.bytes"]),
         min_insync_replicas=int(config["min.insync.replicas"]),
-        notes=tuple(_notes(config)),
+        notes=tuple(_notes(settings, topic, config)),
         problems=tuple(_problems(settings, topic, config)),
     )
 
@@ -265,7 +331,7 @@ def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list
 
 def _needed_bytes(settings: Settings, topic: str) -> int:
     """Return the size of the largest record. A check request is larger than its half."""
-    return settings.resolution.max_check_bytes if topic == settings.kafka.check_topic else settings.resolution.max_record_bytes
+    return settings.resolution.max_record_bytes if _is_timed(settings, topic) else settings.resolution.max_check_bytes
 
 
 def _size_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
@@ -301,10 +367,13 @@ def _verdicts_problem(settings: Settings, configs: Mapping[str, Mapping[str, str
     return f"{what}: {alter_topic(op, 'retention.ms', halves_ms)}"
 
 
-def _notes(config: Mapping[str, str]) -> list[str]:
+def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
     notes = []
     if config["message.timestamp.type"] != "LogAppendTime":
         notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
+    if _is_timed(settings, topic) and config["compression.type"] != UNCOMPRESSED:
+        what = "a small compressed batch may hold any amount of data, which its readers take into memory"
+        notes.append(f"{what}: {alter_topic(topic, 'compression.type', UNCOMPRESSED)}")
     return notes

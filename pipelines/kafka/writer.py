@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Literal
 
-from confluent_kafka import KafkaError, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
@@ -165,8 +165,15 @@ class RecordWriter:
         Raises:
             RecordTooLargeError: a record is over its topic's limit. The message has the command that raises it.
             KafkaUnavailableError: a record failed or was not acknowledged in time.
+            KafkaException: librdkafka has failed for good.
         """
-        left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
+        try:
+            left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
+        except SystemError as error:
+            # What confluent_kafka makes of a failure that a delivery report comes after.
+            if isinstance(error.__cause__, KafkaException):
+                raise error.__cause__ from None
+            raise
         self._reports.raise_failure()
         if left:
             raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")

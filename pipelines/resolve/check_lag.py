@@ -1,7 +1,7 @@
-"""Finds the producer groups that are behind (R15): a check request has waited for them for longer than an interval.
+"""Finds the producer groups that are behind (R15): a check request has waited for them for half an interval.
 
-The groups' committed offsets tell. All groups share the check topic, and a service commits its offset past the requests
-of others: the topic is only read where a group has not done so.
+The groups' committed offsets tell. Groups may share a check topic, and a service commits its offset past the requests
+of others: a topic is only read where a group has not done so.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +13,7 @@ from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
-from halfway.pipelines.kafka.java_admin import JavaAdmin
+from halfway.pipelines.kafka.java_admin import JavaAdmin, Place
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.schemas.headers import PGROUP, HeaderList, check_group
@@ -36,13 +36,13 @@ class CheckLag:
             kafka: where Kafka is.
             client: asks for the rest.
         """
-        self._kafka, self._topic, self._client = kafka, kafka.check_topic, client
+        self._kafka, self._client = kafka, client
         self._spark = spark
         self._java_admin: JavaAdmin | None = None
-        self._looked: dict[str, dict[int, int]] = {}
-        """Group → partition → the offset before which no request waits for the group."""
-        self._waiting: dict[str, tuple[int, int]] = {}
-        """Group → partition and offset of a request that it has not passed."""
+        self._looked: dict[str, dict[Place, int]] = {}
+        """Group → place → the offset before which no request waits for the group."""
+        self._waiting: dict[str, tuple[Place, int]] = {}
+        """Group → place and offset of a request that it has not passed."""
         self._asked: dict[str, int] = {}
         """Group → the round in which it was asked about last."""
         self._round = 0
@@ -53,11 +53,11 @@ class CheckLag:
         if java_admin is not None:
             java_admin.close()
 
-    def behind(self, groups: Collection[str], before_ms: int) -> dict[str, tuple[int, int]]:
-        """Return the groups for which a request waits that was published before `before_ms`, with its place.
+    def behind(self, groups: Collection[str], before_ms: int) -> dict[str, tuple[Place, int]]:
+        """Return the groups for which a request waits that was published before `before_ms`, with its place and offset.
 
         A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
-        are the oldest, if the topic can hold something for them.
+        are the oldest, if their topic can hold something for them.
 
         Args:
             groups: producer groups that have members.
@@ -65,13 +65,13 @@ class CheckLag:
 
         Raises:
             KafkaException: Kafka does not answer.
-            HalfwayError: Kafka does not answer, or the topic cannot be read.
+            HalfwayError: Kafka does not answer, or a topic cannot be read.
         """
         self._round += 1
         for known in (self._looked, self._waiting, self._asked):
             for group in known.keys() - set(groups):
                 del known[group]
-        old = self._published_before(before_ms) if groups else {}
+        old = self._published_before({self._kafka.check_topic_of(group) for group in groups}, before_ms)
         committed = self._committed(self._chosen([group for group in groups if self._may_wait(group, old)]), old)
         self._asked.update(dict.fromkeys(committed, self._round))
         moved = {group: offsets for group, offsets in committed.items() if not self._still_waits(group, offsets, old)}
@@ -81,54 +81,61 @@ class CheckLag:
         self._waiting.update(found)
         return dict(self._waiting)
 
-    def _may_wait(self, group: str, old: Mapping[int, OffsetRange]) -> bool:
+    def _may_wait(self, group: str, old: Mapping[Place, OffsetRange]) -> bool:
         looked = self._looked.get(group, {})
-        return group in self._waiting or any(first < end != looked.get(partition) for partition, (first, end) in old.items())
+        own = ((place, old[place]) for place in self._places_of(group, old))
+        return group in self._waiting or any(first < end != looked.get(place) for place, (first, end) in own)
+
+    def _places_of(self, group: str, places: Iterable[Place]) -> list[Place]:
+        """Return the places in the topic of a group's requests."""
+        own = self._kafka.check_topic_of(group)
+        return [place for place in places if place[0] == own]
 
     def _chosen(self, groups: Iterable[str]) -> list[str]:
         by_age = sorted(groups, key=lambda group: self._asked.get(group, 0))
         new = sum(group not in self._asked for group in by_age)
         return by_age[: max(new, GROUPS_AT_ONCE)]
 
-    def _still_waits(self, group: str, committed: Mapping[int, int], old: Mapping[int, OffsetRange]) -> bool:
-        partition, offset = self._waiting.get(group, (-1, -1))
-        return partition in old and old[partition].first <= offset < old[partition].end and committed.get(partition, 0) <= offset
+    def _still_waits(self, group: str, committed: Mapping[Place, int], old: Mapping[Place, OffsetRange]) -> bool:
+        place, offset = self._waiting.get(group, (("", -1), -1))
+        return place in old and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
 
-    def _find(self, groups: Mapping[str, Mapping[int, int]], old: Mapping[int, OffsetRange]) -> dict[str, tuple[int, int]]:
+    def _find(self, groups: Mapping[str, Mapping[Place, int]], old: Mapping[Place, OffsetRange]) -> dict[str, tuple[Place, int]]:
         """Return a request that waits for each group for which one does, with its place.
 
         Args:
-            groups: producer group → partition → the offset that it has committed.
-            old: the offsets to search, by partition.
+            groups: producer group → place → the offset that it has committed.
+            old: the offsets to search, by place.
         """
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, tuple[Place, int]] = {}
         with ExitStack() as stack:
             consumer: Consumer | None = None
-            for partition, (first, end) in old.items():
+            for place, (first, end) in old.items():
                 starts = {
-                    group: max(first, committed.get(partition, 0), self._start(group, partition, end))
+                    group: max(first, committed.get(place, 0), self._start(group, place, end))
                     for group, committed in groups.items()
+                    if self._kafka.check_topic_of(group) == place[0]
                 }
                 wanted = {group: start for group, start in starts.items() if start < end}
                 waiting: dict[str, int] = {}
                 if wanted:
                     # A request that an open transaction of another writer hides from its group waits too.
                     consumer = consumer or stack.enter_context(ranges_consumer(self._kafka, FETCH_GROUP, READ_UNCOMMITTED))
-                    waiting = self._first_requests(consumer, partition, wanted, end)
-                for group in groups:
-                    self._looked.setdefault(group, {})[partition] = waiting.get(group, end)
-                found.update({group: (partition, offset) for group, offset in waiting.items()})
+                    waiting = self._first_requests(consumer, place, wanted, end)
+                for group in starts:
+                    self._looked.setdefault(group, {})[place] = waiting.get(group, end)
+                found.update({group: (place, offset) for group, offset in waiting.items()})
         return found
 
-    def _start(self, group: str, partition: int, end: int) -> int:
-        """Return from where on a partition has to be searched. An end that was further on is that of another topic."""
-        looked = self._looked.get(group, {}).get(partition, 0)
+    def _start(self, group: str, place: Place, end: int) -> int:
+        """Return from where on a place has to be searched. An end that was further on is that of a topic made anew."""
+        looked = self._looked.get(group, {}).get(place, 0)
         return looked if looked <= end else 0
 
-    def _first_requests(self, consumer: Consumer, partition: int, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+    def _first_requests(self, consumer: Consumer, place: Place, wanted: Mapping[str, int], end: int) -> dict[str, int]:
         """Return the offset of the first request of each group from its offset on, and before `end`."""
         left, found = dict(wanted), dict[str, int]()
-        with PartitionReader(consumer, self._topic, partition) as reader:
+        with PartitionReader(consumer, *place) as reader:
             for record in reader.range(min(left.values()), end):
                 group, offset = group_of(record), record.offset() or 0
                 if group is not None and left.get(group, end) <= offset:
@@ -138,11 +145,10 @@ class CheckLag:
                         break
         return found
 
-    def _published_before(self, before_ms: int) -> dict[int, OffsetRange]:
+    def _published_before(self, topics: Collection[str], before_ms: int) -> dict[Place, OffsetRange]:
         """Return the offsets of each partition's requests from before a time, as far as they are kept."""
-        places = [
-            TopicPartition(self._topic, number) for number in range(partition_counts(self._client, [self._topic]).get(self._topic, 0))
-        ]
+        counts = partition_counts(self._client, topics) if topics else {}
+        places = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         if not places:
             return {}
         first, since, end = (
@@ -156,22 +162,16 @@ class CheckLag:
             offset = self._client.result(since[place]).offset
             low, high = self._client.result(first[place]).offset, self._client.result(end[place]).offset
             # -1: every record is older.
-            found[place.partition] = OffsetRange(low, high if offset < 0 else offset)
+            found[place.topic, place.partition] = OffsetRange(low, high if offset < 0 else offset)
         return found
 
-    def _committed(self, groups: Collection[str], partitions: Iterable[int]) -> dict[str, dict[int, int]]:
-        """Return the offsets that groups have committed, by partition; no group that Kafka gives no answer for."""
-        places = [(self._topic, partition) for partition in partitions]
+    def _committed(self, groups: Collection[str], places: Collection[Place]) -> dict[str, dict[Place, int]]:
+        """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for."""
         if not groups:
             return {}
         self._java_admin = self._java_admin or JavaAdmin(self._spark, self._kafka)
-        found = self._java_admin.committed([check_group(group) for group in groups], places)
-        by_group = {group: found.get(check_group(group)) for group in groups}
-        return {
-            group: {partition: offset for (_, partition), offset in offsets.items()}
-            for group, offsets in by_group.items()
-            if offsets is not None
-        }
+        found = self._java_admin.committed({check_group(group): self._places_of(group, places) for group in groups})
+        return {group: found[check_group(group)] for group in groups if check_group(group) in found}
 
 
 def group_of(record: Message) -> str | None:

@@ -35,7 +35,7 @@ class CheckSender:
         """Send the checks of outcomes (OUTCOME_SCHEMA); return when Kafka has acknowledged them all.
 
         Raises:
-            RecordTooLargeError: the check topic's `max.message.bytes` is too small.
+            RecordTooLargeError: a check topic's `max.message.bytes` is too small.
             KafkaUnavailableError: a request was not acknowledged in time.
         """
         is_large = any(record is not None and len(record.value or b"") > _LARGE_BYTES for record in records)
@@ -44,8 +44,8 @@ class CheckSender:
             self._send(outcomes, records, compression)
         except RecordTooLargeError:
             self._send(outcomes, records, "gzip")
-        except (KafkaException, SystemError):
-            # librdkafka has declared the producer dead. confluent_kafka raises SystemError if that happens in `flush`.
+        except KafkaException:
+            # librdkafka has declared the producer dead.
             self._send(outcomes, records, compression)
         return lost(outcomes, records)
 
@@ -54,8 +54,8 @@ class CheckSender:
             _writers[self._identity, compression] = RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, compression=compression)
         writer = _writers[self._identity, compression]
         try:
-            for request in check_requests(outcomes, records):
-                writer.put(self._kafka.check_topic, *request)
+            for request in check_requests(outcomes, records, self._kafka.check_topic_of, self._kafka.signing.keyring()):
+                writer.put(*request)
             writer.flush()
         except Exception:
             self.close()  # the producer may be dead

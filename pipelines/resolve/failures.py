@@ -2,8 +2,16 @@
 
 import re
 
-from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, RecordTooLargeError, SetupError, StateDamagedError
-from halfway.schemas.settings import Settings
+from halfway.schemas.errors import (
+    CheckpointInUseError,
+    HalfwayError,
+    KafkaUnavailableError,
+    RecordsLostError,
+    RecordTooLargeError,
+    SetupError,
+    StateDamagedError,
+)
+from halfway.schemas.settings import Settings, StorageSettings
 
 _REMEDY = (
     "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`, which reads the topics from the earliest record "
@@ -42,13 +50,8 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
             f"({_cause(text, found)}): what they held is lost. If Kafka has just been down, start again first. To go on with what is left, "
             f"{_REMEDY}; `halfway topics create` first, if a topic is missing"
         )
-    if found := _STATE_DAMAGED.search(text):
-        return StateDamagedError(
-            f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_cause(text, found)}): {_REMEDY}"
-        )
-    if _DISK_FULL.search(text):
-        places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
-        return SetupError(f"the disk is full that holds {places}: make room and start again, the batch is repeated")
+    if of_storage := _of_storage(text, storage):
+        return of_storage
     if found := _NO_POSITION.search(text):
         return KafkaUnavailableError(
             f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
@@ -61,6 +64,22 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
         )
     found = _RAISED.search(text)
     return _ERRORS[found[1]](found[2]) if found else None
+
+
+def _of_storage(text: str, storage: StorageSettings) -> HalfwayError | None:
+    if found := _STATE_DAMAGED.search(text):
+        return StateDamagedError(
+            f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_cause(text, found)}): {_REMEDY}"
+        )
+    if "[CONCURRENT_STREAM_LOG_UPDATE]" in text:
+        return CheckpointInUseError(
+            f"another job is running on the checkpoint {storage.checkpoint}, and it goes on: this one has ended, and nothing is lost or "
+            "written twice. Give this one a checkpoint, a warehouse and topics of its own"
+        )
+    if _DISK_FULL.search(text):
+        places = f"{storage.checkpoint}, of {storage.catalog_schema or storage.warehouse}, or of Spark's own files (spark.local.dir)"
+        return SetupError(f"the disk is full that holds {places}: make room and start again, the batch is repeated")
+    return None
 
 
 def _cause(text: str, found: re.Match[str]) -> str:

@@ -5,6 +5,7 @@ A group is away if its consumer group `txn-check-*` exists and has no member. `c
 
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,10 +17,12 @@ from confluent_kafka.admin import ListConsumerGroupsResult
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.headers import MAX_TICK_BYTES, check_group
 from halfway.schemas.settings import KafkaSettings
+from halfway.transforms.horizon import ALL_ASKED
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +63,7 @@ class GroupWatch:
         Args:
             spark: see `CheckLag`.
             kafka: where Kafka is.
-            check_interval_ms: a group is behind that has not passed a request for longer than this.
+            check_interval_ms: a group is behind that has not passed a request for half of it, when it counts (R5).
             now_ms: returns the time by which Kafka's records are stamped.
             clock: returns seconds.
         """
@@ -68,13 +71,14 @@ class GroupWatch:
         self._client = admin_client(kafka)
         self._check_lag = CheckLag(spark, kafka, self._client)
         self._check_interval_ms, self._now_ms, self._clock = check_interval_ms, now_ms, clock
-        # A group that is stuck must be found within an interval.
+        # A group that is stuck must be found before its next check is due.
         self._ask_every_s = min(ASK_EVERY_S, max(_SHORTEST_S, check_interval_ms / 4000))
         self._away: dict[str, _Away] = {}
         self._behind_since_s: dict[str, float] = {}
         self._unable: list[str] = []
         self._is_failing = False
         self._left_out = 0
+        self._known_s = -math.inf
         self._has_answer, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="groups", daemon=True)
 
@@ -97,12 +101,27 @@ class GroupWatch:
         Raises:
             KafkaUnavailableError: there has been no answer yet: a group wrongly held to be present could lose messages.
         """
+        self._wait_for_answer()
+        return self._unable
+
+    def known_s(self) -> float:
+        """Return when all brokers were asked whose answers are known. A check that is newer does not count yet (R5).
+
+        Call it before `absent`, which is then at least as new.
+
+        Raises:
+            KafkaUnavailableError: there has been no answer yet.
+        """
+        self._wait_for_answer()
+        return self._known_s
+
+    def _wait_for_answer(self) -> None:
         if not self._has_answer.wait(_FIRST_ANSWER_LIMIT_S):
             raise KafkaUnavailableError("Kafka has not told yet which producer groups are there")
-        return self._unable
 
     def ask(self) -> None:
         """Ask Kafka once, and keep its answer."""
+        began_s = self._clock()
         try:
             present, failure = self._ask_for_away()
         except (KafkaException, HalfwayError) as error:
@@ -121,6 +140,8 @@ class GroupWatch:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
         self._unable = fitting
+        if failure is None:
+            self._known_s = began_s
         self._has_answer.set()
         return None
 
@@ -134,7 +155,7 @@ class GroupWatch:
             self._closing.wait(self._ask_every_s)
 
     def _ask_for_away(self) -> tuple[set[str], object]:
-        """Find out which groups are away; return those that have a member, and why a broker has not answered.
+        """Find out which groups are away; return those that have a member, or had, and why a broker has not answered.
 
         Groups that only such a broker knows keep their last state.
         """
@@ -150,10 +171,11 @@ class GroupWatch:
         away = {**unseen, **found}
         _log_changes("group_away", self._away, away)
         self._away = away
-        return listed - empty, answer.errors[0] if answer.errors else None
+        present = listed - empty
+        return (present | (self._behind_since_s.keys() - away.keys()), answer.errors[0]) if answer.errors else (present, None)
 
     def _ask_for_behind(self, present: set[str]) -> None:
-        found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms)
+        found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms // 2)
         now_s = self._clock()
         behind = {group: self._behind_since_s.get(group, now_s) for group in found}
         _log_changes("group_behind", self._behind_since_s, behind)
@@ -182,7 +204,7 @@ def producer_groups(consumer_groups: Iterable[str]) -> list[str]:
 
 def fit(groups: Sequence[str]) -> list[str]:
     """Return as many of the first groups as fit into a tick."""
-    room = MAX_TICK_BYTES - len(json.dumps({"absent_groups": []}))
+    room = MAX_TICK_BYTES - len(tick_value([], ALL_ASKED, ALL_ASKED))
     for count, group in enumerate(groups):
         room -= len(json.dumps(group)) + len(", ")
         if room < 0:

@@ -23,11 +23,13 @@ from halfway.pipelines.resolve.batch_outcomes import few_of
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.report import BatchReport
+from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.resolve.sources import former_records_to_read, read_records, unread_records
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
-from halfway.pipelines.storage.file_systems import on_local_disk, write_json
+from halfway.pipelines.storage.delta_tables import upgrade_tables
+from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
 from halfway.pipelines.storage.first_start import begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.locks import job_lock
@@ -39,8 +41,9 @@ from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
-from halfway.transforms.operator import bucket_function, resolve_events, rules_of
+from halfway.transforms.operator import bucket_function, resolve_events
 from halfway.transforms.packing import pack_events, to_records
+from halfway.transforms.rules import rules_of
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +72,15 @@ class ResolveJob:
         self._stop = threading.Event()
         self._reports: deque[BatchReport] = deque()
         """Reports of batches that are not handed on yet."""
+        self._sent = SentChecks(settings.resolution.transactionCheckInterval)
         self.failure: Exception | None = None
+        self.is_running = False
+        """True from the start of the query on. Until then a run that is killed has done nothing."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Return True once `stop` was called."""
+        return self._stop.is_set()
 
     def stop(self) -> None:
         """Ask the job to end after the batch that is under way. A signal handler may call it."""
@@ -82,6 +93,7 @@ class ResolveJob:
             session: makes the Spark session. Called after the checks that are quick.
 
         Raises:
+            SettingsError: records are signed, and the job has no key.
             TopicError: a topic is missing, keeps records too short (R17), or takes no request for the largest half.
             AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
@@ -96,6 +108,7 @@ class ResolveJob:
             raise OwnershipError(
                 "--adopt reads the topics from the earliest record, so that nothing pending is lost: set kafka.starting_offsets to earliest"
             )
+        settings.kafka.signing.keyring_of_job()
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
             self._verify_rights(client)
@@ -104,21 +117,23 @@ class ResolveJob:
             ownership = read_ownership(spark, settings.storage)
             verify_ownership(settings, ownership, adopt=self._adopt)
             manifest = ownership.complete_manifest or self._begin(spark, ownership)
+            upgrade_tables(spark, settings.storage)
             if ownership.last_batch_id is not None:
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
-            with self._ticks(spark, client):
+            with self._ticks(spark, client, manifest.epoch):
                 self._run_query(spark, client, manifest)
 
     @contextmanager
-    def _ticks(self, spark: SparkSession, client: Admin) -> Iterator[None]:
+    def _ticks(self, spark: SparkSession, client: Admin, epoch: int) -> Iterator[None]:
         """Publish ticks until the block ends, or for `available_now` one before it; none without an interval."""
         settings = self._settings
         if settings.resolution.tick_interval == 0:
             yield
             return
-        ticks = TickPublisher(settings, client)
+        self._take_up_sent(spark)
+        ticks = TickPublisher(settings, client, self._sent, epoch)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
-        ticks.absent_groups = groups.absent
+        ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
         try:
             if settings.trigger.available_now:
@@ -129,6 +144,15 @@ class ResolveJob:
         finally:
             ticks.stop()
             groups.close()
+
+    def _take_up_sent(self, spark: SparkSession) -> None:
+        """Take up which checks the last run has sent."""
+        try:
+            status = read_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE))
+            if status is not None:
+                self._sent.take_up(status["sent_checks"], time.time_ns() // 1_000_000 - status["written_at_ms"])
+        except (KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
+            log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
 
     def _begin(self, spark: SparkSession, found: Ownership) -> Manifest:
         """Do what only the first start of a checkpoint does."""
@@ -153,6 +177,7 @@ class ResolveJob:
     def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest) -> None:
         writer = BatchWriter(self._settings, manifest)
         query = self._start(spark, manifest, writer)
+        self.is_running = True
         while query.isActive and not self._stop.wait(0.2):
             self._hand_on_reports(query)
         if query.isActive:
@@ -182,10 +207,10 @@ class ResolveJob:
         terms = terms_of_run(spark, settings)
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
-        records = to_records(read_records(spark, kafka).coalesce(settings.state.shuffle_partitions), kafka.op_topic)
-        keyring = kafka.signing.keyring()
+        read = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
+        records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         adopted = manifest.adopted.get(kafka.half_topic, {})
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, keyring, adopted)) for first, resolution in terms])
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.epoch)) for first, resolution in terms])
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
@@ -204,6 +229,8 @@ class ResolveJob:
     def _write_batch(self, writer: BatchWriter, outcomes: DataFrame, batch_id: int) -> None:
         try:
             report = writer.write(outcomes, batch_id)
+            if report.horizon_ms is not None:
+                self._sent.add(report.horizon_ms)
             self._write_status(outcomes.sparkSession, report)
             writer.look_ahead(outcomes.sparkSession)
         except Exception as error:
@@ -212,7 +239,7 @@ class ResolveJob:
         self._reports.append(report)
 
     def _write_status(self, spark: SparkSession, report: BatchReport) -> None:
-        """Write the file that `halfway status` and the demo read. Nothing depends on it."""
+        """Write the file that `halfway status`, the demo and the next start read."""
         status: dict[str, Any] = {
             "batch_id": report.batch_id,
             "seconds": round(report.seconds, 3),
@@ -220,6 +247,7 @@ class ResolveJob:
             "horizon_ms": report.horizon_ms,
             "pending": report.pending,
             "counts": dict(report.counts),
+            "sent_checks": self._sent.to_json(),
         }
         write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
 

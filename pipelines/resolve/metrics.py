@@ -17,15 +17,11 @@ from prometheus_client.registry import Collector
 
 from halfway.pipelines.resolve.report import BatchReport, summed
 from halfway.schemas.errors import SetupError
-from halfway.schemas.outcomes import Count, Reason
+from halfway.schemas.outcomes import COUNTED_QUARANTINE, DISCARD_REASONS, Count
 from halfway.schemas.reports import LATENCY_BOUNDS_S, LATENCY_SUM_MS, BucketReport, latency_counts
 from halfway.schemas.settings import MetricsSettings
 
 BATCH_BOUNDS_S = (0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300)
-DISCARD_REASONS = (Reason.CHECK_MAX, Reason.EXPIRED)
-QUARANTINE_REASONS = tuple(reason for reason in Reason if reason not in DISCARD_REASONS)
-# The protocol counts lost halves under a name of their own.
-_COUNTED_AS = {Reason.HALF_LOST: str(Count.LOST)}
 
 
 class JobMetrics(Collector):
@@ -102,11 +98,11 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     yield _counter("commit_messages", "Messages committed: rows of the messages table.", totals, Count.COMMITTED)
     yield _counter("rollback_messages", "Messages rolled back.", totals, Count.ROLLED_BACK)
     yield _counter("checks", "Check requests sent. One that is resent after a crash counts once.", totals, Count.CHECKED)
-    yield _counter("checks_put_off", "Checks and discards put off because the producer group was away or behind.", totals, Count.PUT_OFF)
+    yield _counter("checks_put_off", "Checks and discards put off: group away, behind or not yet asked long enough.", totals, Count.PUT_OFF)
     yield _counter("unknown_answers", "Ops with the action UNKNOWN.", totals, Count.UNKNOWN)
     by_reason = {str(reason): str(reason) for reason in DISCARD_REASONS}
     yield _counter("discarded_messages", "Messages discarded: rows of the discarded table.", totals, ("reason", by_reason))
-    by_reason = {str(reason): _COUNTED_AS.get(reason, str(reason)) for reason in QUARANTINE_REASONS}
+    by_reason = {str(reason): counted_as for reason, counted_as in COUNTED_QUARANTINE.items()}
     yield _counter("quarantined_records", "Records quarantined: rows of the quarantine table.", totals, ("reason", by_reason))
     duplicates = {"half": Count.DUPLICATE_HALF, "op": Count.DUPLICATE_OP}
     yield _counter("duplicates", "Repeated halves and ops, which changed nothing.", totals, ("kind", duplicates))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from time import monotonic
 
+from delta.exceptions import MetadataChangedException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,13 +19,15 @@ from halfway.pipelines.storage.delta_tables import append_id, append_once, read_
 from halfway.pipelines.storage.lineage import BatchOrigin, origin_of
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import verify_still_owner
+from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.events import OUTCOME_SCHEMA
-from halfway.schemas.headers import HALF_LOST, Source
-from halfway.schemas.outcomes import Kind, Reason
+from halfway.schemas.headers import HALF_LOST, SIGNATURE, HeaderList, Source
+from halfway.schemas.outcomes import Count, Kind, Reason
 from halfway.schemas.reports import BucketReport
 from halfway.schemas.settings import Settings
-from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Bookmark, Table
+from halfway.schemas.signing import Signable, sha256_of
+from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
 from halfway.transforms import rows as row_makers
 from halfway.transforms.packing import outcomes_in, packed
 
@@ -32,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _HALF_POINTER = ("half_partition", "half_offset")
 _OWNER_CHECK_S = 3.0
+_APPEND_TRIES = 5
 
 
 class BatchWriter:
@@ -168,11 +172,15 @@ class BatchWriter:
     def _append_once(self, rows: DataFrame, table: Table, batch_id: int, what: Table | Reason | None = None) -> None:
         """Append a batch's rows to a table, exactly once. A second append of the batch is of something else: `what`."""
         origin, app_id = self._origin(rows.sparkSession, batch_id).to_json(), append_id(self._query_id, what or table)
-        try:
-            append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin)
-        except Exception:
-            self._verify_still_owner(rows.sparkSession, table)
-            raise
+        for left in reversed(range(_APPEND_TRIES)):
+            try:
+                append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin)
+                break
+            except Exception as error:
+                self._verify_still_owner(rows.sparkSession, table)
+                # `halfway erase` changes a property of the table, and no lock keeps it away in an object store.
+                if not left or not isinstance(error, MetadataChangedException):
+                    raise
         # Delta may have skipped the append, because a new owner has fenced this job.
         self._verify_still_owner(rows.sparkSession, table, at_append=True)
         self._appended.add(table)
@@ -193,6 +201,12 @@ class BatchWriter:
         if outcomes.rows[Kind.QUARANTINE]:
             make_rows = row_makers.quarantine_of(self._bookmark(report), self._kafka.half_topic, self._kafka.op_topic)
             rows, _ = outcomes.to_frame(Kind.QUARANTINE, make_rows, QUARANTINE_SCHEMA)
+            if report.counts[Count.LOST]:
+                log.error("event=half_lost_notice batch_id=%d halves=%d", report.batch_id, report.counts[Count.LOST])
+                known = self._known_lost(rows.sparkSession, report)
+                same_place = (rows["source_partition"] == known["known_partition"]) & (rows["source_offset"] == known["known_offset"])
+                same = same_place & (rows["transaction_id"] == known["known_id"])
+                rows = rows.join(known, same & (rows["reason"] == str(Reason.HALF_LOST)), "left_anti")
             self._append_once(rows, Table.QUARANTINE, report.batch_id)
 
     def _send_checks(self, outcomes: BatchOutcomes) -> DataFrame | None:
@@ -206,11 +220,11 @@ class BatchWriter:
 
     def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
         """Quarantine lost halves, each once, and notify the operator, so that their ids count as settled (R17)."""
-        spark, storage = frames[0].sparkSession, self._settings.storage
+        spark = frames[0].sparkSession
         lost = reduce(DataFrame.union, frames)
-        known = read_table(spark, storage, Table.QUARANTINE).where((F.col("reason") == str(Reason.HALF_LOST)) & ~self._is_of(report))
-        same_place = (lost["partition"] == known["source_partition"]) & (lost["offset"] == known["source_offset"])
-        same = same_place & (lost["transaction_id"] == known["transaction_id"])
+        known = self._known_lost(spark, report)
+        same_place = (lost["partition"] == known["known_partition"]) & (lost["offset"] == known["known_offset"])
+        same = same_place & (lost["transaction_id"] == known["known_id"])
         rows = lost.join(known, same, "left_anti").persist()
         try:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
@@ -222,8 +236,18 @@ class BatchWriter:
         finally:
             rows.unpersist()
 
+    def _known_lost(self, spark: SparkSession, report: BatchReport) -> DataFrame:
+        """Return the lost halves that earlier batches have quarantined: known_partition, known_offset, known_id."""
+        rows = read_table(spark, self._settings.storage, Table.QUARANTINE)
+        known = rows.where((F.col("reason") == str(Reason.HALF_LOST)) & ~self._is_of(report))
+        place = {"source_partition": "known_partition", "source_offset": "known_offset", "transaction_id": "known_id"}
+        return known.select(*(F.col(name).alias(alias) for name, alias in place.items()))
+
     def _notify_lost(self, pointers: Sequence[tuple[str, int, int]]) -> None:
-        writer = RecordWriter(self._kafka)
+        writer, keyring, topic = RecordWriter(self._kafka), self._kafka.signing.keyring(), self._kafka.half_topic
         for transaction_id, partition, offset in pointers:
-            writer.put(self._kafka.half_topic, transaction_id.encode(), None, [(HALF_LOST, f"{partition}:{offset}".encode())])
+            key: bytes = transaction_id.encode()
+            headers: HeaderList = [(HALF_LOST, f"{partition}:{offset}".encode())]
+            signature = keyring.sign_as_job(Signable(topic, key, sha256_of(None), headers)) if keyring else None
+            writer.put(topic, key, None, [*headers, (SIGNATURE, signature.encode())] if signature else headers)
         writer.flush()

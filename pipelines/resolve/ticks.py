@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 from confluent_kafka import KafkaException
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
-from halfway.pipelines.kafka.tick_records import write_ticks
+from halfway.pipelines.kafka.tick_records import tick_value, write_ticks
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.settings import Settings
 
@@ -26,18 +27,22 @@ class TickPublisher:
     meanwhile.
     """
 
-    def __init__(self, settings: Settings, client: Admin) -> None:
+    def __init__(self, settings: Settings, client: Admin, sent: SentChecks, epoch: int = 0) -> None:
         """Store the configuration. Publishes nothing yet.
 
         Args:
             settings: name the topics and the interval.
             client: an admin client, to ask for the partitions before each tick.
+            sent: knows which checks count (R5).
+            epoch: the checkpoint's.
         """
-        self._kafka = settings.kafka
+        self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away (R15), called before each tick."""
-        self._client = client
+        self.known_s: Callable[[], float | None] = lambda: None
+        """Returns since when it is known who is away. A check counts only when that is known (R5)."""
+        self._client, self._sent, self._epoch = client, sent, epoch
         self._writer: RecordWriter | None = None
         self._broker_ahead_ms = 0
         self._stopped = threading.Event()
@@ -93,7 +98,9 @@ class TickPublisher:
         try:
             self._writer = self._writer or RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
             partitions = partition_counts(self._client, topics)
-            self._broker_ahead_ms = write_ticks(self._writer, partitions, self.absent_groups())
+            asked_ms = self._sent.asked_ms(self.known_s())
+            value = tick_value(self.absent_groups(), self._epoch, asked_ms)
+            self._broker_ahead_ms = write_ticks(self._writer, partitions, value, keyring=self._keyring)
         except HalfwayError as error:
             return str(error)
         except Exception as error:

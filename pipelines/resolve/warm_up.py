@@ -21,13 +21,13 @@ _MODULES = (
 def start_workers(spark: SparkSession) -> None:
     """Start Spark's Python workers and import what the job needs there, which saves the first batch 2 s.
 
-    A failure is only logged: the first batch fails for the same reason, and reports it.
+    A failure is only logged, for debugging: the first batch fails for the same reason, and reports it.
     """
     tasks = spark.sparkContext.defaultParallelism
     try:
         spark.range(0, tasks, 1, tasks).mapInArrow(_import_all, "id long").write.format("noop").mode("overwrite").save()
     except Exception as error:
-        log.info("event=workers_not_started cause=%s", type(error).__name__)
+        log.debug("event=workers_not_started cause=%s", type(error).__name__)
 
 
 def _import_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -53,9 +53,41 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
     if not tables:
         place = storage.catalog_schema or storage.warehouse
         raise SetupError(f"there are no tables in {place}: `halfway resolve` creates them; or is --config another job's?")
+    _configure(spark)
+    return [_compact(spark, storage, table) for table in tables]
+
+
+def _configure(spark: SparkSession) -> None:
     for name, value in _CONF.items():
         spark.conf.set(name, value)
-    return [_compact(spark, storage, table) for table in tables]
+
+
+def verify_vacuum_possible(spark: SparkSession, storage: StorageSettings) -> None:
+    """Refuse to delete replaced files at once where nothing keeps the job from appending meanwhile.
+
+    Raises:
+        SetupError: the tables are not on a local disk.
+    """
+    if local_warehouse(spark, storage) is None:
+        raise SetupError(
+            "--vacuum needs tables on a local disk, where the job waits: elsewhere it could delete what the job is writing. Leave it out; "
+            "`halfway optimize` deletes the files after 6 hours, or stop the job and run VACUUM … RETAIN 0 HOURS yourself"
+        )
+
+
+def vacuum_at_once(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    """Delete all files of a table on a local disk that are no part of it. Readers that use them fail.
+
+    The lock keeps the job from writing files meanwhile that are no part of the table yet.
+    """
+    _configure(spark)
+    check = "spark.databricks.delta.retentionDurationCheck.enabled"
+    with commit_lock(local_warehouse(spark, storage), table):
+        spark.conf.set(check, "false")
+        try:
+            spark.sql(f"VACUUM {table_name(storage, table)} RETAIN 0 HOURS")
+        finally:
+            spark.conf.unset(check)
 
 
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple, Self
 from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 from py4j.java_gateway import JavaClass
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from halfway.pipelines.storage.file_systems import on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
@@ -70,7 +73,7 @@ def append_id(query_id: str, what: Table | Reason) -> str:
     return f"{query_id}:{what}"
 
 
-def table_path(storage: StorageSettings, table: Table) -> str:
+def table_path(storage: StorageSettings, table: str) -> str:
     """Return the URI of a table's folder.
 
     Raises:
@@ -84,21 +87,21 @@ def table_path(storage: StorageSettings, table: Table) -> str:
     return f"{storage.warehouse.rstrip('/')}/{table}"
 
 
-def table_name(storage: StorageSettings, table: Table) -> str:
+def table_name(storage: StorageSettings, table: str) -> str:
     """Return the name of a table in SQL, for a folder or in a catalog."""
     if storage.catalog_schema:
         return ".".join(f"`{part}`" for part in (*storage.catalog_schema.split("."), table))
     return f"delta.`{table_path(storage, table)}`"
 
 
-def table_exists(spark: SparkSession, storage: StorageSettings, table: Table) -> bool:
+def table_exists(spark: SparkSession, storage: StorageSettings, table: str) -> bool:
     """Return True if the table exists."""
     if storage.catalog_schema:
         return spark.catalog.tableExists(table_name(storage, table))
     return DeltaTable.isDeltaTable(spark, table_path(storage, table))
 
 
-def read_table(spark: SparkSession, storage: StorageSettings, table: Table) -> DataFrame:
+def read_table(spark: SparkSession, storage: StorageSettings, table: str) -> DataFrame:
     """Return a table as it is now."""
     if storage.catalog_schema:
         return spark.table(table_name(storage, table))
@@ -161,12 +164,41 @@ def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, 
     """
     for table, schema in TABLE_SCHEMAS.items():
         if not table_exists(spark, storage, table):
-            # DeltaTable's builder takes no names of three parts.
-            columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
-            properties = {**_PROPERTIES, **Owner(query_id, epoch).properties(), **_statistics(table)}
-            name = table_name(storage, table)
-            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({_sql_map(properties)})")
+            create_table(spark, storage, table, schema, {**Owner(query_id, epoch).properties(), **_statistics(table)})
         _take_over(spark, storage, table, query_id, epoch)
+
+
+def create_table(
+    spark: SparkSession, storage: StorageSettings, table: str, schema: StructType, properties: Mapping[str, str] | None = None
+) -> None:
+    """Create an append-only table, unless it exists, or another process creates it at the same time."""
+    # DeltaTable's builder takes no names of three parts.
+    columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
+    name, own = table_name(storage, table), _sql_map({**_PROPERTIES, **(properties or {})})
+    try:
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({own})")
+    except (PySparkException, Py4JJavaError):
+        # Delta fails if the table has come to be meanwhile, and has other properties.
+        if not table_exists(spark, storage, table):
+            raise
+
+
+def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
+    """Add the columns of this version to tables of an earlier one. Their rows have NULL there."""
+    for table in Table:
+        _add_columns(spark, storage, table)
+
+
+def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    known = read_table(spark, storage, table).columns
+    new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
+    counted = properties_of(spark, storage, table).get(_STATISTICS_PROPERTY, "").split(",")
+    name = table_name(storage, table)
+    with commit_lock(local_warehouse(spark, storage), table, limit_s=_LOCK_LIMIT_S):
+        if new:
+            spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
+        if set(SEARCHED_COLUMNS[table]) - set(counted):
+            spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
 
 
 def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, epoch: int) -> None:
@@ -176,17 +208,14 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
     """
     owner = owner_of(spark, storage, table)
     verify_unclaimed(owner, query_id, epoch, table_name(storage, table))
+    _add_columns(spark, storage, table)
     if owner.former_id is not None:  # a start that was killed may have named itself and fenced nobody
         _fence(spark, storage, table, owner.former_id)
     if owner.query_id == query_id:
         return
-    name, known = table_name(storage, table), read_table(spark, storage, table).columns
-    new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_LOCK_LIMIT_S):
-        if new:
-            spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
-        properties = {**Owner(query_id, epoch, owner.query_id).properties(), **(_statistics(table) if new else {})}
-        spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(properties)})")
+        properties = Owner(query_id, epoch, owner.query_id).properties()
+        spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ({_sql_map(properties)})")
     if owner.query_id is not None:
         _fence(spark, storage, table, owner.query_id)
 
@@ -270,4 +299,9 @@ def local_warehouse(spark: SparkSession, storage: StorageSettings) -> Path | Non
 
 
 def _sql_map(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    return ", ".join(f"{_sql_text(key)} = {_sql_text(value)}" for key, value in properties.items())
+
+
+def _sql_text(text: str) -> str:
+    """Return a literal of any text: who may write the checkpoint's files chooses the id of a query."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,6 +1,7 @@
 """Reads and writes small files: on a local disk directly, elsewhere through Hadoop's client, which Spark has."""
 
 import json
+import os
 import uuid
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from halfway.schemas.errors import SetupError
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the path of a local URI; None for another file system. Needs no Spark: see `on_local_disk`."""
+    """Return the path of a local URI; None for another file system. Needs no Spark: see `on_local_disk`.
+
+    On Databricks a path without a scheme, such as `/Volumes/…`, is not the machine's: no lock can be held there.
+    """
     parsed = urlparse(uri)
-    return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in ("", "file") else None
+    local = ("file",) if "DATABRICKS_RUNTIME_VERSION" in os.environ else ("", "file")
+    return Path(parsed.path if parsed.scheme else uri) if parsed.scheme in local else None
 
 
 def on_local_disk(spark: SparkSession, uri: str) -> Path | None:

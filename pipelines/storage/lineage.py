@@ -16,14 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.delta_tables import read_table, table_name
-from halfway.pipelines.storage.file_systems import names_in, read_text
+from halfway.pipelines.storage.file_systems import read_text
 from halfway.pipelines.storage.manifest import Manifest, checkpoint_file
-from halfway.pipelines.storage.state_reader import ends_in
+from halfway.pipelines.storage.state_reader import OFFSETS, batches_in, ends_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
-_OFFSETS = "offsets"
 _COMMITS = 100
 """The newest commits of a table to look through: compactions follow the last append."""
 
@@ -65,7 +64,7 @@ def origin_in(commits: Iterable[str | None], query_id: str) -> BatchOrigin | Non
 
 def origin_of(spark: SparkSession, storage: StorageSettings, query_id: str, batch_id: int) -> BatchOrigin:
     """Return the origin of a batch that the checkpoint has planned."""
-    return BatchOrigin.of(query_id, batch_id, read_text(spark, checkpoint_file(storage, f"{_OFFSETS}/{batch_id}")) or "")
+    return BatchOrigin.of(query_id, batch_id, read_text(spark, checkpoint_file(storage, f"{OFFSETS}/{batch_id}")) or "")
 
 
 def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int) -> None:
@@ -102,8 +101,7 @@ def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, ba
 
 def _has_read(spark: SparkSession, storage: StorageSettings, origin: BatchOrigin) -> bool:
     """Return True if the checkpoint has this very batch or, where Spark has removed it, has read at least as far."""
-    planned = sorted(int(name) for name in names_in(spark, checkpoint_file(storage, _OFFSETS)) if name.isdecimal())
-    later = [number for number in planned if number >= origin.batch_id]
+    later = [number for number in batches_in(spark, storage, OFFSETS) if number >= origin.batch_id]
     if not later:
         return False
     own = origin_of(spark, storage, origin.query_id, later[0])

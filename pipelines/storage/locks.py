@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO
@@ -23,6 +22,8 @@ from halfway.schemas.settings import StorageSettings
 LOCK_FILE = ".halfway.lock"
 _REPLAY_LOCK_FILE = ".replay.lock"
 _LOCK_POLL_S = 0.01
+# A compaction of a large table holds the lock for minutes. Any process that can open the file may hold it for ever.
+_COMMIT_LIMIT_S = 1800.0
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,10 @@ def replay_lock(storage: StorageSettings) -> AbstractContextManager[None]:
 
 
 def is_in_use(storage: StorageSettings) -> bool:
-    """Return True if a job on this machine is running on the checkpoint."""
+    """Return True if a job on this machine is running on the checkpoint. Makes no folder."""
+    folder = local_path(storage.checkpoint)
+    if folder is None or not (folder / LOCK_FILE).exists():
+        return False
     try:
         with job_lock(storage):
             return False
@@ -56,7 +60,7 @@ def is_in_use(storage: StorageSettings) -> bool:
 
 
 @contextmanager
-def commit_lock(warehouse: Path | None, table: str, limit_s: float = inf) -> Iterator[None]:
+def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIMIT_S) -> Iterator[None]:
     """Wait until no other process commits to a table, and keep others from it until the block ends.
 
     A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two

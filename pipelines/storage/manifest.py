@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.file_systems import read_json, write_json
+from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION
 
@@ -41,20 +43,34 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """Read a manifest. One of another format is not interpreted: `verify_ownership` refuses it."""
-        known: dict[str, Any] = {field.name: content.get(field.name) for field in fields(cls)}
-        if known["format_version"] == FORMAT_VERSION and known["epoch"] is not None:
-            known["adopted"] = {
-                topic: {int(partition): end for partition, end in ends.items()} for topic, ends in content["adopted"].items()
-            }
-            known["bucket_keys"] = tuple(content["bucket_keys"])
-        return cls(**known)
+        """Read a manifest. One of another format is not interpreted: `verify_ownership` refuses it.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if content.get("format_version") != FORMAT_VERSION:
+            known: dict[str, Any] = {field.name: content.get(field.name) for field in fields(cls)}
+            return cls(**known)
+        manifest = TypeAdapter(cls).validate_python(content)
+        if len(set(manifest.bucket_keys)) != manifest.buckets:
+            raise ValueError(f"there are not {manifest.buckets} bucket_keys")
+        return manifest
 
 
 def read_manifest(spark: SparkSession, storage: StorageSettings) -> Manifest | None:
-    """Return the checkpoint's manifest; None for a new checkpoint."""
-    content = read_json(spark, checkpoint_file(storage, MANIFEST_FILE))
-    return Manifest.from_json(content) if content else None
+    """Return the checkpoint's manifest; None for a new checkpoint.
+
+    Raises:
+        OwnershipError: it is damaged.
+    """
+    file = checkpoint_file(storage, MANIFEST_FILE)
+    try:
+        content = read_json(spark, file)
+        return Manifest.from_json(content) if content else None
+    except ValueError as error:
+        raise OwnershipError(
+            f"{file} is damaged: restore it, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+        ) from error
 
 
 def write_manifest(spark: SparkSession, storage: StorageSettings, manifest: Manifest) -> None:

@@ -1,14 +1,15 @@
 """Reads which checkpoint owns which tables, and refuses a start where they do not belong together (decision 6)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.delta_tables import Owner, owner_at_append, owner_of, table_exists, table_name
-from halfway.pipelines.storage.file_systems import names_in, read_json
+from halfway.pipelines.storage.file_systems import read_json
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, checkpoint_file, read_manifest
+from halfway.pipelines.storage.state_reader import OFFSETS, batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
@@ -51,14 +52,9 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,
-        last_batch_id=last_batch_id(names_in(spark, checkpoint_file(storage, "offsets"))),
+        last_batch_id=max(batches_in(spark, storage, OFFSETS), default=None),
         tables=owners,
     )
-
-
-def last_batch_id(names: Iterable[str]) -> int | None:
-    """Return the last batch in a folder of Spark's, where a file's name is the batch's number; None without any."""
-    return max((int(name) for name in names if name.isdecimal()), default=None)
 
 
 def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, *, at_append: bool = False) -> None:
@@ -111,7 +107,7 @@ def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> No
 
 
 def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
-    if manifest.format_version != FORMAT_VERSION or manifest.epoch is None:
+    if manifest.format_version != FORMAT_VERSION:
         _refuse(other_format(f"the checkpoint {settings.storage.checkpoint}", manifest.format_version))
     frozen = {
         "state.buckets": (manifest.buckets, settings.state.buckets),

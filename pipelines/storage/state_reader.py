@@ -1,23 +1,33 @@
-"""Reads the job's state from its checkpoint, with Spark's `statestore` source, with or without a running job.
+"""Reads the job's state from its checkpoint, with or without a running job.
 
-It locks and writes nothing: a committed batch does not change. Spark keeps a hundred of them.
+A local checkpoint is read by `state_files`, any other with Spark's `statestore` source. Either locks and writes
+nothing: a committed batch does not change. Spark keeps a hundred of them.
 """
 
 import json
 import logging
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from halfway.pipelines.storage.file_systems import names_in, read_text
-from halfway.pipelines.storage.manifest import checkpoint_file
+from halfway.pipelines.storage.file_systems import local_path, names_in, read_text
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, STATUS_FILE, checkpoint_file
+from halfway.pipelines.storage.state_files import is_known_format, stored_rows
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
 
 log = logging.getLogger(__name__)
 
+OFFSETS = "offsets"
+"""Spark's folder with a file for each planned batch."""
+COMMITS = "commits"
+"""Spark's folder with a file for each batch that has run."""
 _TRIES = 5
 
 
@@ -30,44 +40,106 @@ class StoredState:
     """One row a bucket (`STATE_SCHEMA`): format version and payload."""
     read_to: dict[str, dict[int, int]]
     """By topic and partition, the offset after the last record that was read."""
+    last_batch: dict[str, Any] | None = None
+    """What the job wrote after its last batch (`STATUS_FILE`)."""
 
 
-def read_state(spark: SparkSession, storage: StorageSettings, *, batches_ago: int = 0) -> StoredState:
+def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *, batches_ago: int = 0) -> StoredState:
     """Return the state after the last committed batch.
 
     Args:
-        spark: the session.
+        session: returns the session. Not called if the checkpoint is on the local disk.
         storage: the job's storage settings.
         batches_ago: go back this many batches, or to the oldest one that is kept.
 
     Raises:
-        HalfwayError: the state cannot be read.
+        HalfwayError: no job has started with this checkpoint, or the state cannot be read.
     """
+    folder = local_path(storage.checkpoint)
+    # Where Hadoop is configured, a path without a scheme may be on another file system.
+    is_local = folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ)
+    files = _LocalFiles(folder) if folder is not None and is_local else _HadoopFiles(session(), storage)
+    if not files.exist():
+        raise _no_state(storage)
     for left in reversed(range(_TRIES)):
-        batch_id = _committed(spark, storage, batches_ago)
+        batch_id = _chosen(files.batches(), batches_ago)
         if batch_id is None:
             return StoredState(None, [], {})
         try:
-            return StoredState(batch_id, _rows(spark, storage, batch_id), _read_to(spark, storage, batch_id))
-        except (PySparkException, Py4JJavaError, FileNotFoundError) as error:
+            return _read(files, session, storage, batch_id)
+        except (PySparkException, Py4JJavaError, FileNotFoundError, KeyError, ValueError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
-            if not left and _committed(spark, storage, batches_ago) == batch_id:
+            if not left and _chosen(files.batches(), batches_ago) == batch_id:
                 first_line = str(error).strip().partition("\n")[0]
                 raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line}") from None
             log.info("event=state_read_again batch_id=%d", batch_id)
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
 
 
-def _committed(spark: SparkSession, storage: StorageSettings, batches_ago: int) -> int | None:
+def _no_state(storage: StorageSettings) -> HalfwayError:
+    return HalfwayError(f"there is no state in {storage.checkpoint} yet: run `halfway resolve` with it, or set storage.checkpoint")
+
+
+@dataclass(frozen=True)
+class _LocalFiles:
+    folder: Path
+
+    def exist(self) -> bool:
+        return self.folder.is_dir()
+
+    def batches(self) -> list[int]:
+        commits = self.folder / COMMITS
+        return batch_ids(path.name for path in commits.iterdir()) if commits.is_dir() else []
+
+    def text(self, name: str) -> str | None:
+        file = self.folder / name
+        return file.read_text() if file.exists() else None
+
+
+@dataclass(frozen=True)
+class _HadoopFiles:
+    spark: SparkSession
+    storage: StorageSettings
+
+    def exist(self) -> bool:
+        return bool(names_in(self.spark, self.storage.checkpoint))
+
+    def batches(self) -> list[int]:
+        return batches_in(self.spark, self.storage, COMMITS)
+
+    def text(self, name: str) -> str | None:
+        return read_text(self.spark, checkpoint_file(self.storage, name))
+
+
+def _read(files: _LocalFiles | _HadoopFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
+    offsets, manifest, status = (files.text(name) for name in (f"{OFFSETS}/{batch_id}", MANIFEST_FILE, STATUS_FILE))
+    if offsets is None:
+        raise FileNotFoundError(f"{OFFSETS}/{batch_id}")
+    if isinstance(files, _LocalFiles) and manifest is not None and is_known_format(offsets):
+        rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
+    else:
+        rows = _rows(session(), storage, batch_id)
+    return StoredState(batch_id, rows, ends_in(offsets), None if status is None else json.loads(status))
+
+
+def _chosen(batches: list[int], batches_ago: int) -> int | None:
     """Return the id of a committed batch. Spark may have removed the state of the oldest ones."""
-    names = names_in(spark, checkpoint_file(storage, "commits"))
-    batches = sorted(int(name) for name in names if name.isdecimal())
     return batches[max(0, len(batches) - 1 - batches_ago)] if batches else None
+
+
+def batches_in(spark: SparkSession, storage: StorageSettings, folder: str) -> list[int]:
+    """Return the ids of the batches in one of Spark's folders of the checkpoint, in order."""
+    return batch_ids(names_in(spark, checkpoint_file(storage, folder)))
+
+
+def batch_ids(names: Iterable[str]) -> list[int]:
+    """Return the ids of batches, in order, from the names in one of Spark's folders: a file is called by its batch."""
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[int, int]]:
     """Return, by topic and partition, the offset after the last record that committed batches have read."""
-    batch_id = _committed(spark, storage, 0)
+    batch_id = _chosen(batches_in(spark, storage, COMMITS), 0)
     return {} if batch_id is None else _read_to(spark, storage, batch_id)
 
 
@@ -79,9 +151,9 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     Raises:
         HalfwayError: the job has not finished a batch with this checkpoint.
     """
-    batch_id = _committed(spark, storage, 0)
+    batch_id = _chosen(batches_in(spark, storage, COMMITS), 0)
     if batch_id is None:
-        raise HalfwayError(f"there is no state in {storage.checkpoint} yet: run `halfway resolve` with it, or set storage.checkpoint")
+        raise _no_state(storage)
     return _states(spark, storage, batch_id)
 
 
@@ -98,9 +170,9 @@ def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> Dat
 
 
 def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> dict[str, dict[int, int]]:
-    text = read_text(spark, checkpoint_file(storage, f"offsets/{batch_id}"))
+    text = read_text(spark, checkpoint_file(storage, f"{OFFSETS}/{batch_id}"))
     if text is None:
-        raise FileNotFoundError(f"offsets/{batch_id}")
+        raise FileNotFoundError(f"{OFFSETS}/{batch_id}")
     return ends_in(text)
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.storage.file_systems import names_in, read_json, write_json
+from halfway.pipelines.storage.file_systems import read_json, write_json
 from halfway.pipelines.storage.manifest import checkpoint_file
+from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
 
@@ -29,11 +30,11 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
         OwnershipError: the batch to repeat began under other signing keys, which are not recorded.
     """
     storage = settings.storage
-    planned = last_planned(spark, storage)
+    planned = max(batches_in(spark, storage, OFFSETS), default=-1)
     stored = _read(spark, storage)
     kept = [each for each in stored if each["since_batch"] <= planned][-1:]
     now = {"since_batch": planned + 1, "signing": settings.kafka.signing.fingerprint(), **_deciding(settings.resolution)}
-    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and not _is_committed(spark, storage, planned):
+    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and planned not in batches_in(spark, storage, COMMITS):
         raise OwnershipError(
             f"batch {planned} of {storage.checkpoint} began under other kafka.signing settings and is to be repeated: set them back, run "
             "`halfway resolve --available-now` once, and change them then"
@@ -43,15 +44,6 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
         write_json(spark, checkpoint_file(storage, TERMS_FILE), {"terms": terms})
     names = _deciding(settings.resolution).keys()
     return [(each["since_batch"], settings.resolution.model_copy(update={name: each[name] for name in names})) for each in terms]
-
-
-def last_planned(spark: SparkSession, storage: StorageSettings) -> int:
-    """Return the id of the last batch that the checkpoint has planned; -1 before the first."""
-    return max((int(name) for name in names_in(spark, checkpoint_file(storage, "offsets")) if name.isdecimal()), default=-1)
-
-
-def _is_committed(spark: SparkSession, storage: StorageSettings, batch_id: int) -> bool:
-    return str(batch_id) in names_in(spark, checkpoint_file(storage, "commits"))
 
 
 def _read(spark: SparkSession, storage: StorageSettings) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from halfway.schemas.tables import Table
 from tests.fuzz.extreme_load import expected_of_hot_id, hot_id, settle_unanswered, unanswered
 from tests.fuzz.reconciliation import Reconciliation
 from tests.fuzz.run import CHECK_MAX, PARTITIONS, SETTINGS, Result, fuzz
+from tests.fuzz.signing import Signing
 from tests.support.kafka_topics import make_create_time_topics, unique_topics
 from tests.support.memory import PeakMemory
 
@@ -35,6 +36,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=text)
     parser.add_argument("--records", type=int, default=1_000_000, help="number of records (default 1,000,000)")
     parser.add_argument("--seed", type=int, default=7, help="the same seed writes the same records (default 7)")
+    parser.add_argument("--signed", action="store_true", help="sign the records, and forge and copy some of them")
     parser.add_argument("--hot", type=int, default=0, metavar="OPS", help="instead, send OPS ops of one id with a half and of one without")
     parser.add_argument("--unanswered", type=int, default=0, metavar="HALVES", help="instead, send HALVES halves without a verdict")
     parser.add_argument("--limit", type=float, default=3_600, metavar="SECONDS", help="time limit of the job (default 3,600)")
@@ -45,13 +47,13 @@ def main() -> int:
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.fuzz").setLevel(logging.INFO)
     console = Console(width=120)
-    with _own_world() as (settings, broker), PeakMemory(without=broker.pid()) as memory:
+    with _own_world(signed=options.signed) as (settings, signing, broker), PeakMemory(without=broker.pid()) as memory:
         if options.hot:
             facts = _hot_id(settings, options.hot)
         elif options.unanswered:
             facts = _unanswered(settings, options.unanswered)
         else:
-            result = fuzz(settings, lambda: spark_session(settings), options.records, options.seed, options.limit)
+            result = fuzz(settings, lambda: spark_session(settings), options.records, options.seed, options.limit, signing)
             facts = _facts_of(result)
             console.print(_table_of(result.account))
     facts["peak_mib"] = memory.peak_mib
@@ -63,16 +65,19 @@ def main() -> int:
 
 
 @contextmanager
-def _own_world() -> Iterator[tuple[Settings, LocalBroker]]:
+def _own_world(*, signed: bool) -> Iterator[tuple[Settings, Signing | None, LocalBroker]]:
     """Start a broker with CreateTime topics, and delete it with the tables afterwards."""
     with tempfile.TemporaryDirectory(prefix="halfway-fuzz-") as folder:
         broker = LocalBroker(Path(folder) / "broker")
         broker.start()
         try:
             places = {f"storage.{name}": f"{folder}/{name}" for name in ("warehouse", "checkpoint")}
-            settings = load_settings(environ={}, overrides={**unique_topics(broker), **SETTINGS, **places})
+            topics = unique_topics(broker)
+            signing = Signing.of(str(topics["kafka.half_topic"]), str(topics["kafka.op_topic"])) if signed else None
+            keys = signing.settings() if signing else {}
+            settings = load_settings(environ={}, overrides={**topics, **SETTINGS, **places, **keys})
             make_create_time_topics(settings, PARTITIONS)
-            yield settings, broker
+            yield settings, signing, broker
         finally:
             broker.stop()
 

@@ -73,6 +73,7 @@ class Generator:
         self._others: deque[bytes] = deque(maxlen=_OTHERS_RECENT)
         self._number = 0
         self.control: dict[str, Control] = {}
+        self.control_halves: dict[bytes, NewRecord] = {}
         self.made: Counter[str] = Counter()
 
     def records(self, count: int) -> Iterator[NewRecord]:
@@ -117,7 +118,7 @@ class Generator:
         if fate is not Fate.SILENT:
             verdicts = 2 if self._random.random() < 0.1 else 1
             ops += [self._op(key, fate.upper().encode(), at_ms + 2 + n) for n in range(verdicts)]
-        self.control[key] = Control(fate, at_ms + 2)
+        self.control[key], self.control_halves[key.encode()] = Control(fate, at_ms + 2), half
         # The timestamp of the verdict is later than that of an UNKNOWN. In the topics half and ops have any order.
         records = [*ops, half] if self._random.random() < 0.2 else [half, *ops]
         if self._random.random() < 0.1:

@@ -69,8 +69,15 @@ class Meaning:
     incarnation: int
 
 
-def judge(record: Record, max_body_bytes: int, max_clock_skew_ms: int = 300_000) -> Judgement:
-    """Return what a record is and what is wrong with it."""
+def judge(
+    record: Record, max_body_bytes: int, max_clock_skew_ms: int = 300_000, is_forged: Callable[[Record], bool] = lambda _: False
+) -> Judgement:
+    """Return what a record is and what is wrong with it. Signatures are looked at last, as the contract says."""
+    judgement = _judge_content(record, max_body_bytes, max_clock_skew_ms)
+    return Judgement(judgement.kind, frozenset({"bad_signature"})) if not judgement.reasons and is_forged(record) else judgement
+
+
+def _judge_content(record: Record, max_body_bytes: int, max_clock_skew_ms: int) -> Judgement:
     names = {name for name, _ in record.headers}
     if "TICK" in names:
         return Judgement(RecordKind.TICK, frozenset() if _is_tick(record, max_clock_skew_ms) else frozenset({"bad_tick"}))
@@ -128,6 +135,8 @@ _HALF: dict[str, Callable[[str], bool]] = {
     "CHECK_IMMUNITY_TIME_IN_SECONDS": _within(1, _INT_32),
     "BORN_TIMESTAMP": _within(0, _YEAR_9999_MS),
     "INCARNATION": _within(0, _MAX_INCARNATION),
+    "SIGNED_AT": _within(0, _YEAR_9999_MS),
+    "SIGNATURE": _any_text,
 }
 _OP: dict[str, Callable[[str], bool]] = {
     "ACTION": _any_text,
@@ -136,6 +145,7 @@ _OP: dict[str, Callable[[str], bool]] = {
     "FROM_CHECK": _any_text,
     "CHECK_TIMES": _within(0, _INT_32),
     "REMARK": _any_text,
+    "HALF_SIGNATURE": _any_text,
 }
 
 
@@ -214,16 +224,19 @@ def _is_tick(record: Record, max_clock_skew_ms: int) -> bool:
     time = _wrong_with(record, "TICK", in_time)
     # The number of partitions is greater than the number of the partition that holds the tick.
     count = _wrong_with(record, "PARTITIONS", _within(record.partition + 1, _INT_32))
-    return not time and not count and _says_groups(record.value or b"")
+    return not time and not count and _is_said(record.value or b"")
 
 
-def _says_groups(value: bytes) -> bool:
-    """Return True if a tick's value is empty or `{"absent_groups": [...]}`. The list may be left out."""
+def _is_said(value: bytes) -> bool:
+    """Return True if a tick's value is empty or `{"absent_groups": [...], "asked_ms": number}`; each may be missing."""
     if not value:
         return True
     try:
         content = json.loads(value.decode())
     except ValueError:
         return False
-    groups = content.get("absent_groups", []) if isinstance(content, dict) else None
-    return isinstance(groups, list) and all(isinstance(group, str) for group in groups)
+    if not isinstance(content, dict):
+        return False
+    groups, asked = content.get("absent_groups", []), content.get("asked_ms", 0)
+    is_number = isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63
+    return is_number and isinstance(groups, list) and all(isinstance(group, str) for group in groups)

@@ -20,7 +20,8 @@ from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.fuzz.generator import Control, Fate
-from tests.fuzz.judge import Record, RecordKind, judge, meaning_of
+from tests.fuzz.judge import Judgement, Record, RecordKind, judge, meaning_of
+from tests.fuzz.signing import Signing, is_late
 from tests.support.partition_records import records_of
 
 _LIMIT_S = 30.0
@@ -31,7 +32,8 @@ _MESSAGE = (
 )
 _REFUSED = f"source_offset, {_MS.format('source_timestamp')}, transaction_id, key, value, headers, reason"
 _OF_HALVES = (Reason.ID_CONFLICT, Reason.STALE_INCARNATION, Reason.INCARNATION_REFUSED)
-_OF_OPS = (Reason.CONFLICTING_VERDICT, Reason.LATE_VERDICT, Reason.ORPHAN_OP, Reason.GROUP_MISMATCH)
+# The last one is of an op whose `HALF_SIGNATURE` is not that of its half.
+_OF_OPS = (Reason.CONFLICTING_VERDICT, Reason.LATE_VERDICT, Reason.ORPHAN_OP, Reason.GROUP_MISMATCH, Reason.BAD_SIGNATURE)
 _EXAMPLES = 20
 
 Rows = dict[int, list[dict[str, Any]]]
@@ -52,6 +54,10 @@ class Reconciliation:
     """The refused records that break it in several ways, counted for each reason."""
     quarantined: Counter[str] = field(default_factory=Counter)
     """The rows of `quarantine` by reason."""
+    forged: int = 0
+    """The rows of `quarantine` of records that are refused for their signature alone."""
+    late: int = 0
+    """The good halves that a rule refuses, because they were read after their signature was valid."""
     rows: Counter[str] = field(default_factory=Counter)
     """The rows of `messages` and `discarded` by table."""
     differences: int = 0
@@ -68,7 +74,25 @@ class Reconciliation:
             self.differ(f"{what}: {found!r}, not {expected!r}")
 
 
-def reconcile(settings: Settings, counts: Mapping[str, int], control: Mapping[str, Control], check_max: int) -> Reconciliation:
+@dataclass(frozen=True)
+class _Judge:
+    """Judges records as the job of this run must."""
+
+    max_body_bytes: int
+    signing: Signing | None
+
+    def __call__(self, record: Record) -> Judgement:
+        is_forged = (lambda _: False) if self.signing is None else self.signing.refuses
+        return judge(record, self.max_body_bytes, is_forged=is_forged)
+
+    def may_be_late(self, record: Record) -> bool:
+        """Return True if the job may refuse a good half, because its signature was valid until before the horizon."""
+        return self.signing is not None and record.of_half and is_late(record)
+
+
+def reconcile(
+    settings: Settings, counts: Mapping[str, int], control: Mapping[str, Control], check_max: int, signing: Signing | None = None
+) -> Reconciliation:
     """Compare both topics with the three tables, after everything is settled.
 
     Args:
@@ -76,7 +100,9 @@ def reconcile(settings: Settings, counts: Mapping[str, int], control: Mapping[st
         counts: what the job counted in all its batches.
         control: the control transactions by id.
         check_max: the number of checks before a discard.
+        signing: the keys, if records are signed.
     """
+    judging = _Judge(settings.resolution.max_body_bytes, signing)
     account, warehouse = Reconciliation(), Path(settings.storage.warehouse)
     left = dict(control)
     topics = {True: settings.kafka.half_topic, False: settings.kafka.op_topic}
@@ -88,11 +114,11 @@ def reconcile(settings: Settings, counts: Mapping[str, int], control: Mapping[st
             }
             for offset, record in records:
                 place = f"{topic}-{partition}@{offset}"
-                _check_record(account, place, record, refused.pop(offset, []), settings.resolution.max_body_bytes)
+                _check_record(account, place, record, refused.pop(offset, []), judging)
                 messages, discarded = (ends[table].pop(offset, []) for table in (Table.MESSAGES, Table.DISCARDED))
                 if of_half:
                     _check_outcome_rows(account, place, record, messages, discarded)
-                    _check_control(account, place, record, messages, discarded, left, check_max)
+                    _check_control(account, place, record, messages, discarded, left, check_max, judging)
             for what, rest in ((Table.QUARANTINE, refused), *ends.items()):
                 account.expect(f"rows of {what} of no record of {topic}-{partition}", sorted(rest)[:5], [])
     account.expect("control transactions without a half", sorted(left)[:5], [])
@@ -100,22 +126,24 @@ def reconcile(settings: Settings, counts: Mapping[str, int], control: Mapping[st
     return account
 
 
-def _check_record(account: Reconciliation, place: str, record: Record, rows: list[dict[str, Any]], max_body_bytes: int) -> None:
+def _check_record(account: Reconciliation, place: str, record: Record, rows: list[dict[str, Any]], judging: _Judge) -> None:
     """Compare the judgement of a record with its rows of `quarantine`."""
     account.records += 1
-    judgement = judge(record, max_body_bytes)
-    account.quarantined.update(row["reason"] for row in rows)
+    judgement, found = judging(record), [row["reason"] for row in rows]
+    is_late = not judgement.reasons and found == [Reason.BAD_SIGNATURE] and judging.may_be_late(record)
+    account.late += is_late
+    account.quarantined.update(found)
+    account.forged += bool(judgement.reasons) * found.count(Reason.BAD_SIGNATURE)
     if judgement.reasons:
         account.refused += 1
         (account.refused_for_one if len(judgement.reasons) == 1 else account.refused_for_several).update(judgement.reasons)
-        reasons = [row["reason"] for row in rows]
-        if len(rows) != 1 or reasons[0] not in judgement.reasons:
-            account.differ(f"{place} is refused for {reasons}, not for {sorted(judgement.reasons)}: {_shown(record)}")
+        if len(rows) != 1 or found[0] not in judgement.reasons:
+            account.differ(f"{place} is refused for {found}, not for {sorted(judgement.reasons)}: {_shown(record)}")
     else:
         account.accepted[judgement.kind] += 1
         allowed = {RecordKind.HALF: _OF_HALVES, RecordKind.OP: _OF_OPS}.get(judgement.kind, ())
-        if len(rows) > 1 or any(row["reason"] not in allowed for row in rows):
-            account.differ(f"{place} is refused for {[row['reason'] for row in rows]}, a good {judgement.kind}: {_shown(record)}")
+        if len(rows) > 1 or (not is_late and any(reason not in allowed for reason in found)):
+            account.differ(f"{place} is refused for {found}, a good {judgement.kind}: {_shown(record)}")
     for row in rows:
         _check_quarantine_row(account, place, record, row, is_broken=bool(judgement.reasons))
 
@@ -157,10 +185,11 @@ def _check_control(
     discarded: list[dict[str, Any]],
     left: dict[str, Control],
     check_max: int,
+    judging: _Judge,
 ) -> None:
     """Check that a control transaction has the outcome it was made for."""
     promised = left.get(_text(record.key) or "")
-    if promised is None or judge(record, 2**31).reasons:
+    if promised is None or judging(record).reasons:
         return
     del left[_text(record.key) or ""]
     expected = {
@@ -177,9 +206,11 @@ def _check_counts(account: Reconciliation, counts: Mapping[str, int]) -> None:
     of_halves = (Count.DUPLICATE_HALF, Count.COMMITTED, Count.ROLLED_BACK, Count.DISCARDED, *_OF_HALVES)
     of_ops = (Count.UNKNOWN, Count.DUPLICATE_OP, Count.COMMITTED, Count.ROLLED_BACK, *_OF_OPS)
     account.expect("halves counted", counts.get(Count.HALVES, 0), account.accepted[RecordKind.HALF])
-    account.expect("halves by outcome", sum(counts.get(name, 0) for name in of_halves), account.accepted[RecordKind.HALF])
+    by_outcome = sum(counts.get(name, 0) for name in of_halves) + account.late
+    account.expect("halves by outcome", by_outcome, account.accepted[RecordKind.HALF])
     account.expect("ops counted", counts.get(Count.OPS, 0), account.accepted[RecordKind.OP])
-    account.expect("ops by outcome", sum(counts.get(name, 0) for name in of_ops), account.accepted[RecordKind.OP])
+    by_outcome = sum(counts.get(name, 0) for name in of_ops) - account.forged - account.late
+    account.expect("ops by outcome", by_outcome, account.accepted[RecordKind.OP])
     account.expect("rows of messages", account.rows[Table.MESSAGES], counts.get(Count.COMMITTED, 0))
     account.expect("rows of discarded", account.rows[Table.DISCARDED], counts.get(Count.DISCARDED, 0))
     for reason in sorted({*account.quarantined, *(name for name in counts if name in set(Reason))}):

@@ -10,6 +10,7 @@ from halfway.schemas.settings import Settings
 from tests.fuzz.generator import BASE_MS, FAR_MS, HOUR_MS, Control, Generator, NewRecord
 from tests.fuzz.job_driver import JobRun, resolve, write
 from tests.fuzz.reconciliation import Reconciliation, reconcile
+from tests.fuzz.signing import Forger, Signing
 
 PARTITIONS = 4
 CHECK_MAX = 2
@@ -42,7 +43,9 @@ class Result:
     control: Mapping[str, Control]
 
 
-def fuzz(settings: Settings, session: Callable[[], SparkSession], records: int, seed: int, limit_s: float) -> Result:
+def fuzz(
+    settings: Settings, session: Callable[[], SparkSession], records: int, seed: int, limit_s: float, signing: Signing | None = None
+) -> Result:
     """Write records, let the job resolve them, and reconcile them with the tables.
 
     Args:
@@ -51,27 +54,29 @@ def fuzz(settings: Settings, session: Callable[[], SparkSession], records: int, 
         records: the number of records, without ticks and the last records of control transactions.
         seed: the same seed writes the same records.
         limit_s: the time limit of the job.
+        signing: the keys of `settings`, to sign and forge records; None for records without signatures.
     """
     generator = Generator(seed, PARTITIONS, settings.resolution.max_body_bytes)
+    source = generator if signing is None else Forger(generator, signing, seed)
     began_s = time.monotonic()
-    written = write(settings, _with_ticks(generator, records))
+    written = write(settings, _with_ticks(source, records))
     write_s = time.monotonic() - began_s
-    run = resolve(settings, session, _ROUNDS_MS, generator.ticks, limit_s)
+    run = resolve(settings, session, _ROUNDS_MS, source.ticks, limit_s)
     began_s = time.monotonic()
-    account = reconcile(settings, run.counts, generator.control, CHECK_MAX)
+    account = reconcile(settings, run.counts, generator.control, CHECK_MAX, signing)
     account.expect("records in the topics", account.records, written + len(_ROUNDS_MS) * 2 * PARTITIONS)
     account.expect("transactions pending at the end", sum(run.pending.values()), 0)
     account.expect("entries of state at the end", sum(run.remembered.values()), 0)
     return Result(seed, written, write_s, run, account, time.monotonic() - began_s, generator.control)
 
 
-def _with_ticks(generator: Generator, count: int) -> Iterator[NewRecord]:
+def _with_ticks(source: Generator | Forger, count: int) -> Iterator[NewRecord]:
     """Yield records with ten rounds of ticks in between.
 
     The ticks are older than any control transaction. Other records fall due at them.
     """
     due = max(1, count // 10)
-    for number, record in enumerate(generator.records(count)):
-        if number % due == 0:
-            yield from generator.ticks(BASE_MS - HOUR_MS // 2 + number // due * 60_000)
+    for number, record in enumerate(source.records(count)):
+        if number % due == 0 and number < count:
+            yield from source.ticks(BASE_MS - HOUR_MS // 2 + number // due * 60_000)
         yield record

@@ -24,8 +24,11 @@ TEXTS = (
     b'{"a": 1}',
 )
 VALUES: tuple[bytes | None, ...] = (None, *NOT_TEXT, *NUMBERS, *TEXTS)
-HALF_NAMES = ("REAL_TOPIC", "PGROUP", "REAL_QID", "TAGS", "KEYS", "CHECK_IMMUNITY_TIME_IN_SECONDS", "BORN_TIMESTAMP", "INCARNATION")
-OP_NAMES = ("ACTION", "PGROUP", "INCARNATION", "FROM_CHECK", "CHECK_TIMES", "REMARK")
+HALF_NAMES = (
+    *("REAL_TOPIC", "PGROUP", "REAL_QID", "TAGS", "KEYS", "CHECK_IMMUNITY_TIME_IN_SECONDS", "BORN_TIMESTAMP", "INCARNATION"),
+    *("SIGNED_AT", "SIGNATURE"),
+)
+OP_NAMES = ("ACTION", "PGROUP", "INCARNATION", "FROM_CHECK", "CHECK_TIMES", "REMARK", "HALF_SIGNATURE")
 DELAYS = ("DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 OWN_NAMES = (
     "",
@@ -65,7 +68,15 @@ KEYS = (
     "😀".encode(),
 )
 GROUPS = (b"g", b"h", "größe".encode(), b"ghost")
-TICK_VALUES = (b"{}", b'{"absent_groups": []}', b'{"absent_groups": ["ghost", "\xc3\xa9"]}', b'{"other": 1}', b"", None)
+TICK_VALUES = (
+    b"{}",
+    b'{"absent_groups": []}',
+    b'{"absent_groups": [], "asked_ms": 5}',
+    b'{"absent_groups": ["ghost", "\xc3\xa9"]}',
+    b'{"other": 1}',
+    b"",
+    None,
+)
 BAD_TICK_VALUES = (
     b"{",
     b"[]",
@@ -76,6 +87,7 @@ BAD_TICK_VALUES = (
     b"{'absent_groups': []}",
     b'{"absent_groups": "g"}',
     b'{"absent_groups": {}}',
+    b'{"asked_ms": 1.5}',
     *NOT_TEXT,
 )
 BAD_NOTICES: tuple[bytes | None, ...] = (

@@ -253,6 +253,19 @@ def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
                 break
 
 
+def _last_checks_can_be_answered(facts: Facts) -> Iterator[Finding]:
+    """No half is discarded on what was read within half an interval of its last check (R5)."""
+    interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
+    for pointer, row in facts.discarded_at.items():
+        check = facts.checks.get(pointer, {}).get(row["check_times"])
+        if check is None or facts.history.clocks_jumped:
+            continue
+        sent_ms = facts.ticks.published_before(check.seq)
+        read_ms = facts.ticks.published_at(row["discarded_at"])
+        if read_ms - sent_ms < interval_ms // 2:
+            yield Finding("R5 unheard", pointer[0], f"discarded {read_ms - sent_ms} ms after check {row['check_times']} was sent")
+
+
 def _refusals_are_true(facts: Facts) -> Iterator[Finding]:
     """What breaks the contract is in quarantine once, and what is there has a reason (R10 to R14, R17)."""
     for record in facts.flawed:
@@ -332,7 +345,9 @@ def _the_first_half_stays(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R12", half.text_key, "a duplicate took the place of the first half")
         sent = Counter(name_of(half) for half in halves if not half.is_stray and half.header("INCARNATION"))
         for name, times in sent.items():
-            if times > 1 and not any(half.deleted_seq for half in halves):
+            # An id that somebody uses again after it was forgotten is discarded, and resent, once more.
+            discards = sum((row["transaction_id"], row["producer_group"], row["incarnation"] + 1) == name for row in facts.discarded)
+            if times > max(1, discards) and not any(half.deleted_seq for half in halves):
                 yield Finding("replay", name[0], f"incarnation {name[2]} was sent {times} times")
 
 
@@ -391,6 +406,7 @@ _RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     _checks_keep_their_times,
     _discards_keep_their_times,
     _nobody_is_discarded_unasked,
+    _last_checks_can_be_answered,
     _refusals_are_true,
     _no_verdict_is_dropped,
     _orphans_have_no_half,

@@ -14,7 +14,7 @@ import pyarrow as pa
 from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
-from halfway.transforms import operator
+from halfway.transforms import decoding, operator
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
@@ -118,9 +118,12 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     is_plain = key is not None and key[:1] == b"t" and key[1:].isdigit()
     limits = config.max_body_bytes, config.max_clock_skew_ms
     shape: Hashable
+    told = None  # what a tick says with its value, each of another time
     if headers[:1] and headers[0][0] == h.TICK:
         skew_ms = record.at_ms - int(headers[0][1] or b"")
-        shape = (*limits, record.topic, record.partition, key, record.value, headers[1:], skew_ms)
+        told = decoding._said(record.value) if size <= h.MAX_TICK_BYTES else None
+        value = record.value if told is None else told._replace(asked_ms=0)
+        shape = (*limits, config.epoch, record.topic, record.partition, key, value, headers[1:], skew_ms)
     else:
         timeless = tuple((name, None if name == h.BORN_TIMESTAMP else value) for name, value in headers)
         is_adopted = record.offset < config.adopted.get(record.partition, 0)
@@ -128,6 +131,8 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     said = _answers.get(shape)
     if said is None:
         said = _answers[shape] = _ask(record, config)
+    if told is not None and isinstance(said, Tick):
+        return said._replace(asked_ms=told.asked_of(config.epoch))
     return said._replace(transaction_id=record.text_key) if is_plain else said  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Histories that showed the defects of issue 16 §1, the shortest of each, before they were mended."""
+"""Histories that showed defects, the shortest of each, before they were mended: lines of issue 16, or rules."""
 
 from typing import NamedTuple
 
@@ -301,6 +301,34 @@ FOUND = (
                 0,
                 {"group": "g2", "transaction_id": "t11", "fate": Fate.COMMIT, "way": "op", "delay_ms": 0, "immunity_s": 1, "size": 4},
             ),
+        ),
+    ),
+    Found(
+        "R5",
+        "R5 unheard",
+        (
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 600_000}),
+            Action("start", 1_000, {}),
+            Action(
+                "send",
+                1_000,
+                {
+                    "group": "g1",
+                    "transaction_id": "t1",
+                    "fate": Fate.COMMIT,
+                    "way": "op",
+                    "delay_ms": 510_000,
+                    "immunity_s": 0,
+                    "size": 4,
+                },
+            ),
+            Action("wait", 0, {"ms": 470_000, "steps": 470}),
+            Action("kill", 10_000, {}),
+            Action("new_checkpoint", 0, {}),
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 6_000}),
+            Action("set", 0, {"name": "kafka.max_offsets_per_trigger", "value": 200}),
+            Action("start", 0, {"adopt": True}),
+            Action("wait", 0, {"ms": 20_000, "steps": 200}),
         ),
     ),
 )

@@ -1,8 +1,9 @@
 """Which producer groups cannot answer, as the job finds out (R15): the product's `CheckLag` over simulated topics."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from halfway.pipelines.kafka.java_admin import Place
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.groups import producer_groups
@@ -18,28 +19,30 @@ class SimulatedLag(check_lag.CheckLag):
     def __init__(self, settings: Settings, kafka: Kafka) -> None:
         nothing: Any = None
         super().__init__(nothing, settings.kafka, nothing)
-        self._simulated, self._interval_ms = kafka, settings.resolution.transactionCheckInterval
+        self._simulated, self._wait_ms = kafka, settings.resolution.transactionCheckInterval // 2
 
     def unable(self, now_ms: int) -> list[str]:
         """Return the groups that are away or behind, as `GroupWatch` does."""
         groups = self._simulated.groups
         known = set(producer_groups(name for name, group in groups.items() if group.is_known))
         away = {group for group in known if not groups[check_group(group)].members}
-        return sorted(away | self.behind(known - away, now_ms - self._interval_ms).keys())
+        return sorted(away | self.behind(known - away, now_ms - self._wait_ms).keys())
 
-    def _published_before(self, before_ms: int) -> dict[int, OffsetRange]:
+    def _published_before(self, _: Collection[str], before_ms: int) -> dict[Place, OffsetRange]:
         found = {}
         for number, partition in enumerate(self._simulated.topics[CHECK]):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
-            found[number] = OffsetRange(partition.first, next(later, partition.end))
+            found[self._kafka.check_topic, number] = OffsetRange(partition.first, next(later, partition.end))
         return found
 
-    def _committed(self, groups: Iterable[str], _: Iterable[int]) -> dict[str, dict[int, int]]:
-        return {group: dict(self._simulated.groups[check_group(group)].committed) for group in groups}
+    def _committed(self, groups: Iterable[str], _: Collection[Place]) -> dict[str, dict[Place, int]]:
+        committed = {group: self._simulated.groups[check_group(group)].committed for group in groups}
+        topic = self._kafka.check_topic
+        return {group: {(topic, partition): offset for partition, offset in offsets.items()} for group, offsets in committed.items()}
 
-    def _first_requests(self, _: Any, partition: int, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+    def _first_requests(self, _: Any, place: Place, wanted: Mapping[str, int], end: int) -> dict[str, int]:
         found: dict[str, int] = {}
-        for record in self._simulated.read((CHECK, partition), min(wanted.values()), end, committed_only=False):
+        for record in self._simulated.read((CHECK, place[1]), min(wanted.values()), end, committed_only=False):
             group = record.header(PGROUP)
             if wanted.get(group, end) <= record.offset:
                 found.setdefault(group, record.offset)

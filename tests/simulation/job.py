@@ -5,15 +5,17 @@ crash it runs the last planned batch again, with the same offsets and the state 
 rules, decoder, ownership, and the order in which a batch is written are the product's.
 """
 
+import json
 from collections.abc import Iterator
 from math import ceil
 from typing import Any, NamedTuple
 
 from halfway.pipelines.kafka.range_reader import reading_options
+from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sources import former_records_to_read, source_options
 from halfway.pipelines.storage.first_start import begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
-from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import CheckpointInUseError, RecordsLostError
@@ -25,7 +27,8 @@ from halfway.transforms import protocol as core
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
-from halfway.transforms.operator import bucket_function, rules_of
+from halfway.transforms.operator import bucket_function
+from halfway.transforms.rules import rules_of
 from tests.simulation.decoded import to_arrow, to_batch, to_packs
 from tests.simulation.groups import SimulatedLag
 from tests.simulation.history import HALF, OP, Place, Record
@@ -42,6 +45,7 @@ class Job:
         self.path = settings.storage.checkpoint
         self.is_full = is_full
         self.lag = SimulatedLag(settings, kafka)
+        self.sent = SentChecks(settings.resolution.transactionCheckInterval, lambda: kafka.clock.now_ms / 1000)
         self.reads_committed = source_options(settings.kafka).get("kafka.isolation.level") == "read_committed"
         self.fetches_committed = reading_options("group").get("isolation.level", "read_committed") == "read_committed"
 
@@ -62,10 +66,15 @@ class Job:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
         adopted = self.manifest.adopted.get(HALF, {})
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, None, adopted)) for first, resolution in terms])
+        epoch = self.manifest.epoch
+        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, epoch)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest)
         self.writer = SimulatedWriter(self, self.manifest)
+        status = checkpoint.files.get(STATUS_FILE)
+        if status is not None:
+            at_ms, sent = json.loads(status)
+            self.sent.take_up(sent, self.kafka.clock.now_ms - at_ms)
         checkpoint.files.setdefault("metadata", f'{{"id": "{self.manifest.query_id}"}}')
 
     def _begin(self, found: Any) -> Manifest:
@@ -87,6 +96,10 @@ class Job:
         records = list(self._records(checkpoint, batch_id))
         outcomes = self._resolve(checkpoint, batch_id, records)
         self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
+        horizon_ms = _horizon_ms(checkpoint.states[batch_id + 1])
+        if horizon_ms is not None:
+            self.sent.add(horizon_ms)
+            checkpoint.files[STATUS_FILE] = json.dumps([self.kafka.clock.now_ms, self.sent.to_json()])
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""
         self.step("commit")
@@ -164,6 +177,12 @@ class Job:
                         outcomes.extend(_outcomes_in(row.outcomes))
             after[int(key)] = state.row  # type: ignore[call-overload]
         return outcomes, after
+
+
+def _horizon_ms(states: dict[int, Any]) -> int | None:
+    """Return the horizon. Every bucket is told every tick."""
+    state = next(iter(states.values()))
+    return (state if isinstance(state, core.BucketState) else Bucket.decode(*state)).clock.horizon_ms()
 
 
 class Pending(NamedTuple):

@@ -76,8 +76,8 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
         for row in sorted(discarded, key=lambda row: (row["incarnation"], row["discarded_at"])):
             if not ids or row["transaction_id"] in ids:
                 pointer = (row["discarded_at"], row["half_partition"], row["half_offset"])
-                found[row["transaction_id"]] = product.LatestDiscard(row["producer_group"], row["incarnation"], *pointer)
-        if any(transaction_id not in found for transaction_id in ids):
+                found[row["transaction_id"], row["producer_group"]] = product.LatestDiscard(row["incarnation"], *pointer)
+        if any(transaction_id not in {known for known, _ in found} for transaction_id in ids):
             raise NotPendingError("not discarded, so nothing was sent")
         return found
 
@@ -92,10 +92,11 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
     def send(_: Any, __: Any, candidates: product.Candidates, ___: Any) -> int:
         sent = 0
         for row in discarded:
-            chosen = candidates.get(row["transaction_id"])
+            identity = row["transaction_id"], row["producer_group"]
+            chosen = candidates.get(identity)
             if chosen and (chosen.half_partition, chosen.half_offset) == (row["half_partition"], row["half_offset"]):
-                del candidates[row["transaction_id"]]
-                headers = product.next_half({**row.values, "born_at_ms": row["born_at"]})  # type: ignore[arg-type]
+                del candidates[identity]
+                headers = product.next_half({**row.values, "born_at_ms": row["born_at"]}, settings.kafka, 0)  # type: ignore[arg-type]
                 kafka.append(HALF, encode_key(row["transaction_id"]), bytes(row["body"]), tuple(headers))
                 sent += 1
         return sent

@@ -3,6 +3,7 @@
 Each is a patch of one function of the product, as a mistake in that function would be.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -166,15 +167,15 @@ _begin_checkpoint = job.begin_checkpoint
 
 
 def _no_last_call(self: Any, known: core.Transaction, horizon_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(last_called=True), horizon_ms, is_away=is_away)
+    _on_due(self, known._replace(checked_ms=horizon_ms), horizon_ms, is_away=is_away)
 
 
 def _present_settings(_: Any, settings: Any) -> Any:
     return [(0, settings.resolution)]
 
 
-def _same_incarnation(row: Any) -> Any:
-    return _next_half({**row, "incarnation": row["incarnation"] - 1} if row["incarnation"] else row)
+def _same_incarnation(row: Any, *others: Any) -> Any:
+    return _next_half({**row, "incarnation": row["incarnation"] - 1} if row["incarnation"] else row, *others)
 
 
 _next_half = replay.next_half
@@ -194,14 +195,14 @@ _begin = open_checks.PartitionProgress.begin
 
 def _remembers_unknown(self: Any, task: Any) -> None:
     _finish(self, task)
-    self._answered[task.identity] = open_checks._Answered(0, None)
+    self._answered_until_ms[task.identity] = math.inf
 
 
 _finish = open_checks.OpenChecks.finish
 
 
 def _empty_checks(*arguments: Any) -> Iterator[Any]:
-    return ((key, b"", headers) for key, _, headers in _check_requests(*arguments))
+    return ((topic, key, b"", headers) for topic, key, _, headers in _check_requests(*arguments))
 
 
 _check_requests = row_makers.check_requests
@@ -244,7 +245,7 @@ PLANTED = (
     Planted("R9 the horizon does not wait for the op topic", horizon.Clock, "horizon_ms", _horizon_of_halves),
     Planted("R10 orphans vanish", _Resolver, "_quarantine_orphans", _orphans_vanish),
     Planted("R10 a verdict does not wait", _RULES, "orphan_ms", lambda _, op: op.at_ms),
-    Planted("R11 a settled id is forgotten at once", _RULES, "forget_ms", lambda _, settled_ms: settled_ms),
+    Planted("R11 a settled id is forgotten at once", _RULES, "forget_ms", lambda _, settled_ms, __: settled_ms),
     Planted("R11 a verdict after a discard counts", _Resolver, "on_op", _late_verdict_counts),
     Planted("R12 any half starts its id afresh", _Resolver, "on_half", _any_half_starts),
     Planted("R12 a half of another group is a duplicate", _Resolver, "on_half", _other_group_is_duplicate),
@@ -253,6 +254,7 @@ PLANTED = (
     Planted("R13 any group settles", _Resolver, "on_op", _any_group_settles),
     Planted("R14 a delay is not refused", h, "DELAY_HEADERS", ()),
     Planted("R14 any tick moves time", decoding, "_PROBLEMS", {**decoding._PROBLEMS, EventKind.TICK: lambda *_: iter(())}),
+    Planted("R5 a check counts before it is sent", horizon.Clock, "asked_horizon_ms", lambda _: horizon.ALL_ASKED),
     Planted("R15 groups are never away", horizon.Clock, "absent_groups", lambda _: frozenset()),
     Planted("R15 what is put off counts", _Resolver, "_on_due", _put_off_counts),
     Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"]), is_full=True),

@@ -259,10 +259,10 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 
 _FILES = {
     manifest: ("read_json", "write_json"),
-    ownership: ("read_json", "names_in", "table_exists", "owner_of"),
+    ownership: ("read_json", "table_exists", "owner_of"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
-    terms: ("read_json", "write_json", "names_in"),
-    lineage: ("read_text", "names_in", "_batches_after"),
+    terms: ("read_json", "write_json"),
+    lineage: ("read_text", "_batches_after"),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),
 }

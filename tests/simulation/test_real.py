@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.local.broker import LocalBroker
 from tests.simulation.real import differences, playable
 
-HISTORIES = 3
+HISTORIES = 2
 
 
 @pytest.mark.slow

@@ -4,15 +4,15 @@ An action that does not apply does nothing, and each holds all of its numbers. S
 which is how a failing one is made shorter.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.settings import Settings
-from halfway.transforms.operator import rules_of
+from halfway.transforms.rules import rules_of
 from tests.simulation.history import HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
 from tests.simulation.job import Job, pending_in
 from tests.simulation.log import LOG_APPEND_TIME, Clock, Kafka, Partition
@@ -101,7 +101,7 @@ class World:
 
     def tick(self, job: Job) -> None:
         """Publish a tick to each partition, as the job's publisher does."""
-        value = json.dumps({"absent_groups": job.lag.unable(self.kafka.broker_ms(HALF, 0))}).encode()
+        value = tick_value(job.lag.unable(self.kafka.broker_ms(HALF, 0)), job.manifest.epoch, job.sent.asked_ms())
         now = str(self.clock.now_ms + self.clock.publisher_ms).encode()
         for topic in (HALF, OP):
             count = len(self.kafka.topics[topic])

@@ -11,11 +11,12 @@ from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.pipelines.storage.lineage import origin_of
 from halfway.pipelines.storage.manifest import Manifest
+from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.headers import BORN_TIMESTAMP, HALF_LOST, Source
 from halfway.schemas.outcomes import Kind, Reason
-from halfway.schemas.tables import Bookmark, Table
+from halfway.schemas.tables import Table
 from halfway.transforms import rows as row_makers
 from halfway.transforms.protocol import Outcome
 from tests.simulation.history import CHECK, HALF, OP, Row
@@ -91,6 +92,9 @@ class SimulatedWriter(BatchWriter):
     def _append_quarantine(self, outcomes: Any, report: BatchReport) -> None:
         chosen = outcomes.of(Kind.QUARANTINE)
         if chosen:
+            known = self._known_lost(report)
+            is_new = [out.reason != Reason.HALF_LOST or (out.partition, out.offset, out.transaction_id) not in known for out in chosen]
+            chosen = [outcome for outcome, new in zip(chosen, is_new, strict=True) if new]
             rows = self._quarantine_rows(self._fetch(chosen), self._bookmark(report))
             self._put(Table.QUARANTINE, Table.QUARANTINE, rows, report)
 
@@ -104,19 +108,14 @@ class SimulatedWriter(BatchWriter):
         storage: Any = self._job.storage
         self._verify_still_owner(storage, Table.MESSAGES)
         found = self._fetch(chosen)
-        for key, value, headers in row_makers.check_requests(to_batch(chosen), [record for _, record in found]):
+        for topic, key, value, headers in row_makers.check_requests(to_batch(chosen), [record for _, record in found], lambda _: CHECK):
             self._job.step("before check")
-            self._job.kafka.append(CHECK, key, value, tuple(headers))
+            self._job.kafka.append(topic, key, value, tuple(headers))
         self._job.step("after checks")
         return [outcome for outcome, record in found if record is None] or None
 
     def _quarantine_lost(self, frames: Any, report: BatchReport) -> None:
-        rows = self._job.storage.tables[Table.QUARANTINE].rows
-        known = {
-            (row["source_partition"], row["source_offset"], row["transaction_id"])
-            for row in rows
-            if row["reason"] == Reason.HALF_LOST and not self._is_of_batch(row, report)
-        }
+        known = self._known_lost(report)
         lost = [out for frame in frames for out in frame if (out.partition, out.offset, out.transaction_id) not in known]
         found: Rows = [
             _refusal(outcome, None, self._bookmark(report)) | {"reason": str(Reason.HALF_LOST), "source_topic": HALF} for outcome in lost
@@ -126,6 +125,13 @@ class SimulatedWriter(BatchWriter):
             pointer = f"{outcome.partition}:{outcome.offset}".encode()
             self._job.kafka.append(HALF, outcome.transaction_id.encode(), None, ((HALF_LOST, pointer),))
         self._job.step("after notices")
+
+    def _known_lost(self, report: BatchReport) -> set[tuple[int, int, str]]:
+        return {
+            (row["source_partition"], row["source_offset"], row["transaction_id"])
+            for row in self._job.storage.tables[Table.QUARANTINE].rows
+            if row["reason"] == Reason.HALF_LOST and not self._is_of_batch(row, report)
+        }
 
     def _put(self, table: Table, what: Table | Reason, rows: Rows, report: BatchReport) -> None:
         """Append once, and fail if the table has another owner by then, as `_append_once` does."""
@@ -196,6 +202,8 @@ def _row(kind: Kind, outcome: Outcome, record: StoredRecord, at: Bookmark) -> di
         "born_at": born_ms,
         "committed_at" if kind is Kind.COMMIT else "discarded_at": outcome.decided_ms,
     }
+    if kind is Kind.COMMIT:
+        row |= {"op_partition": outcome.op_partition, "op_offset": outcome.op_offset}
     assert row.keys() == _rows[content].keys()
     return row
 

@@ -10,6 +10,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.transforms.decoding import DecoderConfig, decode
+from halfway.transforms.horizon import ALL_ASKED, Tick
 from halfway.transforms.packing import to_records
 
 
@@ -29,11 +30,15 @@ def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) ->
         for batch in batches:
             events, ticks, _ = decode(batch, config)
             yield events
-            numbers = {"event": int(EventKind.TICK), "incarnation": 0, "immunity_ms": 0, "discarded_ms": 0, "offset": -1}
-            yield pa.RecordBatch.from_pylist(
-                [numbers | {**tick._asdict(), "detail": json.dumps({"absent_groups": tick.absent_groups})} for tick in ticks], EVENT_SCHEMA
-            )
+            zeros = dict.fromkeys(("incarnation", "immunity_ms", "discarded_ms", "binding", "valid_ms"), 0)
+            numbers = {**zeros, "event": int(EventKind.TICK), "offset": -1}
+            yield pa.RecordBatch.from_pylist([numbers | {**tick._asdict(), "detail": _said(tick)} for tick in ticks], EVENT_SCHEMA)
 
     names = F.create_map(*(F.lit(value) for kind in EventKind for value in (int(kind), kind.name)))
-    events = to_records(records, op_topic).mapInArrow(rows, from_arrow_schema(EVENT_SCHEMA))
+    events = to_records(records, op_topic, digests=config.keyring is not None).mapInArrow(rows, from_arrow_schema(EVENT_SCHEMA))
     return events.withColumn("event", names[F.col("event").cast("int")])
+
+
+def _said(tick: Tick) -> str:
+    asked = {} if tick.asked_ms == ALL_ASKED else {"asked_ms": tick.asked_ms}
+    return json.dumps({"absent_groups": tick.absent_groups, **asked})

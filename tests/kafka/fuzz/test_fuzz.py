@@ -8,14 +8,18 @@ import pandas
 import pyarrow
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import SparkSession
 
 from halfway.schemas.outcomes import Count, Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.fuzz.generator import Control, Fate
+from tests.fuzz.judge import RecordKind
 from tests.fuzz.reconciliation import reconcile
 from tests.fuzz.run import CHECK_MAX, PARTITIONS, SETTINGS, fuzz
+from tests.fuzz.signing import Signing
 from tests.support.job_world import MakeWorld
+from tests.support.kafka_topics import MakeTopics
 
 BROKEN = {
     *(Reason.MISSING_KEY, Reason.KEY_TOO_LONG, Reason.KEY_NOT_UTF8, Reason.MISSING_HEADER, Reason.BAD_HEADER, Reason.DUPLICATE_HEADER),
@@ -62,3 +66,21 @@ def with_mistakes(settings: Settings, warehouse: Path) -> Settings:
     changed = pandas.concat([rows, rows.loc[[broken[1]]]]).drop(index=broken[2])
     write_deltalake(warehouse / Table.QUARANTINE, pyarrow.Table.from_pandas(changed, preserve_index=False))
     return settings.model_copy(update={"storage": settings.storage.model_copy(update={"warehouse": str(warehouse)})})
+
+
+@pytest.mark.timeout(300)
+def test_signed_forged_and_copied_records_are_accounted_for(topics: MakeTopics, spark: SparkSession, tmp_path: Path) -> None:
+    places = {f"storage.{name}": str(tmp_path / name) for name in ("warehouse", "checkpoint")}
+    names = {f"kafka.{name}_topic": f"{name}-{tmp_path.name}" for name in ("half", "op")}
+    signing = Signing.of(names["kafka.half_topic"], names["kafka.op_topic"])
+    own = {**SETTINGS, "kafka.max_offsets_per_trigger": 6_000, "state.buckets": 4, "state.shuffle_partitions": 1}
+    settings = topics(PARTITIONS, "CreateTime", {**own, **places, **names, **signing.settings()})
+    result = fuzz(settings, lambda: spark, records=10_000, seed=7, limit_s=280, signing=signing)
+    account = result.account
+    assert account.examples == []
+    assert account.refused_for_one[Reason.BAD_SIGNATURE] > 1_000
+    assert account.accepted[RecordKind.HALF] > 1_000
+    assert result.run.counts[Count.DUPLICATE_HALF] > 0
+    assert account.late > 0, "small batches read some halves after their signature was valid"
+    forged = reconcile(settings, result.run.counts, result.control, CHECK_MAX).examples
+    assert any("is refused for ['bad_signature'], a good" in line for line in forged), "without the keys each of them shows"

@@ -30,6 +30,7 @@ from tests.support.secure_world import USERS, rights_of
 from tests.support.waiting import until
 
 PASSWORD, SIGNING_KEY = "tell-nobody-this-password", "tell-nobody-this-key-of-32-bytes-or-more"
+JOB_KEY = "tell-nobody-that-key-of-the-job-of-32-bytes"
 LIMIT_S = 120
 
 
@@ -69,7 +70,9 @@ class Job:
             "SPARK_CONF_DIR": str(folder),
             "HALFWAY_SPARK_LOG": "INFO",
             "HALFWAY__KAFKA__SECURITY__PASSWORD": PASSWORD,
+            "HALFWAY__KAFKA__SIGNING__CLUSTER": "secure",
             "HALFWAY__KAFKA__SIGNING__KEYS": json.dumps({GROUP: SIGNING_KEY}),
+            "HALFWAY__KAFKA__SIGNING__JOB_KEYS": JOB_KEY,
         }
         command = halfway_command("resolve", "--ui", "--config", str(folder / "job.yaml"))
         with self.log.open("wb") as log:
@@ -121,7 +124,8 @@ def job(broker: SecureBroker, tmp_path: Path) -> Iterator[Job]:
 
 
 def secrets_of(broker: SecureBroker) -> dict[str, str]:
-    return {"password": PASSWORD, "signing key": SIGNING_KEY, "private key": broker.client_key.read_text().splitlines()[1]}
+    own = {"password": PASSWORD, "signing key": SIGNING_KEY, "job's key": JOB_KEY}
+    return own | {"private key": broker.client_key.read_text().splitlines()[1]}
 
 
 def leaks(broker: SecureBroker, places: dict[str, str]) -> list[tuple[str, str]]:
@@ -131,7 +135,7 @@ def leaks(broker: SecureBroker, places: dict[str, str]) -> list[tuple[str, str]]
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_no_secret_appears_while_the_job_runs_or_after_it_has_failed(broker: SecureBroker, job: Job) -> None:
-    keys = {"kafka.signing.keys": {GROUP: SIGNING_KEY}}
+    keys = {"kafka.signing.cluster": "secure", "kafka.signing.keys": {GROUP: SIGNING_KEY}}
     settings: Settings = load_settings(environ={}, overrides={**broker.login_settings(USERS["client"]), **keys})
     listener = Listener(lambda _, arg: arg)
     with TransactionProducer(settings.kafka, GROUP, listener) as producer:
@@ -154,7 +158,7 @@ def test_no_secret_appears_while_the_job_runs_or_after_it_has_failed(broker: Sec
     assert leaks(broker, {**files, **tables}) == []
 
 
-@pytest.mark.parametrize("name", ["kafka.security.password", "kafka.security.key_password", "Kafka.Signing.KEYS"])
+@pytest.mark.parametrize("name", ["kafka.security.password", "kafka.security.key_password", "Kafka.Signing.KEYS", "kafka.signing.job_keys"])
 def test_a_secret_on_the_command_line_is_refused(name: str) -> None:
     done = run_halfway("topics", "create", "--set", f"{name}={PASSWORD}", limit_s=60)
     assert (done.returncode, done.stdout) == (1, "")
@@ -174,7 +178,7 @@ def test_spark_redacts_the_secret_options(spark: SparkSession, broker: SecureBro
         "kafka.security.protocol",
         "kafka.sasl.mechanism",
         "kafka.ssl.truststore.type",
-        "kafka.ssl.truststore.location",
+        "kafka.ssl.truststore.certificates",
         "kafka.ssl.keystore.type",
     }
     jvm = spark._jvm

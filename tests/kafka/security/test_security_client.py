@@ -100,7 +100,7 @@ def test_a_client_that_may_not_read_checks_reports_it(right: Right, without: Tak
         until(lambda: any(named(right) in line and "kafka-acls.sh" in line for line in client_log), "the missing right in the log", LIMIT_S)
 
 
-LOGIN = "Kafka rejects this user and password"
+LOGIN = "Kafka rejects this login"
 FAULTS: dict[str, tuple[str, dict[str, object], str]] = {
     "wrong password": ("", {"password": "wr0ng"}, LOGIN),
     "unknown user": ("", {"user": "nobody"}, LOGIN),

@@ -43,6 +43,7 @@ CASES: list[tuple[str, Record, RecordKind, set[str]]] = [
     ("tick-twice", half([*TICK, ("TICK", b"5")], None), RecordKind.TICK, {"bad_tick"}),
     ("tick-partitions", half([("TICK", b"5"), ("PARTITIONS", b"1")], None), RecordKind.TICK, {"bad_tick"}),
     ("tick-clock", half([("TICK", b"300001"), ("PARTITIONS", b"2")], None), RecordKind.TICK, {"bad_tick"}),
+    ("tick-asked", half(TICK, None, b'{"asked_ms": -5}'), RecordKind.TICK, {"bad_tick"}),
     ("tick-json", half(TICK, None, b'{"absent_groups": "g"}'), RecordKind.TICK, {"bad_tick"}),
     ("notice", half([("HALF_LOST", b"1:2")]), RecordKind.NOTICE, set()),
     ("notice-null", half([("HALF_LOST", None)]), RecordKind.NOTICE, {"bad_header"}),

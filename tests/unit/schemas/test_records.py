@@ -190,7 +190,7 @@ def test_op_that_breaks_the_contract(headers: Mapping[str, bytes | None], reason
 
 @pytest.mark.parametrize("name", h.OP_HEADERS)
 def test_op_with_a_header_twice(name: str) -> None:
-    once = {**OP, "INCARNATION": b"0", "FROM_CHECK": b"true", "CHECK_TIMES": b"1", "REMARK": b""}
+    once = {**OP, "INCARNATION": b"0", "FROM_CHECK": b"true", "CHECK_TIMES": b"1", "REMARK": b"", "HALF_SIGNATURE": b""}
     with pytest.raises(RecordError) as caught:
         OpHeaders.from_headers([*pairs(once), (name, once[name])])
     assert (caught.value.reason, caught.value.detail) == (Reason.DUPLICATE_HEADER, name)

@@ -135,6 +135,42 @@ def test_the_message_for_an_unknown_name_tells_where_it_was_set(tmp_path: Path) 
     refused("--set state.bucket: unknown", overrides={"state.bucket": "8"})
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "HALFWAY_KAFKA_BOOTSTRAP_SERVERS",
+        "HALFWAY_KAFKA__BOOTSTRAP_SERVERS",
+        "HALFWAY_kafka_bootstrap_server",
+        "halfway_kafka_bootstrapservers",
+    ],
+)
+def test_a_variable_that_lacks_an_underscore_is_refused(variable: str) -> None:
+    assert variable in refused("did you mean HALFWAY__KAFKA__BOOTSTRAP_SERVERS?", environ={variable: "kafka:9092"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("HALFWAY_HOME", "x"),
+        ("HALFWAY_SPARK_LOG", "INFO"),
+        ("HALFWAY_BENCH_TASKS", "2"),
+        ("HALFWAY_KEY", "x"),
+        ("HALFWAY_METRICS_PORT", "tcp://10.0.0.1:9464"),
+        ("HALFWAY_METRICS_SERVICE_HOST", "10.0.0.1"),
+        ("HALFWAY_METRICS_SERVICE_PORT", "9464"),
+    ],
+)
+def test_halfways_other_variables_and_those_of_kubernetes_are_no_settings(variable: str, value: str) -> None:
+    assert load(environ={variable: value}) == load()
+
+
+def test_the_message_for_a_wrong_value_has_the_value_and_tells_where_it_was_set(file: Path) -> None:
+    refused("'abc' of HALFWAY__METRICS__PORT", environ={"HALFWAY__METRICS__PORT": "abc"})
+    refused("99999 of --set metrics.port", overrides={"metrics.port": 99999})
+    file.write_text("resolution: {transactionTimeOut: soon}")
+    refused(f"such as 500ms, 2s, 5m, 72h or 7d, not 'soon' of {file}", path=file)
+
+
 def test_a_group_is_no_value_and_a_value_no_group() -> None:
     refused("is a group of settings", overrides={"kafka.security": "SSL"})
     refused("is one value", overrides={"state.buckets.x": "1"})
@@ -237,14 +273,14 @@ def test_jaas_quotes_what_would_end_its_strings(mechanism: str, module: str) -> 
 
 
 def test_certificates_for_spark_are_pem(tmp_path: Path) -> None:
-    for name in ("cert", "key"):
+    for name in ("ca", "cert", "key"):
         (tmp_path / name).write_text(f"-----BEGIN {name}-----")
-    own = {"protocol": "SSL", "ca": "/ca.pem", "certificate": tmp_path / "cert", "key": tmp_path / "key", "key_password": "hush"}
+    own = {"protocol": "SSL", "ca": tmp_path / "ca", "certificate": tmp_path / "cert", "key": tmp_path / "key", "key_password": "hush"}
     security = load(overrides={f"kafka.security.{name}": value for name, value in own.items()}).kafka.security
     assert security_options(security) == {
         "kafka.security.protocol": "SSL",
         "kafka.ssl.truststore.type": "PEM",
-        "kafka.ssl.truststore.location": "/ca.pem",
+        "kafka.ssl.truststore.certificates": "-----BEGIN ca-----",
         "kafka.ssl.keystore.type": "PEM",
         "kafka.ssl.keystore.certificate.chain": "-----BEGIN cert-----",
         "kafka.ssl.keystore.key": "-----BEGIN key-----",
@@ -269,7 +305,7 @@ SPARK = {
     "kafka.sasl.mechanism",
     "kafka.sasl.jaas.config",
     "kafka.ssl.truststore.type",
-    "kafka.ssl.truststore.location",
+    "kafka.ssl.truststore.certificates",
     "kafka.ssl.keystore.type",
     "kafka.ssl.keystore.certificate.chain",
     "kafka.ssl.keystore.key",
@@ -333,9 +369,7 @@ def test_paths_become_absolute_and_uris_stay() -> None:
 def test_databricks_yaml_takes_its_secrets_from_the_environment() -> None:
     refused("needs sasl_mechanism, user and password", path=CONF / "databricks.yaml")
     environ = {"HALFWAY__KAFKA__SECURITY__USER": "u", "HALFWAY__KAFKA__SECURITY__PASSWORD": "p"}
-    settings = load(CONF / "databricks.yaml", environ=environ)
-    assert settings.storage.catalog_schema == "main.halfway"
-    assert settings.storage.checkpoint.startswith("/Volumes/main/halfway/")
+    assert load(CONF / "databricks.yaml", environ=environ).kafka.security.user == "u"
 
 
 def test_tables_are_folders_or_in_a_catalog_not_both() -> None:
@@ -355,3 +389,109 @@ def test_databricks_has_kafkas_classes_under_a_name_of_its_own(monkeypatch: pyte
     assert security_options(security)["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.scram.ScramLoginModule ")
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "19.0")
     assert security_options(security)["kafka.sasl.jaas.config"].startswith("kafkashaded.org.apache.kafka.common.security.scram.")
+
+
+def test_groups_have_check_topics_of_their_own() -> None:
+    environ = {"HALFWAY__KAFKA__CHECK_TOPICS": '{"payments": "money.check", "billing": "money.check", "a.b": "c"}'}
+    kafka = load(environ=environ).kafka
+    topics = [kafka.check_topic_of(group) for group in ("payments", "billing", "a.b", "shop")]
+    assert topics == ["money.check", "money.check", "c", "transactions.check"]
+    assert kafka.all_check_topics() == ["transactions.check", "money.check", "c"]
+    assert kafka.all_topics() == ["transactions.half", "transactions.op", *kafka.all_check_topics()]
+
+
+@pytest.mark.parametrize("topic", ["transactions.half", "transactions.op"])
+def test_a_check_topic_of_a_group_is_no_other_topic(topic: str) -> None:
+    refused("half_topic, op_topic, relay_topic and check topics must differ", overrides={"kafka.check_topics": {"g": topic}})
+    refused("kafka.check_topics.g", overrides={"kafka.check_topics": {"g": ""}})
+
+
+OAUTH = {
+    "kafka.bootstrap_servers": "h:1",
+    "kafka.security.protocol": "SASL_SSL",
+    "kafka.security.sasl_mechanism": "OAUTHBEARER",
+    "kafka.security.ca": "/ca.pem",
+    "kafka.security.oauth.token_endpoint": "https://login/token",
+    "kafka.security.oauth.client_id": "job",
+    "kafka.security.oauth.client_secret": 'hush"; \\',
+    "kafka.security.oauth.scope": "kafka",
+    "kafka.security.oauth.extensions": {"a": "1", "b": "x y"},
+}
+KERBEROS = {
+    "kafka.bootstrap_servers": "h:1",
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.security.sasl_mechanism": "GSSAPI",
+    "kafka.security.kerberos.principal": "job@REALM",
+    "kafka.security.kerberos.keytab": "/job.keytab",
+}
+
+
+def test_oauth_for_both_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("-----BEGIN ca-----")
+    kafka = load(overrides={**OAUTH, "kafka.security.ca": str(ca)}).kafka
+    assert kafka.as_librdkafka_dict() == {
+        "bootstrap.servers": "h:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://login/token",
+        "sasl.oauthbearer.client.id": "job",
+        "sasl.oauthbearer.client.secret": 'hush"; \\',
+        "sasl.oauthbearer.scope": "kafka",
+        "sasl.oauthbearer.extensions": "a=1,b=x y",
+        "https.ca.location": str(ca),
+        "ssl.ca.location": str(ca),
+    }
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    package = "org.apache.kafka.common.security.oauthbearer"
+    said = r'clientId="job" clientSecret="hush\"; \\" scope="kafka" extension_a="1" extension_b="x y"'
+    assert security_options(kafka.security) == {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.jaas.config": f'{package}.OAuthBearerLoginModule required {said} ssl.truststore.type="PEM" '
+        f'ssl.truststore.location="{ca}";',
+        "kafka.sasl.login.callback.handler.class": f"{package}.OAuthBearerLoginCallbackHandler",
+        "kafka.sasl.oauthbearer.token.endpoint.url": "https://login/token",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": "-----BEGIN ca-----",
+    }
+    assert kafka.security.login == "job"
+    assert "hush" not in repr(kafka) + kafka.model_dump_json()
+
+
+def test_kerberos_for_both_clients() -> None:
+    kafka = load(overrides=KERBEROS).kafka
+    own = {"sasl.kerberos.principal": "job@REALM", "sasl.kerberos.keytab": "/job.keytab", "sasl.kerberos.service.name": "kafka"}
+    assert kafka.as_librdkafka_dict() == {
+        "bootstrap.servers": "h:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "GSSAPI",
+        **own,
+    }
+    login = 'useKeyTab="true" storeKey="true" keyTab="/job.keytab" principal="job@REALM"'
+    assert security_options(kafka.security) == {
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "GSSAPI",
+        "kafka.sasl.jaas.config": f"com.sun.security.auth.module.Krb5LoginModule required {login};",
+        "kafka.sasl.kerberos.service.name": "kafka",
+    }
+    assert kafka.security.login == "job@REALM"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("oauth.client_secret", None, "OAUTHBEARER needs oauth.token_endpoint, oauth.client_id and oauth.client_secret"),
+        ("oauth.token_endpoint", "login/token", "kafka.security.oauth.token_endpoint"),
+        ("oauth.client_id", "a\nb", "oauth.client_id has a line break"),
+        ("oauth.extensions", {"a": "1,b=2"}, "the names of extensions are letters"),
+        ("oauth.extensions", {"a b": "1"}, "the names of extensions are letters"),
+    ],
+)
+def test_a_wrong_oauth_login_is_refused_by_name(name: str, value: object, told: str) -> None:
+    assert "hush" not in refused(told, overrides={**OAUTH, f"kafka.security.{name}": value})
+
+
+def test_kerberos_needs_principal_and_keytab() -> None:
+    refused("GSSAPI needs kerberos.principal and kerberos.keytab", overrides={**KERBEROS, "kafka.security.kerberos.keytab": None})

@@ -30,3 +30,44 @@ def test_a_backlog_without_ticks_leaves_only_the_last_ids_in_the_state() -> None
         assert bucket.entries.num_rows <= 11
     assert bucket.clock.horizon_ms() == 0
     assert bucket.totals["committed"] == 100
+
+
+FLOOD = 20_000
+
+
+@pytest.mark.timeout(300)
+def test_a_flood_of_ids_into_one_bucket_takes_some_bytes_each_and_ends() -> None:
+    """Anyone can choose ids of one bucket. They are asked about, discarded, and forgotten."""
+    bucket = Bucket()
+    halves = [half(f"{number:032x}", offset=number) for number in range(FLOOD)]
+    bucket, outcomes, _ = bucket.after(to_batch([*halves, tick(1)]), RULES)
+    assert (outcomes, bucket.entries.num_rows) == ([], FLOOD)
+    assert len(bucket.encode()[1]) < 100 * FLOOD
+    at_ms, asked = 1, 0
+    while bucket.pending().num_rows:
+        at_ms += RULES.half_retention_ms + 1
+        bucket, outcomes, _ = bucket.after(to_batch([tick(at_ms)]), RULES)
+        assert len(outcomes) == FLOOD
+        asked += outcomes[0].kind.name == "CHECK"
+    assert 0 < asked <= RULES.check_max
+    bucket, _, _ = bucket.after(to_batch([tick(at_ms + RULES.resolved_retention_ms + 1)]), RULES)
+    assert bucket.entries.num_rows == 0
+    assert len(bucket.encode()[1]) < 10_000
+
+
+@pytest.mark.timeout(300)
+def test_names_that_nobody_has_any_more_leave_the_state() -> None:
+    """Each half of a flood may have the longest group and topic that the contract allows, and no two the same."""
+    bucket, count = Bucket(), 5_000
+    for _ in range(3):
+        at_ms = (bucket.clock.horizon_ms() or 0) + 1
+        records = [half(f"t{n}", at_ms, group=f"{n:0255}")._replace(topic=f"{n + count:0255}") for n in range(count)]
+        ops = [commit(f"t{n}", at_ms, group=f"{n:0255}") for n in range(count)]
+        bucket, outcomes, _ = bucket.after(to_batch([*records, *ops, tick(at_ms)]), RULES)
+        assert len(outcomes) == count
+        assert len(bucket.encode()[1]) < count * (2 * 255 + 100)
+        at_ms += RULES.resolved_retention_ms + 1
+        bucket, _, _ = bucket.after(to_batch([tick(at_ms)]), RULES)
+        # The names go when the next entry comes.
+        bucket, _, _ = bucket.after(to_batch([half("last", at_ms), commit("last", at_ms)]), RULES)
+        assert len(bucket.encode()[1]) < 20_000

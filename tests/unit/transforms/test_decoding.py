@@ -11,20 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import HalfHeaders, OpHeaders, RecordError, decode_key
-from halfway.schemas.signing import Keyring
+from halfway.schemas.signing import Keyring, Signable, binding_of, sha256_of, signature_of
 from halfway.transforms.decoding import Decoded, DecoderConfig, decode
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import ALL_ASKED, Tick
 from tests.fuzz import judge, shapes
 
 AT_MS = 1_767_323_045_678
 SKEW_MS = 1_000
 CONFIG = DecoderConfig(max_body_bytes=100, max_clock_skew_ms=SKEW_MS)
-KEYRING = Keyring({"g": [b"k" * 32]}, required=False)
+TOPICS = {Source.HALF: "halves", Source.OP: "ops"}
+JOB_KEY = b"j" * 32
+KEYRING = Keyring({"g": [b"k" * 32]}, required=False, cluster="c", job_keys=[JOB_KEY], topics={"g": ["orders"]})
+SIGNED = DecoderConfig(100, SKEW_MS, KEYRING, TOPICS)
+ALL_SIGNED = DecoderConfig(100, SKEW_MS, Keyring({"g": [b"k" * 32]}, required=True, cluster="c", job_keys=[JOB_KEY]), TOPICS)
+STRICT = DecoderConfig(100, SKEW_MS, Keyring({}, required=True), TOPICS)
 
 Headers = Sequence[tuple[str, bytes | None]]
 HALF: Headers = [("REAL_TOPIC", b"orders"), ("PGROUP", b"g")]
@@ -69,6 +75,7 @@ def batch_of(*sent: Sent) -> pa.RecordBatch:
             "headers": None if each.headers is None else [{"key": name, "value": value} for name, value in each.headers],
             "value_bytes": len(each.value or b""),
             "tick_value": each.value if each.key is None and len(each.value or b"") <= h.MAX_TICK_BYTES else None,
+            "value_sha256": sha256_of(each.value),
         }
         for number, each in enumerate(sent)
     ]
@@ -96,7 +103,17 @@ def problem_of(sent: Sent, config: DecoderConfig = CONFIG) -> tuple[str, str] | 
 
 
 def row(**columns: Any) -> dict[str, Any]:
-    numbers = {"incarnation": 0, "immunity_ms": 0, "discarded_ms": 0, "partition": 3, "offset": 10, "at_ms": AT_MS, "source": 0}
+    numbers = {
+        "incarnation": 0,
+        "immunity_ms": 0,
+        "discarded_ms": 0,
+        "binding": 0,
+        "valid_ms": 0,
+        "partition": 3,
+        "offset": 10,
+        "at_ms": AT_MS,
+        "source": 0,
+    }
     return dict.fromkeys(EVENT_SCHEMA.names) | numbers | columns
 
 
@@ -136,6 +153,9 @@ def test_ticks() -> None:
     events, ticks, _ = decoded(of_op, of_half)
     assert events.num_rows == 0
     assert ticks == [Tick(Source.OP, 3, 4, AT_MS - 1, ("g", "h")), Tick(Source.HALF, 3, 4, AT_MS)]
+    assert decoded(tick(*TICK, value=tick_value(["h", "g"], 0, 7))).ticks[0][-2:] == (("g", "h"), 7)
+    assert decoded(tick(*TICK, value=tick_value([], 1, 7))).ticks[0].asked_ms == 0, "of a former checkpoint"
+    assert decoded(tick(*TICK, value=b'{"epoch": 1}')).ticks[0].asked_ms == ALL_ASKED
 
 
 def test_read_time_is_the_newest_of_the_brokers_times_of_good_records() -> None:
@@ -226,6 +246,7 @@ NUMBERS = [
     (half(*HALF), "CHECK_IMMUNITY_TIME_IN_SECONDS", 1, 2**31 - 1),
     (half(*HALF), "BORN_TIMESTAMP", 0, 253_402_300_799_999),
     (half(*HALF), "INCARNATION", 0, 999_999),
+    (half(*HALF), "SIGNED_AT", 0, 253_402_300_799_999),
     (op(*OP), "INCARNATION", 0, 999_999),
     (op(*OP), "CHECK_TIMES", 0, 2**31 - 1),
 ]
@@ -274,6 +295,12 @@ TICK_VALUES = [
     b'{"absent_groups": ["g", 1]}',
     b'{"absent_groups": [["g"]]}',
     b'{"absent_groups": ["\\ud800"]}',
+    b'{"asked_ms": null}',
+    b'{"asked_ms": "5"}',
+    b'{"asked_ms": true}',
+    b'{"asked_ms": -1}',
+    b'{"epoch": "1"}',
+    b'{"asked_ms": 9223372036854775808}',
     b'{"absent_groups": []} {}',
     b"[" * 30_000,
     b'{"a": ' * 5_000,
@@ -285,7 +312,10 @@ TICK_VALUES = [
 
 @pytest.mark.parametrize("value", TICK_VALUES, ids=[f"{value[:30]!r}" for value in TICK_VALUES])
 def test_a_tick_whose_value_is_not_as_documented_is_broken(value: bytes) -> None:
-    assert problem_of(tick(*TICK, value=value)) == ("bad_tick", 'the value is not {"absent_groups": [...]}')
+    assert problem_of(tick(*TICK, value=value)) == (
+        "bad_tick",
+        'the value is not {"absent_groups": [...], "epoch": number, "asked_ms": number}',
+    )
 
 
 COMBINATIONS: list[tuple[Sent, str]] = [
@@ -313,35 +343,112 @@ def test_of_several_problems_the_first_one_is_named(sent: Sent, reason: str) -> 
 # Signatures.
 
 
-def signed(*headers: tuple[str, bytes | None], key: bytes | None = b"id") -> Sent:
-    signature = KEYRING.sign("id", "UNKNOWN", "g", 3) or ""
-    return op(("PGROUP", b"g"), ("ACTION", b"UNKNOW"), ("INCARNATION", b"3"), ("SIGNATURE", signature.encode()), *headers, key=key)
+def signed(sent: Sent, key: bytes = b"k" * 32, cluster: str = "c", topic: str | None = None, partition: int | None = None) -> Sent:
+    """Return a record with the signature of this record at its end."""
+    signable = Signable(topic or TOPICS[sent.source], sent.key, sha256_of(sent.value), sent.headers or (), partition)
+    return sent._replace(headers=[*(sent.headers or ()), ("SIGNATURE", signature_of(key, cluster, signable).encode())])
 
 
-def test_signed_ops() -> None:
-    config = DecoderConfig(100, SKEW_MS, KEYRING)
-    assert event_of(signed(), config)["event"] == EventKind.OP
-    wrong = {
-        "the op is not signed": [op(*OP), op(*OP, ("SIGNATURE", None)), op(*OP, ("SIGNATURE", b"\xff"))],
-        "the signature does not fit this id, action, group and incarnation": [op(*OP, ("SIGNATURE", b"0" * 64)), signed(key=b"other")],
-    }
-    for detail, ops in wrong.items():
-        for sent in ops:
-            assert problem_of(sent, config) == ("bad_signature", detail)
-            assert problem_of(sent) is None, "without keys no signature is looked at"
-    assert problem_of(signed(("SIGNATURE", b"x")), config) == ("duplicate_header", "SIGNATURE")
-    assert problem_of(signed(("CHECK_TIMES", b"x")), config) == ("bad_header", "CHECK_TIMES is not a number from 0 to 2147483647")
-    of_other = op(("ACTION", b"COMMIT"), ("PGROUP", b"h"))
-    assert problem_of(of_other, config) is None
-    strict = DecoderConfig(100, SKEW_MS, Keyring({}, required=True))
-    assert problem_of(of_other, strict) == ("bad_signature", "there is no key for group h")
-    assert event_of(half(*HALF), strict)["event"] == EventKind.HALF
-    assert [event["event"] for event in decoded(signed(), op(*OP), op(), signed(), config=config).events.to_pylist()] == [2, 5, 5, 2]
+AT = ("SIGNED_AT", b"%d" % AT_MS)
+GOOD = {
+    "half": signed(half(*HALF, AT, ("own", b"x"), ("null", None), value=b"body")),
+    "op": signed(op(*OP, ("HALF_SIGNATURE", b"00"))),
+    "tick": signed(tick(*TICK), JOB_KEY, partition=3),
+    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], 0, 7)), JOB_KEY, partition=3),
+    "notice": signed(half(*LOST), JOB_KEY),
+}
+NO_FIT = "the signature does not fit this record, its topic and its cluster"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_r14_a_signed_record_is_good_and_the_same_without_its_signature_is_not(name: str) -> None:
+    good = GOOD[name]
+    assert problem_of(good, SIGNED) is None
+    assert problem_of(good._replace(headers=(good.headers or ())[:-1]), SIGNED) == ("bad_signature", "the record is not signed")
+    for wrong in (b"", b"0" * 64, ((good.headers or ())[-1][1] or b"").upper()):
+        forged = good._replace(headers=[*(good.headers or ())[:-1], ("SIGNATURE", wrong)])
+        assert problem_of(forged, SIGNED) == ("bad_signature", NO_FIT)
+        assert problem_of(forged) is None, "without keys no signature is looked at"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_r14_a_signature_is_for_one_record_only(name: str) -> None:
+    """Each change of what a record says, and each other place for it, is refused."""
+    good = GOOD[name]
+    headers = list(good.headers or ())
+    others = [
+        good._replace(headers=[*headers, ("more", b"")]),
+        good._replace(headers=[("more", None), *headers]),
+        *(
+            good._replace(headers=[*headers[:at], (headers[at][0], b"1" + (headers[at][1] or b"")), *headers[at + 1 :]])
+            for at in range(len(headers) - 1)
+        ),
+    ]
+    if good.key is not None:
+        others += [good._replace(key=b"other"), good._replace(value=b"another body")]
+    else:
+        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], 0, 8))]
+        others += [signed(good._replace(headers=headers[:-1]), JOB_KEY, partition=2)]
+    unsigned = good._replace(headers=headers[:-1])
+    place = None if good.key is not None else 3
+    others += [
+        signed(unsigned, cluster="staging", partition=place),
+        signed(unsigned, topic="others", partition=place),
+        signed(unsigned, b"x" * 32),
+    ]
+    for other in others:
+        problem = problem_of(other, ALL_SIGNED)
+        assert problem is not None, other
+        assert decoded(other, config=ALL_SIGNED).ticks == []
+    if headers[0][0] != "TICK":
+        moved = good._replace(source=Source.OP if good.source is Source.HALF else Source.HALF)
+        assert problem_of(moved, SIGNED) is not None
+
+
+def test_r14_a_group_cannot_sign_for_another_or_for_the_job() -> None:
+    of_h = half(("REAL_TOPIC", b"orders"), ("PGROUP", b"h"))
+    assert problem_of(of_h, SIGNED) is None, "it has no key, and none is required"
+    assert problem_of(signed(of_h), STRICT) == ("bad_signature", "there is no key for group h")
+    for unsigned in (half(*LOST), tick(*TICK)):
+        assert problem_of(signed(unsigned, partition=None if unsigned.key else 3), SIGNED) == ("bad_signature", NO_FIT)
+
+
+def test_r14_a_group_sends_to_its_topics_only() -> None:
+    other = signed(half(("REAL_TOPIC", b"payments"), HALF[1], AT))
+    assert problem_of(other, SIGNED) == ("bad_signature", "group g may not send to payments")
+    assert problem_of(other) is None
+
+
+def test_r14_a_signed_half_is_stored_soon_after_it_was_signed() -> None:
+    window_ms = h.SIGNED_WINDOW_MS
+    for skew_ms in (window_ms, -window_ms):
+        assert problem_of(signed(half(*HALF, AT, at_ms=AT_MS + skew_ms)), SIGNED) is None
+    late = f"SIGNED_AT is {window_ms + 1} ms from the record's timestamp, at most {window_ms}"
+    for skew_ms in (window_ms + 1, -window_ms - 1):
+        assert problem_of(signed(half(*HALF, AT, at_ms=AT_MS + skew_ms)), SIGNED) == ("bad_signature", late)
+    assert problem_of(signed(half(*HALF)), SIGNED) == ("bad_signature", "SIGNED_AT is missing")
+
+
+def test_what_a_signature_binds() -> None:
+    event = event_of(GOOD["half"], SIGNED)
+    signature = dict(GOOD["half"].headers or ())["SIGNATURE"] or b""
+    assert (event["binding"], event["valid_ms"]) == (binding_of(signature.decode()), AT_MS + h.SIGNED_WINDOW_MS)
+    assert event_of(op(*OP, ("HALF_SIGNATURE", signature)))["binding"] == event["binding"] != 0
+    assert event_of(GOOD["half"])["valid_ms"] == 0, "it was not verified"
+
+
+def test_other_problems_are_named_before_a_signature() -> None:
+    assert problem_of(GOOD["op"]._replace(headers=[*(GOOD["op"].headers or ()), ("SIGNATURE", b"x")]), SIGNED) == (
+        "duplicate_header",
+        "SIGNATURE",
+    )
+    assert problem_of(op(*OP, ("CHECK_TIMES", b"x")), SIGNED) == ("bad_header", "CHECK_TIMES is not a number from 0 to 2147483647")
+    mixed = (GOOD["op"], op(*OP), op(), GOOD["half"], half(*HALF), GOOD["op"])
+    assert [event["event"] for event in decoded(*mixed, config=SIGNED).events.to_pylist()] == [2, 5, 5, 1, 5, 2]
 
 
 def test_a_bad_signature_does_not_move_the_read_time() -> None:
-    config = DecoderConfig(100, SKEW_MS, KEYRING)
-    assert decoded(op(*OP, timestamp_type=1), config=config).read_ms == {}
+    assert decoded(op(*OP, timestamp_type=1), half(*HALF, timestamp_type=1), config=SIGNED).read_ms == {}
 
 
 # Amounts.
@@ -370,8 +477,7 @@ def test_no_records() -> None:
 
 
 def test_details_are_short() -> None:
-    strict = DecoderConfig(100, SKEW_MS, Keyring({}, required=True))
-    problem = problem_of(op(OP[0], ("PGROUP", b"g" * 255), ("REMARK", b"x" * 1_000)), strict)
+    problem = problem_of(op(OP[0], ("PGROUP", b"g" * 255), ("REMARK", b"x" * 1_000)), STRICT)
     assert problem is not None
     assert len(problem[1]) <= 500
 
@@ -401,9 +507,9 @@ ANY = st.builds(
 @given(st.lists(ANY, max_size=8), st.integers(0, 3), st.sampled_from([None, KEYRING]))
 def test_any_records_are_each_an_event_or_a_tick(sent: list[Sent], first: int, keyring: Keyring | None) -> None:
     records = batch_of(*sent).slice(first)
-    events, ticks, _ = decode(records, DecoderConfig(100, SKEW_MS, keyring))
+    events, ticks, _ = decode(records, DecoderConfig(100, SKEW_MS, keyring, TOPICS))
     events.validate(full=True)
-    alone = [decode(records.slice(number, 1), DecoderConfig(100, SKEW_MS, keyring)) for number in range(records.num_rows)]
+    alone = [decode(records.slice(number, 1), DecoderConfig(100, SKEW_MS, keyring, TOPICS)) for number in range(records.num_rows)]
     assert [each.events.num_rows + len(each.ticks) for each in alone] == [1] * records.num_rows
     assert events.to_pylist() == [event for each in alone for event in each.events.to_pylist()], "records do not affect each other"
     assert ticks == [tick for each in alone for tick in each.ticks]
@@ -432,6 +538,6 @@ def test_the_clients_models_and_the_job_name_the_same_reason(source: Source, hea
     except RecordError as error:
         reason = str(error.reason)
     # The models always read an op's signature; the job does where it has keys.
-    config = DecoderConfig(100, SKEW_MS, Keyring({}, required=False))
+    config = DecoderConfig(100, SKEW_MS, Keyring({}, required=False), TOPICS)
     problem = problem_of(Sent(source, headers, key), config)
     assert (problem[0] if problem else None) == reason

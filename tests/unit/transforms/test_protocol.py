@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from halfway.schemas.headers import Source
-from halfway.schemas.outcomes import Count
+from halfway.schemas.outcomes import Count, Kind
+from halfway.transforms.bucket import Bucket
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.protocol import BucketState, resolve
 from tests.support.paths import ROOT
@@ -21,6 +22,12 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
     ("R1-commit-later", [[half("a")], [tick(100)], [commit("a", 5)]], [[], [], ["commit a @5"]], {"a": "COMMITTED"}),
     ("R1-op-first", [[commit("a", 5)], [half("a", 1)]], [[], ["commit a @5"]], {"a": "COMMITTED"}),
     ("R1-op-older-than-half", [[commit("a", 5)], [half("a", 9)]], [[], ["commit a @5"]], {"a": "COMMITTED"}),
+    (  # The order of commits holds within a batch: one that waits for its half is overtaken.
+        "R1-a-commit-that-waits-for-its-half-is-overtaken",
+        [[commit("a", 5, offset=1), half("b"), commit("b", 6, offset=2)], [half("a", 1)]],
+        [["commit b @6"], ["commit a @5"]],
+        {"a": "COMMITTED", "b": "COMMITTED"},
+    ),
     ("R1-rollback", [[half("a"), rollback("a")]], [[]], {"a": "ROLLED_BACK"}),
     ("R1-rollback-first", [[rollback("a")], [half("a")]], [[], []], {"a": "ROLLED_BACK"}),
     ("R2-equal-commit-is-a-duplicate", [[half("a"), commit("a", 1), commit("a", 2)]], [["commit a @1"]], {"a": "COMMITTED"}),
@@ -78,6 +85,7 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
     ("R4-shorter-immunity-after", [[half("a", immunity_ms=1_000), tick(1_001)]], [["check a #1 @1001"]], {"a": "PENDING"}),
     ("R4-immunity-beyond-retention-at", [[half("a", immunity_ms=900_000), tick(200_000)]], [[]], {"a": "PENDING"}),
     ("R4-immunity-beyond-retention-after", [[half("a", immunity_ms=900_000), tick(200_001)]], [["check a #1 @200001"]], {"a": "PENDING"}),
+    ("R4-immunity-of-68-years", [[half("a", immunity_ms=2**31 * 1000), tick(200_001)]], [["check a #1 @200001"]], {"a": "PENDING"}),
     (
         "R4-read-mark-makes-no-check-due",
         [[half("a"), tick(10)], [read(900_000)], [tick(DUE)]],
@@ -390,31 +398,61 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         [[f"check b #1 @{DUE}"]],
         {"a": "PENDING", "b": "PENDING"},
     ),
+    (
+        "R5-a-check-that-was-not-sent-in-time-is-waited-for",
+        [[half("a"), tick(DUE)], [tick(36_001, asked=DUE - 1)], [tick(39_750, asked=DUE)], [tick(39_751, asked=DUE)]],
+        [[f"check a #1 @{DUE}"], [], [], ["check a #2 @39751"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R5-each-partition-says-which-checks-count",
+        [[half("a"), tick(DUE)], [tick(36_001), [Tick(Source.OP, 0, 1, 36_002, (), 0)]], [tick(39_752)]],
+        [[f"check a #1 @{DUE}"], [], ["check a #2 @39752"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R5-a-partition-that-is-no-more-says-nothing",
+        [[half("a"), [Tick(Source.OP, 1, 2, 5, (), 0)], tick(DUE)], [tick(36_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R5-a-first-check-waits-for-nothing",
+        [[half("a"), tick(DUE, asked=0)]],
+        [[f"check a #1 @{DUE}"]],
+        {"a": "PENDING"},
+    ),
+    (
+        "R6-no-discard-before-the-last-check-counts",
+        [[half("a"), tick(DUE)], [tick(36_001)], [tick(500_000, asked=36_000)], [tick(600_000, asked=36_001)]],
+        [[f"check a #1 @{DUE}"], ["check a #2 @36001"], [], ["discard a check_max #2 @600000"]],
+        {"a": "DISCARDED"},
+    ),
     ("R15-latest-tick-counts", [[half("a"), tick(3_000, away=["g"])], [tick(DUE)]], [[], [f"check a #1 @{DUE}"]], {"a": "PENDING"}),
     ("R15-verdict-while-away", [[half("a"), tick(DUE, away=["g"])], [commit("a", 7_000)]], [[], ["commit a @7000"]], {"a": "COMMITTED"}),
     (
         "R17-lost-counts-as-settled",
         [[half("a", offset=4), tick(DUE)], [lost("a", 6_500, offset=4)], [tick(40_000)]],
-        [[f"check a #1 @{DUE}"], [], []],
+        [[f"check a #1 @{DUE}"], ["quarantine a half_lost"], []],
         {"a": "LOST"},
     ),
     (
         "R17-verdict-for-lost",
         [[half("a", offset=4)], [lost("a", 10, offset=4), commit("a", 9)]],
-        [[], ["quarantine a late_verdict"]],
+        [[], ["quarantine a half_lost", "quarantine a late_verdict"]],
         {"a": "LOST"},
     ),
     (
         "R17-lost-after-commit",
         [[half("a", offset=4), commit("a")], [lost("a", 10, offset=4)], [rollback("a", 11)]],
-        [["commit a @1"], [], ["quarantine a late_verdict"]],
+        [["commit a @1"], ["quarantine a half_lost"], ["quarantine a late_verdict"]],
         {"a": "LOST"},
     ),
     ("R17-another-half-is-not-meant", [[half("a", offset=4)], [lost("a", 10, offset=3)]], [[], []], {"a": "PENDING"}),
     (
         "R17-forgotten-after-retention",
         [[half("a", offset=4)], [lost("a", 10, offset=4)], [tick(60_010)], [tick(60_011)]],
-        [[], [], [], []],
+        [[], ["quarantine a half_lost"], [], []],
         {},
     ),
 ]
@@ -466,7 +504,8 @@ def test_r8_a_longer_retention_takes_back_what_was_late() -> None:
     assert away.outcomes == []
     present = resolve(away.state, to_batch([tick(990_000)]), longer)
     assert [told(outcome) for outcome in present.outcomes] == ["check a #1 @990000"]
-    assert not present.state.transactions["a"].last_called
+    later = resolve(present.state, to_batch([tick(1_020_000)]), longer)
+    assert [told(outcome) for outcome in later.outcomes] == ["check a #2 @1020000"], "the first was no last call"
 
 
 def test_r16_same_input_same_outcomes_in_any_order() -> None:
@@ -554,3 +593,14 @@ def test_r10_many_verdicts_of_one_id_wait_and_go_in_a_time_that_is_linear() -> N
     horizon_ms = RULES.timeout_ms + len(ops) // 2
     orphaned = resolve(waiting.state, to_batch([tick(horizon_ms)]), RULES)
     assert len(orphaned.outcomes) == len(orphaned.state.waiting["a"]) == len(ops) // 2
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_r1_a_commit_names_its_op(is_first: bool) -> None:
+    """Also one that waited for its half, in the state."""
+    op = commit("a", 5, partition=3, offset=70)
+    bucket, commits = Bucket(), []
+    for records in [[op], [half("a")]] if is_first else [[half("a"), op]]:
+        bucket, outcomes, _ = Bucket.decode(*bucket.encode()).after(to_batch(records), RULES)
+        commits += [outcome for outcome in outcomes if outcome.kind is Kind.COMMIT]
+    assert [(outcome.op_partition, outcome.op_offset) for outcome in commits] == [(3, 70)]

@@ -11,7 +11,7 @@ from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Phase, Reason
 from halfway.schemas.reports import latency_counts
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Clock, Place, Tick
+from halfway.transforms.horizon import ALL_ASKED, Clock, Place, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, resolve
 from tests.support.naive_model import all_outcomes
 from tests.support.scenario import told
@@ -27,6 +27,7 @@ _steps = st.sampled_from([0, 0, 1, 1, 2, 5, 11, 31])
 _immunity = st.sampled_from([0, 0, 0, 3, 30, 60])
 _actions = st.sampled_from([LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN])
 _away = st.sampled_from([(), (), (), ("g",), ("h",)])
+_asked = st.sampled_from([ALL_ASKED, ALL_ASKED, 0, 11, 40])
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ def _logs(draw: st.DrawFn, source: Source, partition: int) -> Log:
     for offset in range(draw(st.integers(0, 12))):
         at_ms += draw(_steps)
         if draw(st.integers(0, 2)) == 0:
-            records.append(Tick(source, partition, PARTITIONS, at_ms, draw(_away)))
+            records.append(Tick(source, partition, PARTITIONS, at_ms, draw(_away), draw(_asked)))
         elif source is Source.HALF:
             key = f"{draw(_ids)}{partition}"
-            records.append(Half(key, draw(_groups), "t", draw(_incarnations), at_ms, partition, offset, draw(_immunity)))
+            records.append(Half(key, draw(_groups), "t", draw(_incarnations), at_ms, partition, offset, immunity_ms=draw(_immunity)))
         else:
             key = f"{draw(_ids)}{partition}"
             records.append(Op(key, draw(_groups), draw(_incarnations), draw(_actions), at_ms, partition, offset))
@@ -111,7 +112,7 @@ _moments = st.tuples(st.sampled_from([1, 9, 10, 11, 25, 60]), st.sampled_from([(
 @given(st.lists(_immunity, min_size=1, max_size=3), st.lists(_moments, max_size=15))
 def test_r8_as_the_naive_model_has_it(immunities: list[int], moments: list[tuple[int, tuple[str, ...]]]) -> None:
     """Halves without a verdict, long after their retention, while their group comes and goes."""
-    halves = [Half(f"{number}", "g", "t", 0, number, 0, number, immunity_ms) for number, immunity_ms in enumerate(immunities)]
+    halves = [Half(f"{number}", "g", "t", 0, number, 0, number, immunity_ms=immunity_ms) for number, immunity_ms in enumerate(immunities)]
     batches, at_ms = [Batch(halves)], 0
     for step_ms, away in moments:
         at_ms += step_ms
@@ -139,7 +140,7 @@ def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list
     assert sum(latency_counts(bucket.totals)) == counts[Count.COMMITTED]
     assert bucket.totals[Reason.CHECK_MAX] + bucket.totals[Reason.EXPIRED] == counts[Count.DISCARDED]
     assert bucket.clock == state.clock
-    timers = ("due_ms", "check_times", "last_called", "late_put_offs")
+    timers = ("due_ms", "check_times", "checked_ms", "late_put_offs")
     entries = {row["transaction_id"]: [row[name] for name in timers] for row in bucket.entries.to_pylist() if row["entry"] < 100}
     assert entries == {transaction_id: list(attrgetter(*timers)(known)) for transaction_id, known in state.transactions.items()}
 

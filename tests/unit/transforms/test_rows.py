@@ -7,9 +7,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.schemas import headers as h
+from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.outcomes import Kind
-from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA, Bookmark
+from halfway.schemas.tables import DISCARDED_SCHEMA, MESSAGES_SCHEMA, QUARANTINE_SCHEMA
 from halfway.transforms import rows as row_makers
 
 HALF = StoredRecord(
@@ -49,6 +50,8 @@ def outcomes(*transaction_ids: str, kind: Kind = Kind.COMMIT) -> pa.RecordBatch:
             "check_times": 1,
             "reason": "check_max",
             "detail": "",
+            "op_partition": 1,
+            "op_offset": 70 + number,
         }
         for number, transaction_id in enumerate(transaction_ids)
     ]
@@ -79,6 +82,8 @@ def test_a_commit_becomes_a_message() -> None:
         "incarnation": 2,
         "half_partition": 3,
         "half_offset": 0,
+        "op_partition": 1,
+        "op_offset": 70,
         "epoch": 2,
         "batch_id": 9,
     }
@@ -95,7 +100,8 @@ def test_a_discard_keeps_its_reason() -> None:
 def test_a_check_is_the_half_with_its_number() -> None:
     forged = HALF._replace(headers=[*(HALF.headers or []), (h.CHECK_ID, b"forged"), (h.TRANSACTION_CHECK_TIMES, b"99")])
     expected = [*(HALF.headers or []), (h.TRANSACTION_CHECK_TIMES, b"1"), (h.CHECK_ID, b"a:3.0:1")]
-    assert list(row_makers.check_requests(outcomes("a", kind=Kind.CHECK), [forged])) == [(HALF.key, HALF.value, expected)]
+    requests = row_makers.check_requests(outcomes("a", kind=Kind.CHECK), [forged], lambda group: f"checks of {group}")
+    assert list(requests) == [("checks of g", HALF.key, HALF.value, expected)]
 
 
 def test_a_refused_record_is_kept_whole() -> None:
@@ -115,7 +121,7 @@ def test_a_half_that_is_gone_makes_no_row_and_is_returned_as_lost() -> None:
     for rows in (row_makers.messages_of(AT)(committed, records), row_makers.discarded_of(AT)(committed, records)):
         assert rows["transaction_id"].to_pylist() == ["a", "c"]
         assert rows["body"].to_pylist() == [b"\x00\xff", b""]
-    assert [(key, value) for key, value, _ in row_makers.check_requests(committed, records)] == [(b"a", b"\x00\xff"), (b"b", b"")]
+    assert [each[1:3] for each in row_makers.check_requests(committed, records, str)] == [(b"a", b"\x00\xff"), (b"b", b"")]
     lost = row_makers.lost(committed, records)
     assert lost.schema == OUTCOME_SCHEMA
     assert lost["transaction_id"].to_pylist() == ["b"]
@@ -125,4 +131,4 @@ def test_no_outcomes_make_no_rows() -> None:
     empty = outcomes()
     for make in (row_makers.messages_of(AT), row_makers.discarded_of(AT), row_makers.quarantine_of(AT, "half", "op")):
         assert make(empty, []).num_rows == 0
-    assert list(row_makers.check_requests(empty, [])) == []
+    assert list(row_makers.check_requests(empty, [], str)) == []

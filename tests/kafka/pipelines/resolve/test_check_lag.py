@@ -8,12 +8,13 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.java_admin import Place
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.headers import check_group
-from halfway.schemas.settings import KafkaSettings
+from halfway.schemas.settings import KafkaSettings, Settings
 from tests.support.job_world import Headers
-from tests.support.kafka_topics import MakeTopics
+from tests.support.kafka_topics import MakeTopics, make_create_time_topics
 from tests.support.waiting import until
 
 T = 1_700_000_000_000
@@ -32,22 +33,24 @@ class CheckTopic:
     def name(self, group: str) -> str:
         return f"{group}-{self._own}"
 
-    def ask(self, group: str | None, at_ms: int, partition: int = 0) -> None:
+    def ask(self, group: str | None, at_ms: int, partition: int = 0, topic: str | None = None) -> None:
         headers: Headers = [("PGROUP", self.name(group).encode())] if group else []
-        self._producer.produce(self.kafka.check_topic, b"body", b"id", partition=partition, timestamp=T + at_ms, headers=headers)
+        self._producer.produce(topic or self._own, b"body", b"id", partition=partition, timestamp=T + at_ms, headers=headers)
         assert self._producer.flush(10) == 0
 
-    def commit(self, group: str, offset: int, partition: int = 0) -> None:
+    def commit(self, group: str, offset: int, partition: int = 0, topic: str | None = None) -> None:
         options = {"bootstrap.servers": self.kafka.servers(), "group.id": check_group(self.name(group)), "enable.auto.commit": False}
         with Consumer(options) as consumer:
-            consumer.commit(offsets=[TopicPartition(self.kafka.check_topic, partition, offset)], asynchronous=False)
+            consumer.commit(offsets=[TopicPartition(topic or self._own, partition, offset)], asynchronous=False)
 
     def lag(self) -> CheckLag:
         return CheckLag(self.spark, self.kafka, self.client)
 
     def behind(self, lag: CheckLag, *groups: str, before_ms: int) -> dict[str, tuple[int, int]]:
         found = lag.behind({self.name(group) for group in groups}, T + before_ms)
-        return {group: found[self.name(group)] for group in groups if self.name(group) in found}
+        places = {group: found[self.name(group)] for group in groups if self.name(group) in found}
+        assert {topic for (topic, _), _ in places.values()} <= {self.kafka.check_topic}
+        return {group: (partition, offset) for group, ((_, partition), offset) in places.items()}
 
 
 @pytest.fixture
@@ -113,9 +116,9 @@ def _counted(lag: CheckLag, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     asked: list[str] = []
     committed = lag._committed
 
-    def record(groups: list[str], partitions: object) -> object:
+    def record(groups: list[str], places: object) -> object:
         asked.extend(groups)
-        return committed(groups, partitions)  # type: ignore[arg-type]
+        return committed(groups, places)  # type: ignore[arg-type]
 
     def take() -> list[str]:
         taken, asked[:] = sorted(asked), []
@@ -145,3 +148,35 @@ def test_r15_groups_that_keep_up_cost_a_request_and_no_reading(check_topic: Chec
         rounds = [(check_topic.behind(lag, *groups, before_ms=4), asked())[1] for _ in range(5)]
         assert [len(each) for each in rounds] == [2, 2, 2, 1, 0]
         assert sorted(name for each in rounds for name in each) == sorted(map(check_topic.name, groups)), "each in its turn"
+
+
+def test_r15_a_group_is_behind_in_its_own_topic_only(check_topic: CheckTopic) -> None:
+    kafka = check_topic.kafka
+    own = f"{kafka.check_topic}.own"
+    apart = kafka.model_copy(update={"check_topics": {check_topic.name("g"): own}})
+    others = {name: f"{own}.{name}" for name in ("half_topic", "op_topic", "check_topic")}
+    make_create_time_topics(Settings(kafka=apart.model_copy(update=others)), 2)
+    lag = CheckLag(check_topic.spark, apart, check_topic.client)
+    groups = {name: check_topic.name(name) for name in ("g", "other")}
+
+    def behind() -> dict[str, Place]:
+        return {group: place for group, (place, _) in lag.behind(groups.values(), T + 100).items()}
+
+    def is_known() -> bool:
+        with suppress(KafkaException):
+            return behind() == {}
+        return False
+
+    until(is_known, "the new topic")
+    check_topic.ask("g", 1)
+    assert behind() == {}, "it has left the shared topic, and does not commit there any more"
+    check_topic.ask("other", 2, partition=1)
+    assert behind() == {groups["other"]: (kafka.check_topic, 1)}
+    for name in groups:
+        check_topic.ask(name, 3, topic=own)
+    assert behind() == {groups["other"]: (kafka.check_topic, 1), groups["g"]: (own, 0)}
+    check_topic.commit("g", 1)
+    check_topic.commit("other", 1, partition=1)
+    assert behind() == {groups["g"]: (own, 0)}
+    check_topic.commit("g", 1, topic=own)
+    assert behind() == {}

@@ -158,7 +158,7 @@ def running(world: MakeWorld) -> Iterator[Callable[..., World]]:
 
 
 def view(w: World) -> PendingView:
-    return view_pending(read_state(w.spark, w.settings.storage).rows)
+    return view_pending(read_state(lambda: w.spark, w.settings.storage).rows)
 
 
 @pytest.mark.timeout(240)

@@ -36,7 +36,7 @@ def test_r1_a_committed_half_is_one_row_with_all_its_headers(world: MakeWorld) -
         "own": "größe".encode(),
     }
     partition, offset = w.half("a", 10, body, **sent)
-    w.op("a", b"COMMIT", 20, INCARNATION=b"2")
+    op_partition, op_offset = w.op("a", b"COMMIT", 20, INCARNATION=b"2")
     w.half("b", 11)
     w.op("b", b"ROLLBACK", 12)
     w.tick(1_000)
@@ -58,6 +58,8 @@ def test_r1_a_committed_half_is_one_row_with_all_its_headers(world: MakeWorld) -
         "incarnation": 2,
         "half_partition": partition,
         "half_offset": offset,
+        "op_partition": op_partition,
+        "op_offset": op_offset,
         "epoch": 0,
         "batch_id": 0,
     }

@@ -83,7 +83,7 @@ def test_r18_an_open_transaction_holds_the_horizon(world: MakeWorld, ending: str
     assert [report.horizon_ms for report in reports if report.horizon_ms] in ([], [START_MS + 100])
     assert (w.checks(), w.rows(Table.MESSAGES)) == ([], []), "time stands still"
 
-    found = job_status(w.spark, w.settings, START_MS + 5_200).open_transactions
+    found = job_status(lambda: w.spark, w.settings, START_MS + 5_200).open_transactions
     assert [(each.topic, each.partition, each.since_ms, each.transactional_id) for each in found] == [
         (w.settings.kafka.half_topic, 0, START_MS + 200, other.id),
         (w.settings.kafka.op_topic, 0, START_MS + 200, transaction.id),
@@ -101,7 +101,7 @@ def test_r18_an_open_transaction_holds_the_horizon(world: MakeWorld, ending: str
     settled = {"before", "a"} if ending == "commit" else {"before"}
     assert ids(w, Table.MESSAGES) == settled
     assert {check[0] for check in w.checks()} == {"a", "inside", "after"} - settled
-    assert job_status(w.spark, w.settings, START_MS).open_transactions == []
+    assert job_status(lambda: w.spark, w.settings, START_MS).open_transactions == []
     assert w.rows(Table.QUARANTINE) == []
 
 

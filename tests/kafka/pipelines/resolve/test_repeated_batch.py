@@ -1,5 +1,6 @@
 """R16: a batch that is repeated after a crash runs under the settings that it first ran under."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +11,9 @@ from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.support.job_world import MakeWorld, World
+from tests.support.job_world import START_MS, MakeWorld, World
 from tests.support.kafka_topics import topic_settings
+from tests.support.waiting import until
 
 Crash = Callable[[World], None]
 
@@ -77,7 +79,11 @@ def test_r16_a_repeated_batch_keeps_its_settings_and_the_next_has_the_new_ones(w
 
 
 def test_r16_a_batch_is_not_repeated_with_other_signing_keys(world: MakeWorld, crash: Crash) -> None:
-    keys: dict[str, Any] = {"kafka.signing.keys": {"signed": ["k" * 32]}}
+    keys: dict[str, Any] = {
+        "kafka.signing.cluster": "c",
+        "kafka.signing.keys": {"signed": ["k" * 32]},
+        "kafka.signing.job_keys": ["j" * 32],
+    }
     w = world(**keys)
     w.half("a")
     w.op("a", b"COMMIT", 1)
@@ -87,7 +93,7 @@ def test_r16_a_batch_is_not_repeated_with_other_signing_keys(world: MakeWorld, c
     places = {"storage.warehouse": w.settings.storage.warehouse, "storage.checkpoint": w.settings.storage.checkpoint}
     own = {**topic_settings(w.settings.kafka), **places, "state.buckets": 4, "state.shuffle_partitions": 1}
     once = {"resolution.tick_interval": 0, "trigger.available_now": True}
-    other = load_settings(environ={}, overrides={**own, **once, "kafka.signing.keys": {"signed": ["other" * 7]}})
+    other = load_settings(environ={}, overrides={**own, **once, **keys, "kafka.signing.keys": {"signed": ["other" * 7]}})
     with pytest.raises(OwnershipError, match=r"^batch 0 of .* began under other kafka.signing settings") as caught:
         w.resolve(other)
     assert "\n" not in str(caught.value)
@@ -95,3 +101,26 @@ def test_r16_a_batch_is_not_repeated_with_other_signing_keys(world: MakeWorld, c
     assert set(w.by_id(Table.MESSAGES)) == {"a"}
     w.tick(30)
     w.resolve(other)
+
+
+def test_r5_no_discard_before_a_check_that_a_restart_sends_can_be_answered(world: MakeWorld, crash: Crash) -> None:
+    """The last check is decided, the job is killed before it sends it, and starts again more than an interval later."""
+    checks = {"resolution.transactionCheckMax": 1, "resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1_000}
+    w = world(**{"resolution.tick_interval": 1_000}, **checks)
+    now_ms = time.time_ns() // 1_000_000 - START_MS
+    for transaction_id in ("answered", "silent"):
+        w.half(transaction_id, now_ms - 1_000)
+    crash(w)
+    assert w.checks() == []
+    crashed_s = time.monotonic()
+    until(lambda: time.monotonic() > crashed_s + 2, "the time at which the discard would be due", 5)
+
+    w.resolve()
+    assert sorted(check[0] for check in w.checks()) == ["answered", "silent"]
+    assert w.rows(Table.DISCARDED) == [], "both were asked just now"
+    w.op("answered", b"COMMIT", time.time_ns() // 1_000_000 - START_MS)
+    asked_s = time.monotonic()
+    until(lambda: time.monotonic() > asked_s + 1, "an interval", 5)
+
+    w.resolve()
+    assert (set(w.by_id(Table.MESSAGES)), set(w.by_id(Table.DISCARDED))) == ({"answered"}, {"silent"})

@@ -9,6 +9,7 @@ from confluent_kafka.admin import NewPartitions
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.resolve import ticks as ticks_module
+from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.schemas.errors import KafkaUnavailableError
 from tests.support.client_world import read
@@ -19,7 +20,7 @@ from tests.support.waiting import until
 
 def test_an_added_partition_gets_ticks(topics: MakeTopics) -> None:
     settings = topics(partitions=1, overrides={"resolution.tick_interval": "100ms"})
-    ticks = TickPublisher(settings, admin_client(settings.kafka))
+    ticks = TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000))
     assert ticks.publish() is None
     topic = settings.kafka.op_topic
     ticks.start()
@@ -41,7 +42,7 @@ def test_an_added_partition_gets_ticks(topics: MakeTopics) -> None:
 
 def test_a_failure_that_nobody_foresaw_ends_no_ticks(topics: MakeTopics, caplog: pytest.LogCaptureFixture) -> None:
     settings = topics(partitions=1, overrides={"resolution.tick_interval": "50ms"})
-    ticks = TickPublisher(settings, admin_client(settings.kafka))
+    ticks = TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000))
     calls = 0
 
     def fail_twice() -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def test_a_failure_that_nobody_foresaw_ends_no_ticks(topics: MakeTopics, caplog:
 def test_a_first_tick_that_fails_is_an_error(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = topics(partitions=1)
     monkeypatch.setattr(ticks_module, "_FIRST_LIMIT_S", 0.5)
-    ticks = TickPublisher(settings, admin_client(settings.kafka))
+    ticks = TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000))
 
     def unknown() -> tuple[str, ...]:
         raise KafkaUnavailableError("the groups are not known")
@@ -83,7 +84,7 @@ def test_a_first_tick_that_fails_is_an_error(topics: MakeTopics, monkeypatch: py
 
 def test_the_time_is_that_of_kafkas_records(topics: MakeTopics, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = topics(partitions=1, timestamps="LogAppendTime")
-    ticks = TickPublisher(settings, admin_client(settings.kafka))
+    ticks = TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000))
     real_ns = time.time_ns
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: real_ns() - 100_000_000_000)

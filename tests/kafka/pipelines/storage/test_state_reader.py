@@ -1,12 +1,15 @@
 """The state reader before the first batch, between batches, and beside a running job."""
 
 import threading
+from pathlib import Path
 
 import pyarrow
+import pytest
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.state_reader import read_state
+from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import ENTRY_SCHEMA
 from halfway.transforms.views.pending import view_pending
@@ -15,13 +18,16 @@ from tests.support.waiting import until
 
 
 def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:
-    ids: list[str] = view_pending(read_state(spark, settings.storage).rows).transactions["transaction_id"].to_pylist()
+    ids: list[str] = view_pending(read_state(lambda: spark, settings.storage).rows).transactions["transaction_id"].to_pylist()
     return ids
 
 
 def test_before_the_first_batch_the_state_is_empty(world: MakeWorld) -> None:
     w = world()
-    stored = read_state(w.spark, w.settings.storage)
+    with pytest.raises(HalfwayError, match=r"there is no state in .* yet: run `halfway resolve` with it, or set storage.checkpoint"):
+        read_state(lambda: w.spark, w.settings.storage)
+    Path(w.settings.storage.checkpoint).mkdir()  # a job starts
+    stored = read_state(lambda: w.spark, w.settings.storage)
     assert (stored.batch_id, stored.rows, stored.read_to) == (None, [], {})
 
 
@@ -33,7 +39,7 @@ def test_after_a_batch_the_state_holds_the_pending_transactions(world: MakeWorld
     w.op("c", b"COMMIT", 61)
     w.tick(6_101)
     w.resolve()
-    stored = read_state(w.spark, w.settings.storage)
+    stored = read_state(lambda: w.spark, w.settings.storage)
     view = view_pending(stored.rows)
     assert stored.batch_id == 0
     assert len(stored.rows) == 4, "one row a bucket"
@@ -73,7 +79,7 @@ def test_the_state_can_be_read_while_the_job_runs(world: MakeWorld) -> None:
     try:
         until(lambda: len(pending_ids(w.spark, w.settings)) == 20, "the halves")
         seen = set()
-        until(lambda: seen.add(read_state(w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")
+        until(lambda: seen.add(read_state(lambda: w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")
         assert len(pending_ids(w.spark, w.settings)) == 20
     finally:
         job.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from halfway import MessageReader
 from halfway.conf.loader import load_settings
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.state_reader import read_state
@@ -19,7 +20,7 @@ from tests.support.older_formats import DATA, RUNS, first_part, make_topics, set
 
 KEPT = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
 OPENED = [version for version in KEPT if version == FORMAT_VERSION]
-"""Format 1 places ids in other buckets. Format 2 was never released."""
+"""Format 1 places ids in other buckets. Formats 2 and 3 were never released."""
 OpenKept = Callable[[int], World]
 
 
@@ -49,7 +50,7 @@ def test_an_older_format_is_refused_with_what_to_do(version: int, open_kept: Ope
     assert "`halfway resolve --adopt`" in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(StateFormatError, match=f"has the state's format {version}"):
-        view_pending(read_state(w.spark, w.settings.storage).rows)
+        view_pending(read_state(lambda: w.spark, w.settings.storage).rows)
 
 
 @pytest.mark.parametrize("version", OPENED)
@@ -69,6 +70,11 @@ def test_a_job_of_an_older_format_goes_on(version: int, open_kept: OpenKept) -> 
     w.resolve()
 
     assert set(w.by_id(Table.MESSAGES)) == {"committed", "pending", "early"}
+    ops = {name: row["op_offset"] is not None for name, row in w.by_id(Table.MESSAGES).items()}
+    assert ops == {"committed": False, "pending": True, "early": True}, "the table got its new columns in place"
+    read = [message.transaction_id for batch in MessageReader(w.settings.storage).read() for message in batch.messages]
+    assert read[0] == "committed"
+    assert set(read) == set(ops)
     assert {name: (row["reason"], row["check_times"]) for name, row in w.by_id(Table.DISCARDED).items()} == {
         "discarded": ("check_max", 2),
         "checked": ("check_max", 2),

@@ -20,19 +20,21 @@ from halfway.pipelines.storage.delta_tables import (
     append_once,
     create_tables,
     owner_of,
+    properties_of,
     read_log_ahead,
     read_table,
     stored_tables,
     table_exists,
     table_name,
     table_path,
+    upgrade_tables,
 )
 from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
 from halfway.pipelines.storage.ownership import verify_still_owner
 from halfway.schemas.errors import HalfwayError, OwnershipError, SetupError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
-from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
+from halfway.schemas.tables import QUARANTINE_SCHEMA, SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
 from tests.support.waiting import until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -60,6 +62,30 @@ def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, 
     assert {owner_of(spark, storage, table) for table in Table} == {Owner("second", 1, "first")}
     assert all(table_exists(spark, storage, table) for table in Table)
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
+
+
+@pytest.mark.parametrize("next_owner", ["first", "second"])
+def test_tables_of_an_earlier_version_get_their_columns_in_place(spark: SparkSession, storage: StorageSettings, next_owner: str) -> None:
+    """At the start of the same checkpoint, or when another one takes the tables over."""
+    lacks = {"op_partition", "op_offset", "epoch"}
+    for table, schema in TABLE_SCHEMAS.items():
+        columns = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in schema if field.name not in lacks)
+        owner = "'halfway.query_id' = 'first', 'delta.dataSkippingStatsColumns' = 'transaction_id'"
+        spark.sql(f"CREATE TABLE {table_name(storage, table)} ({columns}) USING delta TBLPROPERTIES ({owner})")
+    spark.sql(f"INSERT INTO {table_name(storage, Table.MESSAGES)} (transaction_id, batch_id) VALUES ('old', 3)")
+    for _ in range(2):
+        if next_owner == "first":
+            upgrade_tables(spark, storage)
+        else:
+            create_tables(spark, storage, next_owner, 1)
+    for table, schema in TABLE_SCHEMAS.items():
+        assert {(each.name, each.dataType) for each in read_table(spark, storage, table).schema} == {(f.name, f.dataType) for f in schema}
+        counted = properties_of(spark, storage, table)["delta.dataSkippingStatsColumns"]
+        assert set(counted.split(",")) == set(SEARCHED_COLUMNS[table])
+    new = spark.createDataFrame([("new", 1, 7, 0)], "transaction_id STRING, op_partition INT, op_offset BIGINT, epoch INT")
+    append_once(new, storage, Table.MESSAGES, append_id(next_owner, Table.MESSAGES), 4)
+    rows = read_table(spark, storage, Table.MESSAGES).select("transaction_id", "op_partition", "op_offset", "epoch")
+    assert {tuple(row) for row in rows.collect()} == {("old", None, None, None), ("new", 1, 7, 0)}
 
 
 def test_a_missing_table_is_named_with_the_setting_that_places_it(spark: SparkSession, storage: StorageSettings) -> None:
@@ -114,6 +140,19 @@ def test_a_start_takes_nothing_that_another_one_took_meanwhile(spark: SparkSessi
     with pytest.raises(OwnershipError, match=rf"another one \(query awake, epoch {epoch}\) has taken the table .*: nothing was taken"):
         create_tables(spark, storage, "frozen", epoch)
     assert {owner_of(spark, storage, table).query_id for table in Table} == {"awake"}
+
+
+def test_a_table_that_another_start_makes_at_the_same_moment_is_not_taken(
+    spark: SparkSession, storage: StorageSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have found no table. Delta fails for the second one, because the first one's table has other properties."""
+    create_tables(spark, storage, "first")
+    found = iter([False])
+    exists = delta_tables.table_exists
+    monkeypatch.setattr(delta_tables, "table_exists", lambda *where: next(found, None) is None and exists(*where))
+    with pytest.raises(OwnershipError, match=r"another one \(query first, epoch 0\) has taken the table .*messages"):
+        create_tables(spark, storage, "second")
+    assert {owner_of(spark, storage, table).query_id for table in Table} == {"first"}
 
 
 def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(

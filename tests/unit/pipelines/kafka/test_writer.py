@@ -4,10 +4,12 @@ import gc
 import weakref
 
 import pytest
+from confluent_kafka import KafkaException
 
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
+from tests.support.dead_producer import declare_dead
 from tests.support.waiting import until
 
 NOBODY = KafkaSettings(bootstrap_servers="127.0.0.1:1")
@@ -38,3 +40,14 @@ def test_a_failed_record_keeps_no_later_record_from_being_queued_and_is_raised_o
     with pytest.raises(KafkaUnavailableError, match="cannot write to half"):
         writer.flush()
     writer.flush()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_dead_producer_is_reported_as_what_it_is(waits: bool) -> None:
+    """With a record in flight confluent_kafka raises SystemError."""
+    writer = RecordWriter(NOBODY, limit_ms=10_000)
+    if waits:
+        writer.put("half", b"id", b"body", [])
+    declare_dead(writer._producer)
+    with pytest.raises(KafkaException, match="the test says so"):
+        writer.flush()

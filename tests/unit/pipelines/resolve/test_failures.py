@@ -4,7 +4,15 @@ import pytest
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.failures import explain
-from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, RecordsLostError, RecordTooLargeError, SetupError, StateDamagedError
+from halfway.schemas.errors import (
+    CheckpointInUseError,
+    HalfwayError,
+    KafkaUnavailableError,
+    RecordsLostError,
+    RecordTooLargeError,
+    SetupError,
+    StateDamagedError,
+)
 
 SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
 _LOST = "Some data may have been lost because they are not available in Kafka any more"
@@ -35,7 +43,9 @@ _GONE = "transactions.half ends at offset 0 of partition 0, and 5 was read from 
 _AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
 org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
 """  # noqa: E501  # Kafka's own line
+_TWO_JOBS = "[STREAM_FAILED] Query terminated with exception: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 SAID = {
+    "two jobs": (_TWO_JOBS, CheckpointInUseError, ("/data/checkpoint", "a checkpoint, a warehouse and topics of its own")),
     "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
     "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),

@@ -1,13 +1,11 @@
-"""The job's metrics for Prometheus, and the alert rules and the dashboard that query them."""
+"""The job's metrics for Prometheus."""
 
-import json
 import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,12 +13,11 @@ from typer.testing import CliRunner
 
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.processes import free_port
-from halfway.pipelines.resolve.metrics import DISCARD_REASONS, QUARANTINE_REASONS, JobMetrics, served
+from halfway.pipelines.resolve.metrics import JobMetrics, served
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.schemas.errors import SetupError
 from halfway.schemas.reports import LATENCY_BOUNDS_S, BucketReport, count_latencies, latency_counts
 from halfway.schemas.settings import MetricsSettings
-from tests.support.paths import ROOT
 
 NOW_S = 1_700_000_000.0
 METRICS = {
@@ -164,10 +161,6 @@ def test_a_report_is_the_same_after_json() -> None:
     assert BucketReport.from_json(report.to_json()) == report
 
 
-def test_no_reason_is_listed_twice() -> None:
-    assert len(set(DISCARD_REASONS) | set(QUARANTINE_REASONS)) == len(DISCARD_REASONS) + len(QUARANTINE_REASONS)
-
-
 def test_a_taken_port_is_reported_in_one_line_before_the_job_starts(metrics: JobMetrics) -> None:
     settings = MetricsSettings(port=free_port())
     with served(metrics, settings):
@@ -193,60 +186,3 @@ def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest
         1,
         "error: metrics.port is set, but prometheus_client is not installed: pip install 'halfway[metrics]'\n",
     )
-
-
-def metrics_in(expression: str) -> set[str]:
-    """Return the metrics that a query names."""
-    return set(re.findall(r"\b[a-z]+_[a-z_]+\b(?=\s*[\[{)]|\s*$|\s+[-+*/<>=!]|\s+(?:or|and|unless)\b)", expression)) - {"label_replace"}
-
-
-def samples_of(metrics: dict[str, str]) -> set[str]:
-    return {name + suffix for name, kind in metrics.items() for suffix in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
-
-
-def test_alert_rules_query_existing_metrics_and_name_their_runbook() -> None:
-    rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
-    headings = {
-        re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
-        for title in re.findall(r"^#+ (.+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
-    }
-    assert list(rules) == ["groups"]
-    alerts = [rule for group in rules["groups"] for rule in group["rules"]]
-    assert len(alerts) == len({alert["alert"] for alert in alerts}) == 6
-    for group in rules["groups"]:
-        assert set(group) <= {"name", "interval", "rules"}
-    for alert in alerts:
-        assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
-        assert re.fullmatch(r"\d+[smh]", alert["for"])
-        assert alert["labels"]["severity"] in {"critical", "warning"}
-        assert set(alert["annotations"]) == {"summary", "description", "runbook"}
-        names = metrics_in(alert["expr"])
-        assert names, alert
-        assert names <= samples_of(METRICS), alert
-        page, anchor = alert["annotations"]["runbook"].split("#")
-        assert page == "docs/operations.md"
-        assert anchor in headings
-
-
-def test_the_dashboard_queries_existing_metrics_and_shows_all_of_them() -> None:
-    dashboard = json.loads((ROOT / "monitoring" / "grafana-dashboard.json").read_text())
-    panels = dashboard["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
-    expressions = [target["expr"] for panel in panels for target in panel.get("targets", ())]
-    names = {name for expression in expressions for name in metrics_in(expression)}
-    assert names <= samples_of(METRICS)
-    shown = {name for name in METRICS if any(asked.startswith(name) for asked in names)}
-    assert shown == set(METRICS)
-    for panel in panels:
-        assert panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24
-
-
-def test_the_manual_describes_every_metric_and_alert() -> None:
-    manual = (ROOT / "docs" / "operations.md").read_text()
-    assert [name for name in METRICS if f"`{name}`" not in manual and f"`{name}{{" not in manual] == []
-    rules = yaml.safe_load((ROOT / "monitoring" / "alerts.yml").read_text())
-    for group in rules["groups"]:
-        for rule in group["rules"]:
-            assert f"### {rule['alert']}" in manual

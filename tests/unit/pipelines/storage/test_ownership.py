@@ -1,12 +1,14 @@
 """A checkpoint of another format is refused by name, whatever else its manifest holds."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.storage import manifest as manifest_module
 from halfway.pipelines.storage.delta_tables import Owner
-from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.manifest import Manifest, read_manifest
 from halfway.pipelines.storage.ownership import Ownership, verify_ownership
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.state_format import FORMAT_VERSION
@@ -21,7 +23,7 @@ THIS = {
     "op_topic": "transactions.op",
     "adopted": {"half": {"0": 7}},
     "halves_since_ms": 0,
-    "bucket_keys": [3, 1, 2],
+    "bucket_keys": list(range(64)),
 }
 
 
@@ -94,15 +96,27 @@ def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[
 
 def test_a_manifest_of_this_format_is_read() -> None:
     manifest = Manifest.from_json(THIS)
-    assert (manifest.bucket_keys, manifest.adopted) == ((3, 1, 2), {"half": {0: 7}})
+    assert (manifest.bucket_keys, manifest.adopted) == (tuple(range(64)), {"half": {0: 7}})
     verify(THIS)
 
 
-def test_a_manifest_without_an_epoch_is_refused_as_one_of_another_format() -> None:
-    with pytest.raises(OwnershipError, match="go on with the version that wrote it"):
-        verify({name: value for name, value in THIS.items() if name != "epoch"})
+DAMAGES: list[dict[str, Any]] = [
+    {"bucket_keys": ["0); DROP TABLE messages; --"] * 64},
+    {"bucket_keys": [0] * 64},
+    {"bucket_keys": [1, 2]},
+    {"bucket_keys": 3},
+    {"buckets": None},
+    {"buckets": "many"},
+    {"epoch": "0 OR TRUE"},
+    {"adopted": {"half": {"zero": 7}}},
+    {"adopted": ["0"]},
+    {"half_topic": 7},
+]
 
 
-def test_a_manifest_without_buckets_is_refused() -> None:
-    with pytest.raises(OwnershipError, match=r"state\.buckets = None, not 64"):
-        verify({name: value for name, value in THIS.items() if name != "buckets"})
+@pytest.mark.parametrize("damage", DAMAGES, ids=str)
+def test_a_damaged_manifest_is_refused_in_one_line(damage: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest_module, "read_json", lambda *_: {**THIS, **damage})
+    storage, spark = load_settings(environ={}).storage, cast(SparkSession, None)
+    with pytest.raises(OwnershipError, match=r"halfway\.json is damaged: restore it, or start a new checkpoint"):
+        read_manifest(spark, storage)

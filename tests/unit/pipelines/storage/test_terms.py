@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage import terms
+from halfway.pipelines.storage import state_reader, terms
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import OwnershipError
 
@@ -37,15 +37,15 @@ class Checkpoint:
 @pytest.fixture
 def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     stand_in = Checkpoint()
-    for name in ("names_in", "read_json", "write_json"):
-        monkeypatch.setattr(terms, name, getattr(stand_in, name))
+    for module, name in ((state_reader, "names_in"), (terms, "read_json"), (terms, "write_json")):
+        monkeypatch.setattr(module, name, getattr(stand_in, name))
     return stand_in
 
 
 def start(check_max: int, keys: dict[str, list[str]] | None = None) -> list[tuple[int, int]]:
     """Start a run; return (first batch, transactionCheckMax)."""
     overrides: dict[str, object] = {"resolution.transactionCheckMax": check_max}
-    settings = load_settings(environ={}, overrides=overrides | ({"kafka.signing.keys": keys} if keys else {}))
+    settings = load_settings(environ={}, overrides=overrides | ({"kafka.signing.cluster": "c", "kafka.signing.keys": keys} if keys else {}))
     return [(first, each.transactionCheckMax) for first, each in terms_of_run(NO_SPARK, settings)]
 
 

@@ -149,7 +149,7 @@ def test_a_million_pending_take_columns_not_objects() -> None:
     numbers = pa.array(range(rows), pa.int64())
     small = pa.array([0], pa.int32()).take(pa.array([0] * rows))
     name = pa.DictionaryArray.from_arrays(small, ["g"])
-    columns = [numbers.cast(pa.string()), small.cast(pa.int8()), name, name, small, numbers, small, numbers, small, numbers]
+    columns = [numbers.cast(pa.string()), small.cast(pa.int8()), name, name, small, numbers, small, numbers, numbers, small, numbers]
     columns += [small.cast(pa.bool_()), small]
     payload = Bucket(pa.table(columns, schema=ENTRY_SCHEMA)).encode()[1]
     view = view_pending([(FORMAT_VERSION, payload)])

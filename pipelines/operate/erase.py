@@ -1,0 +1,185 @@
+"""Erases what one transaction's producer sent, wherever it can be erased, and says what remains (docs/security.md)."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pyarrow.compute as pc
+from pyspark.sql import Column, Row, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.topic_scan import TopicScan
+from halfway.pipelines.kafka.topic_setup import inspect_topics
+from halfway.pipelines.operate.settle import by_whom
+from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
+from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.erasure import erase_rows, mend, note_erasure, old_files_kept_ms, rows_to_erase
+from halfway.pipelines.storage.state_reader import StoredState, read_state
+from halfway.schemas.errors import HalfwayError, NotErasableError
+from halfway.schemas.headers import PGROUP
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.tables import ERASURES_SCHEMA, Table
+from halfway.transforms.views.pending import view_pending
+
+_FOR_EVER = -1
+_LATEST = {Table.MESSAGES: "committed_at", Table.DISCARDED: "discarded_at", Table.QUARANTINE: "source_timestamp"}
+
+
+@dataclass(frozen=True)
+class Remains:
+    """A topic that may still hold the body. Kafka deletes whole segments, so it may do so later than `until_ms`."""
+
+    topic: str
+    until_ms: int | None
+    """None if the topic keeps its records for ever, or if it is not known how long."""
+    note: str
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """What was erased, and what remains."""
+
+    transaction_id: str
+    producer_group: str | None
+    rows: Mapping[str, int]
+    """Table → the number of rows whose body was erased by this run."""
+    files_until_ms: int | None
+    """From when on `halfway optimize` deletes the files that held them; None if they are deleted."""
+    topics: list[Remains]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The rows of a transaction in one table: how many there are, and how many still hold what was sent."""
+
+    rows: int
+    filled: int
+    latest_ms: int
+    was_asked: bool
+    groups: frozenset[str]
+
+
+def erase(
+    spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
+) -> Erasure:
+    """Erase what was sent for one transaction from the tables, with an audit row. Repeating it does nothing twice.
+
+    Args:
+        spark: the session that reads the state and changes the tables.
+        settings: the job's.
+        transaction_id: its id.
+        producer_group: its group; None for every group that has used the id.
+        remark: the reason, for the audit row.
+        vacuum: also delete the files that hold it, at once.
+
+    Raises:
+        NotErasableError: the transaction is pending, or the job has not read a half of it, or no table holds anything.
+        SetupError: `vacuum`, and the tables are not on a local disk.
+        KafkaUnavailableError: the half topic cannot be read.
+        HalfwayError: the state cannot be read, or the job appends faster than a table can be changed.
+    """
+    storage = settings.storage
+    if vacuum:
+        verify_vacuum_possible(spark, storage)
+    state = read_state(lambda: spark, storage)
+    _verify_settled(state, transaction_id, producer_group)
+    _verify_read(settings.kafka, state.read_to, transaction_id, producer_group)
+    existing = [table for table in Table if table_exists(spark, storage, table)]
+    found = {table: _find(spark, storage, table, transaction_id, producer_group) for table in existing}
+    if not any(each.rows for each in found.values()):
+        raise NotErasableError(
+            f"no table holds anything of the transaction {transaction_id}: if it was rolled back, its half is in the topic "
+            f"{settings.kafka.half_topic} until Kafka deletes it"
+        )
+    rows = {str(table): found[table].filled if table in found else 0 for table in Table}
+    if any(rows.values()):
+        # The audit row comes first, so that no erasure is without one.
+        at = datetime.now(UTC)
+        values = {"erased_at": at, "transaction_id": transaction_id, "producer_group": producer_group, "erased_by": by_whom()}
+        note_erasure(spark, storage, Row(**{name: {**values, "remark": remark, **rows}[name] for name in ERASURES_SCHEMA.names}))
+    for table, each in found.items():
+        if each.filled:
+            erase_rows(spark, storage, table, rows_to_erase(transaction_id, producer_group, table))
+        mend(spark, storage, table)
+        if vacuum:
+            vacuum_at_once(spark, storage, table)
+    kept_ms = max(old_files_kept_ms(spark, storage, table) for table in existing)
+    until_ms = None if vacuum else time.time_ns() // 1_000_000 + kept_ms
+    return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)))
+
+
+def _verify_settled(state: StoredState, transaction_id: str, producer_group: str | None) -> None:
+    """Refuse a transaction that is pending: its body is still needed, and would come to the tables later."""
+    pending = view_pending(state.rows).transactions
+    for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
+        if producer_group in (None, row["producer_group"]):
+            raise NotErasableError(
+                f"the transaction {transaction_id} of the group {row['producer_group']} is pending: settle it first, with "
+                f"`halfway rollback {transaction_id}`, and erase it when the job has read that"
+            )
+
+
+def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]], transaction_id: str, producer_group: str | None) -> None:
+    """Refuse a transaction with an unread half, such as a replay: its body would come to the tables."""
+    with TopicScan.open(kafka, kafka.half_topic) as scan:
+        for record in scan.beyond(read_to.get(kafka.half_topic, {})):
+            if record.key() != transaction_id.encode():
+                continue
+            if producer_group is None or (PGROUP, producer_group.encode()) in (record.headers() or ()):
+                raise NotErasableError(
+                    f"the topic {kafka.half_topic} holds a half of the transaction {transaction_id} that the job has not read: let it "
+                    "read on, and erase the transaction when it is settled"
+                )
+
+
+def _find(spark: SparkSession, storage: StorageSettings, table: Table, transaction_id: str, producer_group: str | None) -> _Found:
+    mine = F.col("transaction_id") == F.lit(transaction_id)
+    is_asked, group = F.lit(False), F.lit(None).cast("string")
+    if table is not Table.QUARANTINE:
+        is_asked, group = F.col("check_times") > 0, F.col("producer_group")
+        if producer_group is not None:
+            mine &= group == F.lit(producer_group)
+    stored = read_table(spark, storage, table).where(mine)
+
+    def counted(condition: Column) -> Column:
+        return F.count(F.when(condition, 1))
+
+    [row] = stored.agg(
+        F.count("*"),
+        counted(rows_to_erase(transaction_id, producer_group, table)),
+        F.coalesce(F.max(F.unix_millis(_LATEST[table])), F.lit(0)),
+        counted(is_asked) > 0,
+        F.collect_set(group),
+    ).collect()
+    return _Found(row[0], row[1], row[2], row[3], frozenset(row[4]))
+
+
+def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Remains]:
+    """Yield the topics that may still hold the body. None is compacted, so that no tombstone can delete a record."""
+    kafka = settings.kafka
+    asked = {group for each in found.values() if each.was_asked for group in each.groups}
+    topics = dict.fromkeys((kafka.half_topic, *map(kafka.check_topic_of, sorted(asked))))
+    if found.get(Table.QUARANTINE, _NOTHING).rows:
+        topics[kafka.op_topic] = None
+    latest_ms = max(each.latest_ms for each in found.values())
+    kept_ms, problem = _kept_ms(settings)
+    for topic in topics:
+        if topic not in kept_ms:
+            yield Remains(topic, None, f"for as long as its retention.ms says, which is not known: {problem}")
+        elif kept_ms[topic] == _FOR_EVER:
+            yield Remains(topic, None, "for ever: its retention.ms is -1")
+        else:
+            yield Remains(topic, latest_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")
+
+
+_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
+
+
+def _kept_ms(settings: Settings) -> tuple[dict[str, int], str]:
+    """Return how long topics keep their records, or why that is not known."""
+    try:
+        return {report.topic: report.retention_ms for report in inspect_topics(admin_client(settings.kafka), settings)}, "no such topic"
+    except HalfwayError as error:
+        return {}, str(error)

@@ -1,0 +1,124 @@
+"""Erases what one transaction left in the tables (docs/security.md#erasure). Nothing else changes a row.
+
+The rows stay, with id, topic, group, times and pointers: a later `--adopt` must still know what was committed and
+discarded, and bookmarks must still find every batch. What the producer sent is null.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    MetadataChangedException,
+)
+from delta.tables import DeltaTable
+from pyspark.sql import Column, Row, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, table_name, table_path
+from halfway.pipelines.storage.locks import commit_lock
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.headers import PGROUP
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import ERASURES, ERASURES_SCHEMA, Table
+
+_SENT = ("tags", "keys", "body", "properties")
+_ERASED: Mapping[Table, tuple[str, ...]] = {
+    Table.MESSAGES: _SENT,
+    Table.DISCARDED: _SENT,
+    # `detail` may quote a header.
+    Table.QUARANTINE: ("value", "headers", "detail"),
+}
+"""The columns with what a producer has sent."""
+_APPEND_ONLY = "delta.appendOnly"
+_TRIES = 20
+# By an append, or by a compaction. They have no base class of their own.
+_OVERTAKEN = (ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, MetadataChangedException)
+
+
+def rows_to_erase(transaction_id: str, producer_group: str | None, table: Table) -> Column:
+    """Return the condition on the rows of a transaction that still hold something of what was sent.
+
+    Args:
+        transaction_id: its id.
+        producer_group: its group; None for every group's.
+        table: the table.
+    """
+    if table is Table.QUARANTINE:
+        # Without value and headers a row is a pointer, and its detail names the rule.
+        filled = F.col("value").isNotNull() | F.col("headers").isNotNull()
+        named = F.exists("headers", lambda each: (each["key"] == PGROUP) & (each["value"] == F.lit((producer_group or "").encode())))
+    else:
+        filled = F.coalesce(*(F.col(name).cast("string") for name in ("body", "tags", "keys")), F.to_json("properties")).isNotNull()
+        named = F.col("producer_group") == F.lit(producer_group)
+    own = (F.col("transaction_id") == F.lit(transaction_id)) & filled
+    return own if producer_group is None else own & named
+
+
+def erase_rows(spark: SparkSession, storage: StorageSettings, table: Table, rows: Column) -> None:
+    """Set to null what the producer has sent, in some rows of a table. Repeating it does nothing twice.
+
+    The table takes no change but this one: its property `delta.appendOnly` is lifted for it. On a local disk the job
+    waits meanwhile. Elsewhere an append that the property's change overtakes is repeated by the job, and a change that
+    an append overtakes is repeated here.
+
+    Raises:
+        HalfwayError: the job appends faster than the table can be changed.
+    """
+    with commit_lock(local_warehouse(spark, storage), table), _changeable(spark, storage, table):
+        for left in reversed(range(_TRIES)):
+            try:
+                _delta_table(spark, storage, table).update(rows, {name: F.lit(None) for name in _ERASED[table]})
+                return
+            except _OVERTAKEN:
+                if not left:
+                    raise HalfwayError(
+                        f"the table {table_name(storage, table)} was appended to during each of {_TRIES} tries: stop the job for a minute, "
+                        "and run the command again"
+                    ) from None
+
+
+@contextmanager
+def _changeable(spark: SparkSession, storage: StorageSettings, table: Table) -> Iterator[None]:
+    _set_append_only(spark, storage, table, "false")
+    try:
+        yield
+    finally:
+        _set_append_only(spark, storage, table, "true")
+
+
+def mend(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    """Make a table append-only again, if an erasure was killed before it did so."""
+    if properties_of(spark, storage, table).get(_APPEND_ONLY) == "false":
+        with commit_lock(local_warehouse(spark, storage), table):
+            _set_append_only(spark, storage, table, "true")
+
+
+def _set_append_only(spark: SparkSession, storage: StorageSettings, table: Table, value: str) -> None:
+    spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = '{value}')")
+
+
+def _delta_table(spark: SparkSession, storage: StorageSettings, table: Table) -> DeltaTable:
+    if storage.catalog_schema:
+        return DeltaTable.forName(spark, table_name(storage, table))
+    return DeltaTable.forPath(spark, table_path(storage, table))
+
+
+def note_erasure(spark: SparkSession, storage: StorageSettings, row: Row) -> None:
+    """Append a row to the table `erasures` (ERASURES_SCHEMA), which is made if it does not exist."""
+    with commit_lock(local_warehouse(spark, storage), ERASURES):
+        create_table(spark, storage, ERASURES, ERASURES_SCHEMA)
+        writer = spark.createDataFrame([row], ERASURES_SCHEMA).write.format("delta").mode("append")
+        if storage.catalog_schema:
+            writer.saveAsTable(table_name(storage, ERASURES))
+        else:
+            writer.save(table_path(storage, ERASURES))
+
+
+def old_files_kept_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
+    """Return how long VACUUM leaves files that were replaced (`delta.deletedFileRetentionDuration`)."""
+    kept = properties_of(spark, storage, table).get("delta.deletedFileRetentionDuration", "interval 7 days")
+    [kept_ms] = spark.sql(f"SELECT unix_millis(timestamp_millis(0) + {kept})").collect()[0]
+    return int(kept_ms)

@@ -1,0 +1,90 @@
+"""R5: a check counts when it has been in the check topic for half an interval."""
+
+import json
+
+import pytest
+
+from halfway.pipelines.resolve.sent_checks import SentChecks
+
+NOTHING = {"asked_ms": 0, "ms_ago": []}
+
+
+class Clock:
+    """Seconds."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_checks_count_after_half_an_interval(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    assert sent.asked_ms() == 0, "nothing was sent"
+    sent.add(5_000)
+    clock.now_s = 129.9
+    sent.add(6_000)
+    assert sent.asked_ms() == 0
+    clock.now_s = 130.0
+    assert sent.asked_ms() == 5_000
+    sent.add(4_000)
+    clock.now_s = 160.0
+    assert sent.asked_ms() == 6_000, "never less than it was"
+
+
+def test_no_check_counts_that_is_newer_than_what_is_known_of_its_group(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    sent.add(5_000)
+    clock.now_s = 1_000.0
+    assert [sent.asked_ms(as_of_s) for as_of_s in (float("-inf"), 129.0, 130.0)] == [0, 0, 5_000]
+
+
+def test_many_batches_take_little_room_and_count_in_time(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    for number in range(1_000):
+        clock.now_s = 100.0 + number / 2
+        sent.add(number)
+        late_s = 30 + 30 / 8
+        assert clock.now_s - 100 - late_s <= sent.asked_ms() / 2 <= max(0, clock.now_s - 130)
+    assert len(sent.to_json()["ms_ago"]) < 12
+
+
+def restarted(sent: SentChecks, clock: Clock, after_s: float) -> SentChecks:
+    """Return what the next run knows: the clock is another one."""
+    content = json.loads(json.dumps(sent.to_json()))
+    clock.now_s = 7.0
+    found = SentChecks(60_000, clock)
+    found.take_up(content, round(after_s * 1000))
+    return found
+
+
+@pytest.mark.parametrize(("after_s", "asked_ms"), [(-3_600.0, 0), (0.0, 0), (24.9, 0), (25.0, 5_000), (30.0, 6_000)])
+def test_what_a_former_run_sent_counts_from_then(after_s: float, asked_ms: int, clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    sent.add(5_000)
+    clock.now_s += 5
+    sent.add(6_000)
+    assert restarted(sent, clock, after_s).asked_ms() == asked_ms, "a clock that was set back holds up nothing for ever"
+
+
+def test_runs_nearer_than_half_an_interval_let_checks_count_too(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    asked = []
+    for number in range(1, 30):
+        sent.add(number)
+        sent = restarted(sent, clock, 7.0)
+        asked.append(sent.asked_ms())
+    assert asked == [max(0, number - 4) for number in range(1, 30)]
+
+
+@pytest.mark.parametrize("content", [{}, {"asked_ms": "x", "ms_ago": []}, {"asked_ms": 1, "ms_ago": [3]}, {**NOTHING, "ms_ago": None}])
+def test_what_is_not_whole_is_not_taken_up(content: dict[str, object], clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        sent.take_up(content, 0)
+    assert sent.to_json() == NOTHING

@@ -1,0 +1,92 @@
+"""R15: while the broker that coordinates a group does not answer, the group keeps its last state."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.java_admin import Place
+from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.pipelines.resolve.groups import GroupWatch
+from halfway.schemas.headers import check_group
+
+NO_SPARK: Any = None
+SETTINGS = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1"})
+FAILURE = KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+
+class Brokers:
+    """An admin client of several brokers, one of which coordinates the group `g`."""
+
+    def __init__(self) -> None:
+        self.is_coordinator_silent = False
+        self.state = ConsumerGroupState.STABLE
+
+    def list_consumer_groups(self, **_: object) -> Any:
+        of_g = SimpleNamespace(group_id=check_group("g"), state=self.state)
+        other = SimpleNamespace(group_id=check_group("other"), state=ConsumerGroupState.STABLE)
+        if self.is_coordinator_silent:
+            return SimpleNamespace(valid=[other], errors=[FAILURE])
+        return SimpleNamespace(valid=[of_g, other], errors=[])
+
+    def result(self, answer: Any) -> Any:
+        return answer
+
+
+PLACE: Place = (SETTINGS.kafka.check_topic, 0)
+
+
+class Lag(CheckLag):
+    """One request in the check topic, which is for `g` and which `g` has not passed."""
+
+    def _published_before(self, *_: object) -> dict[Place, OffsetRange]:
+        return {PLACE: OffsetRange(0, 1)}
+
+    def _committed(self, groups: Any, _: Any) -> dict[str, dict[Place, int]]:
+        return {group: {PLACE: 1 if group == "other" else 0} for group in groups}
+
+    def _find(self, groups: Any, _: Any) -> dict[str, tuple[Place, int]]:
+        return {group: (PLACE, 0) for group in groups if group == "g"}
+
+
+@pytest.fixture
+def brokers() -> Brokers:
+    return Brokers()
+
+
+@pytest.fixture
+def watch(brokers: Brokers) -> GroupWatch:
+    found = GroupWatch(NO_SPARK, SETTINGS.kafka, 30_000, lambda: 1_000_000)
+    client: Any = brokers
+    found._client, found._check_lag = client, Lag(NO_SPARK, SETTINGS.kafka, client)
+    return found
+
+
+def test_an_absent_group_stays_absent_while_its_broker_is_silent(brokers: Brokers, watch: GroupWatch) -> None:
+    brokers.state = ConsumerGroupState.EMPTY
+    watch.ask()
+    assert watch.absent() == ["g"]
+    brokers.is_coordinator_silent = True
+    watch.ask()
+    assert watch.absent() == ["g"]
+
+
+def test_a_group_that_is_behind_stays_behind_while_its_broker_is_silent(brokers: Brokers, watch: GroupWatch) -> None:
+    watch.ask()
+    assert watch.absent() == ["g"]
+    brokers.is_coordinator_silent = True
+    watch.ask()
+    assert watch.absent() == ["g"]
+
+
+def test_no_check_counts_until_every_broker_has_told_its_groups(brokers: Brokers, watch: GroupWatch) -> None:
+    brokers.state = ConsumerGroupState.EMPTY
+    brokers.is_coordinator_silent = True
+    watch.ask()
+    assert watch.known_s() < 0, "no check counts"
+    brokers.is_coordinator_silent = False
+    watch.ask()
+    assert (watch.absent(), watch.known_s() > 0) == (["g"], True)

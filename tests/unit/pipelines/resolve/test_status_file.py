@@ -1,0 +1,48 @@
+"""A start takes up which checks count from `status.json`, whatever a crash has left of it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.resolve import job as job_module
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.storage import file_systems
+from halfway.pipelines.storage.manifest import STATUS_FILE
+
+WRITTEN_MS = 1_700_000_000_000
+STATUS = {
+    "batch_id": 7,
+    "seconds": 1.0,
+    "written_at_ms": WRITTEN_MS,
+    "horizon_ms": 1_699_996_400_000,
+    "pending": 1,
+    "counts": {},
+    "sent_checks": {"asked_ms": 0, "ms_ago": [[0, 1_699_996_400_000]]},
+}
+
+
+def asked_after(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, now_ms: int = WRITTEN_MS) -> int:
+    """Return what the first tick of a start says, by this machine's clock."""
+    monkeypatch.setattr(file_systems, "on_local_disk", lambda _, uri: Path(uri))
+    monkeypatch.setattr(job_module, "time", SimpleNamespace(time_ns=lambda: now_ms * 1_000_000))
+    (folder / STATUS_FILE).write_text(text)
+    overrides = {"kafka.bootstrap_servers": "none:1", "storage.checkpoint": str(folder)}
+    job = ResolveJob(load_settings(environ={}, overrides=overrides))
+    spark: Any = None
+    job._take_up_sent(spark)
+    return job._sent.asked_ms()
+
+
+def test_what_was_sent_long_ago_counts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked_after(json.dumps(STATUS), tmp_path, monkeypatch, WRITTEN_MS + 60_000) == STATUS["horizon_ms"]
+    assert asked_after(json.dumps(STATUS), tmp_path, monkeypatch) == 0
+
+
+@pytest.mark.parametrize("text", ["", '{"batch_id": 7, "sec', "{}"], ids=["empty", "cut off", "of another version"])
+def test_a_status_file_that_a_power_cut_left_ends_no_start(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`write_json` renames without `fsync`; on an object store, and on Databricks, others write there too."""
+    assert asked_after(text, tmp_path, monkeypatch) == 0
