@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -26,12 +27,70 @@ class Answers(NamedTuple):
     """Returns the answer to a check."""
     send: Callable[[CheckRequest, Answer, Callable[[KafkaError | None], None]], None]
     """Queues the op record of an answer, or raises. The callback gets None once it is acknowledged, or the error."""
-    can_send: Callable[[], bool]
-    """Returns False while no answer can be sent."""
 
 
-class CheckThreads:
-    """Threads that answer checks. Only one other thread calls `put` and `dismiss`.
+class CheckWorkers(ABC):
+    """What answers checks: threads, or tasks of an event loop. Only one other thread calls `put` and `dismiss`.
+
+    Args:
+        open_checks: learns what became of each check.
+    """
+
+    def __init__(self, open_checks: OpenChecks) -> None:
+        """Store where to tell what became of a check."""
+        self._open_checks = open_checks
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to answer."""
+
+    @abstractmethod
+    def put(self, task: CheckTask) -> None:
+        """Queue a check."""
+
+    @abstractmethod
+    def dismiss(self) -> None:
+        """Let the workers end after the queued checks."""
+
+    @abstractmethod
+    def stop(self, deadline_s: float | None) -> bool:
+        """Start no more listeners, and wait for those that run.
+
+        Args:
+            deadline_s: the time by `time.monotonic()` at which to stop waiting; None to wait until they end.
+
+        Returns:
+            True if all listeners have ended.
+        """
+
+    @abstractmethod
+    def are_alive(self) -> bool:
+        """Return True if a worker has not ended."""
+
+    @abstractmethod
+    def is_one(self) -> bool:
+        """Return True if the caller is one of them."""
+
+    def can_answer(self) -> bool:
+        """Return False if no check will ever be answered here any more. Other instances should get them then."""
+        return True
+
+    def on_delivered(self, task: CheckTask, error: KafkaError | None) -> None:
+        """Note what became of an answer. The sender's thread calls it."""
+        if error is None:
+            self._open_checks.finish(task)
+        else:
+            self.put_off(task, str(error))
+
+    def put_off(self, task: CheckTask, why: str) -> None:
+        """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
+        request = task.request
+        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
+        self._open_checks.put_off(task, time.monotonic() + _RETRY_S)
+
+
+class CheckThreads(CheckWorkers):
+    """Threads that answer checks.
 
     Args:
         group: the producer group, for the names of the threads.
@@ -42,7 +101,8 @@ class CheckThreads:
 
     def __init__(self, group: str, answers: Answers, open_checks: OpenChecks, count: int) -> None:
         """Make the threads. Starts none."""
-        self._answers, self._open_checks = answers, open_checks
+        super().__init__(open_checks)
+        self._answers = answers
         self._tasks: queue.SimpleQueue[CheckTask | None] = queue.SimpleQueue()
         self._listener_ended, self._running, self._is_stopping = threading.Condition(), 0, False
         self._threads = [threading.Thread(target=self._run, name=f"halfway-check-{group}-{number}", daemon=True) for number in range(count)]
@@ -62,14 +122,7 @@ class CheckThreads:
             self._tasks.put(None)
 
     def stop(self, deadline_s: float | None) -> bool:
-        """Start no more listeners, and wait for those that run.
-
-        Args:
-            deadline_s: the time by `time.monotonic()` at which to stop waiting; None to wait until they end.
-
-        Returns:
-            True if all listeners have ended.
-        """
+        """Start no more listeners, and wait for those that run."""
         with self._listener_ended:
             self._is_stopping = True
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
@@ -92,9 +145,9 @@ class CheckThreads:
                     task.answer = task.answer or self._answers.of(task.request)
                 finally:
                     self._end()
-                self._answers.send(task.request, task.answer, partial(self._on_delivered, task))
+                self._answers.send(task.request, task.answer, partial(self.on_delivered, task))
             except Exception as error:  # Whatever it is, this thread goes on: later checks wait for it.
-                self._put_off(task, str(error))
+                self.put_off(task, str(error))
 
     def _begin(self, task: CheckTask) -> bool:
         """Count a running listener and return True. If the check is not this instance's any more, drop it."""
@@ -110,16 +163,3 @@ class CheckThreads:
         with self._listener_ended:
             self._running -= 1
             self._listener_ended.notify_all()
-
-    def _on_delivered(self, task: CheckTask, error: KafkaError | None) -> None:
-        """Note what became of an answer. The sender's thread calls it."""
-        if error is None:
-            self._open_checks.finish(task)
-        else:
-            self._put_off(task, str(error))
-
-    def _put_off(self, task: CheckTask, why: str) -> None:
-        """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
-        request = task.request
-        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
-        self._open_checks.put_off(task, time.monotonic() + _RETRY_S)

@@ -1,8 +1,8 @@
 """Answers the check requests of one producer group (docs/contract.md).
 
-One thread owns the Kafka consumer: it polls, pauses and commits. Listeners run in other threads (`check_threads`), so a
-slow listener does not cost the group membership. A check's offset is committed after Kafka has acknowledged its answer,
-never before.
+One thread owns the Kafka consumer: it polls, pauses and commits. Listeners run in other threads or in an event loop
+(`CheckWorkers`), so a slow listener does not cost the group membership. A check's offset is committed after Kafka has
+acknowledged its answer, never before.
 """
 
 import logging
@@ -13,15 +13,18 @@ from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.clients.check_threads import Answers, CheckThreads
-from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config, log_error
+from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.kafka.client_log import ClientLog
+from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import KafkaUnavailableError
-from halfway.schemas.headers import PGROUP, check_group
+from halfway.schemas.headers import CHECK_SIGNATURE, PGROUP, check_group
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import Headers, RecordError
 from halfway.schemas.settings import KafkaSettings
+from halfway.schemas.signing import Signable, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +42,8 @@ class CheckAnswerer:
     Args:
         settings: where Kafka is, and how to log in.
         group: the producer group.
-        answers: finds and sends the answers.
-        threads: how many checks are answered at once.
+        make_workers: makes what answers the checks that it is given.
+        can_send: returns False while no answer can be sent.
         max_open: how many checks may be read and not yet answered. At this number the consumer pauses.
         session_timeout_ms: when Kafka gives a dead instance's partitions to another one.
     """
@@ -49,21 +52,23 @@ class CheckAnswerer:
         self,
         settings: KafkaSettings,
         group: str,
-        answers: Answers,
+        make_workers: Callable[[OpenChecks], CheckWorkers],
+        can_send: Callable[[], bool],
         *,
-        threads: int,
         max_open: int,
         session_timeout_ms: int,
     ) -> None:
         """Store the configuration. Does not connect."""
-        self._settings, self._group, self._answers = settings, group, answers
+        self._settings, self._group, self._can_send = settings, group, can_send
+        self._topic, self._keyring = settings.check_topic_of(group), settings.signing.keyring_of(group)
         self._session_timeout_ms = session_timeout_ms
         self._open_checks = OpenChecks(max_open)
-        self._threads = CheckThreads(group, answers, self._open_checks, threads)
+        self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
         self._is_member, self._is_paused = False, False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
+        self._log = ClientLog()
         self._next_commit_s = 0.0
         self._consumer: Consumer | None = None
         self._poller = threading.Thread(target=self._run, name=f"halfway-checks-{group}", daemon=True)
@@ -78,7 +83,7 @@ class CheckAnswerer:
             self._consumer = Consumer(self._config())
         except KafkaException as error:
             raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
-        self._threads.start()
+        self._workers.start()
         self._poller.start()
 
     def stop(self, deadline_s: float | None) -> bool:
@@ -93,7 +98,7 @@ class CheckAnswerer:
             True if all listeners have ended.
         """
         self._stopping.set()
-        return self._threads.stop(deadline_s)
+        return self._workers.stop(deadline_s)
 
     def leave(self, deadline_s: float) -> bool:
         """Wait until the answers are acknowledged, their offsets committed and the group left. Call it after `stop`.
@@ -112,12 +117,12 @@ class CheckAnswerer:
         return has_left and self._open_checks.is_complete()
 
     def is_answering_here(self) -> bool:
-        """Return True if the calling thread is one that runs the listener."""
-        return self._threads.is_one()
+        """Return True if the caller is what runs the listener."""
+        return self._workers.is_one()
 
     def _config(self) -> dict[str, Any]:
         return {
-            **librdkafka_config(self._settings),
+            **librdkafka_config(self._settings, self._log),
             "group.id": check_group(self._group),
             # A check that was sent before the group's first start may be the last one (R6). If the group skipped it,
             # the message would be discarded. So a group without committed offsets, new or expired, answers every check
@@ -140,13 +145,13 @@ class CheckAnswerer:
     def _run(self) -> None:
         consumer = cast(Consumer, self._consumer)
         try:
-            while not self._stopping.is_set():
+            while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
             self._drain(consumer)
         except Exception:
             log.exception("event=check_consumer_died group=%r", self._group)
         finally:
-            self._threads.dismiss()
+            self._workers.dismiss()
             try:
                 consumer.close()
             finally:
@@ -164,7 +169,7 @@ class CheckAnswerer:
         self._begin_assigned(consumer)
         self._pause_or_resume(consumer)
         for task in self._open_checks.due(time.monotonic()):
-            self._threads.put(task)
+            self._workers.put(task)
         if time.monotonic() >= self._next_commit_s:
             self._commit(consumer)
             self._next_commit_s = time.monotonic() + _COMMIT_INTERVAL_S
@@ -177,11 +182,11 @@ class CheckAnswerer:
 
         Other instances then get its checks. If there is none, the job does not count them (R15).
         """
-        can_send = self._answers.can_send()
+        can_send = self._can_send()
         if can_send == self._is_member:
             return
         if can_send:
-            consumer.subscribe([self._settings.check_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:
             consumer.unsubscribe()
             log.error("event=check_group_left group=%r cause=answers_cannot_be_sent", self._group)
@@ -202,8 +207,8 @@ class CheckAnswerer:
     def _drain(self, consumer: Consumer) -> None:
         """Wait for the listeners and the acknowledgements. Keep polling, which serves rebalances and commits."""
         self._open_checks.end()
-        self._threads.dismiss()
-        while not self._abandoned.is_set() and (self._open_checks.count() or self._threads.are_alive()):
+        self._workers.dismiss()
+        while not self._abandoned.is_set() and self._workers.can_answer() and (self._open_checks.count() or self._workers.are_alive()):
             self._serve(consumer, self._poll_paused)
         self._serve(consumer, self._commit)
 
@@ -233,19 +238,19 @@ class CheckAnswerer:
         place = cast(int, message.partition()), cast(int, message.offset())
         task = self._open_checks.add(*place, self._request_of(message), message.timestamp()[1])
         if task is not None:
-            self._threads.put(task)
+            self._workers.put(task)
 
     def _log_refusal(self, error: KafkaError) -> None:
         """Log why no checks arrive. Log a missing right once: librdkafka reports it each second."""
         rights = {
-            KafkaError.TOPIC_AUTHORIZATION_FAILED: ("topic", self._settings.check_topic),
+            KafkaError.TOPIC_AUTHORIZATION_FAILED: ("topic", self._topic),
             KafkaError.GROUP_AUTHORIZATION_FAILED: ("group", check_group(self._group)),
         }
         right = rights.get(error.code())
         if right is None:
-            log_error(error)
+            self._log.error(error)
         elif self._last_error != error.code():
-            log.error("event=checks_refused error=%s", missing_right(self._settings.security.user, "Read", *right))
+            log.error("event=checks_refused error=%s", missing_right(self._settings.security.login, "Read", *right))
         self._last_error = error.code()
 
     def _request_of(self, message: Message) -> CheckRequest | None:
@@ -255,18 +260,34 @@ class CheckAnswerer:
             groups = [value for name, value in headers if name == PGROUP]
             if groups and self._group.encode() not in groups:
                 return None
-            return CheckRequest.from_record(message.key(), message.value(), headers)
+            request = CheckRequest.from_record(message.key(), message.value(), headers)
+            self._verify(message, headers)
+            return request
         except (RecordError, UnicodeDecodeError) as error:
             # confluent_kafka raises UnicodeDecodeError if the name of a header is not UTF-8.
             detail = error if isinstance(error, RecordError) else "the name of a header is not UTF-8"
             log.warning("event=check_skipped partition=%s offset=%s detail=%r", message.partition(), message.offset(), str(detail))
             return None
 
+    def _verify(self, message: Message, headers: Headers) -> None:
+        """Refuse a check that the job has not signed, if this group has a key: anyone may write to the check topic.
+
+        Raises:
+            RecordError: it is not signed with a key of this group.
+        """
+        if self._keyring is None or not self._keyring.has(self._group):
+            return
+        signable = Signable(self._topic, message.key(), sha256_of(message.value()), headers, signature_header=CHECK_SIGNATURE)
+        signature = dict(headers).get(CHECK_SIGNATURE)
+        problem = self._keyring.problem(self._group, signable, signature.decode() if signature else None)
+        if problem is not None:
+            raise RecordError(Reason.BAD_SIGNATURE, problem)
+
     def _commit(self, consumer: Consumer) -> None:
         """Commit the offsets that advanced. librdkafka completes commits before it gives up a partition."""
         moved = self._open_checks.to_commit()
         if moved:
-            offsets = [TopicPartition(self._settings.check_topic, partition, offset) for partition, offset in moved.items()]
+            offsets = [TopicPartition(self._topic, partition, offset) for partition, offset in moved.items()]
             try:
                 consumer.commit(offsets=offsets, asynchronous=True)
             except KafkaException:

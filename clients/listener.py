@@ -5,35 +5,42 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from typing_extensions import TypeVar
+
 from halfway.clients.messages import CheckRequest, HalfMessage
 from halfway.schemas.headers import LocalTransactionState
 
 log = logging.getLogger(__name__)
 
 MAX_REMARK_BYTES = 1024
+Arg_contra = TypeVar("Arg_contra", contravariant=True, default=Any)
+"""What a listener takes as its `arg`: a type checker infers it from the listener, for each send of its producer."""
 
 
-class TransactionListener(Protocol):
-    """The application's side of a transactional message. Several threads may call both methods at once.
+class TransactionListener(Protocol[Arg_contra]):
+    """The application's side of a transactional message, if `SqlTransactions` does not fit its data.
 
-    `check_local_transaction` must answer from durable data: the process that sent the half may have died, and another
-    instance of its group is asked instead. Write the transaction's id in the same local transaction as the business
-    data, and look it up in the check.
+    Several threads may call both methods at once. `check_local_transaction` must answer from durable data: the process
+    that sent the half may have died, and another instance of its group is asked instead. Write the transaction's id in
+    the same local transaction as the business data, and look it up in the check. If the id is not there, insert it as
+    rolled back and answer ROLLBACK: a local transaction that is still running then cannot commit. UNKNOWN each time
+    ends in a discard.
 
     Example:
         class Orders:
             def execute_local_transaction(self, message: HalfMessage, arg: Order) -> LocalTransactionState:
                 with database.begin() as transaction:
+                    transaction.insert_id(message.transaction_id, "COMMIT")
                     transaction.insert(arg)
-                    transaction.insert_outbox_id(message.transaction_id)
                 return LocalTransactionState.COMMIT
 
             def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
-                known = database.has_outbox_id(message.transaction_id)
-                return LocalTransactionState.COMMIT if known else LocalTransactionState.UNKNOWN
+                with database.begin() as transaction:
+                    transaction.insert_id_if_missing(message.transaction_id, "ROLLBACK")
+                    return LocalTransactionState(transaction.state_of(message.transaction_id))
     """
 
-    def execute_local_transaction(self, message: HalfMessage, arg: Any) -> LocalTransactionState | None:
+    def execute_local_transaction(self, message: HalfMessage, arg: Arg_contra) -> LocalTransactionState | None:
         """Run the local transaction. Kafka has stored the half.
 
         Args:
@@ -69,7 +76,17 @@ def ask(method: Callable[..., LocalTransactionState | None], *arguments: object,
     try:
         returned: object = method(*arguments)
     except catch as error:
-        return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(error)}"), error)
+        return failed(error)
+    return answered(returned)
+
+
+def failed(error: BaseException) -> Answer:
+    """Return the answer of a listener that has raised an error."""
+    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(error)}"), error)
+
+
+def answered(returned: object) -> Answer:
+    """Return the answer of a listener that has returned a value."""
     if isinstance(returned, LocalTransactionState):
         return Answer(returned)
     kind = "None" if returned is None else f"a {type(returned).__name__}"

@@ -1,13 +1,14 @@
 """Defines what the client exchanges with an application: half messages, check requests and results of a send."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from pydantic import ValidationError
 
 from halfway.schemas.headers import DELAY_HEADERS, LocalTransactionState
 from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, Headers, Record, RecordError, decode_key, encode_key
+from halfway.schemas.signing import Keyring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class HalfMessage:
         immunity_s: the seconds before the first check; None for the job's `transactionTimeOut` (R4).
         born_at_ms: when the message was made, in ms since 1970 UTC.
         incarnation: 0, and one more each time a discarded message is sent again (R12).
+        signed_at_ms: when it was signed, in ms since 1970 UTC; None if its group has no key.
+        signature: its signature (docs/security.md).
     """
 
     transaction_id: str
@@ -39,6 +42,28 @@ class HalfMessage:
     immunity_s: int | None = None
     born_at_ms: int | None = None
     incarnation: int = 0
+    signed_at_ms: int | None = None
+    signature: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Keep a `bytearray` or another buffer as `bytes`.
+
+        Raises:
+            TypeError: the body is a `str` or another object without bytes.
+        """
+        if isinstance(self.body, str):
+            raise TypeError("the body is a str, and Kafka stores bytes: send `text.encode()`")
+        if not isinstance(self.body, bytes):
+            object.__setattr__(self, "body", bytes(memoryview(self.body)))
+
+    def signed(self, topic: str, keyring: Keyring | None, at_ms: int) -> Self:
+        """Return a copy, signed for the half topic at `at_ms` if its group has a key.
+
+        Raises:
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
+        """
+        headers = self.headers().signed(encode_key(self.transaction_id), self.body, topic, keyring, at_ms)
+        return replace(self, signed_at_ms=headers.signed_at_ms, signature=headers.signature)
 
     def to_record(self) -> Record:
         """Return the record for the half topic.
@@ -64,6 +89,8 @@ class HalfMessage:
                 immunity_s=self.immunity_s,
                 born_at_ms=self.born_at_ms,
                 incarnation=self.incarnation,
+                signed_at_ms=self.signed_at_ms,
+                signature=self.signature,
                 properties=self.properties,
             )
         except ValidationError as error:
@@ -123,14 +150,22 @@ class CheckRequest(HalfMessage):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """The result of a send: the partition and offset of the half, and the listener's answer.
+    """The result of a send: where and when all in-sync replicas had the half, and how its local transaction ended.
 
-    The state UNKNOWN is not a failure: a check asks the listener again.
+    The op with the state is queued for Kafka, and not waited for. The state UNKNOWN is not a failure: a check asks.
+
+    Attributes:
+        transaction_id: the message's own id.
+        half_partition: the partition of the half topic.
+        half_offset: the offset in it.
+        half_at_ms: the half's time in Kafka, in ms since 1970 UTC. The times of checks count from it (R4).
+        state: COMMIT, ROLLBACK or UNKNOWN.
     """
 
     transaction_id: str
     half_partition: int
     half_offset: int
+    half_at_ms: int
     state: LocalTransactionState
 
 
@@ -150,5 +185,16 @@ def refuse_reserved(properties: Mapping[str, str]) -> None:
 
 
 def _fields(headers: HalfHeaders) -> dict[str, Any]:
-    names = ("producer_group", "queue_id", "tags", "keys", "properties", "immunity_s", "born_at_ms", "incarnation")
+    names = (
+        "producer_group",
+        "queue_id",
+        "tags",
+        "keys",
+        "properties",
+        "immunity_s",
+        "born_at_ms",
+        "incarnation",
+        "signed_at_ms",
+        "signature",
+    )
     return {"topic": headers.real_topic, **{name: getattr(headers, name) for name in names}}

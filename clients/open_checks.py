@@ -1,5 +1,6 @@
 """Tracks which checks are open and answered, and the offset to commit in each partition. No Kafka and no clock."""
 
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
@@ -60,13 +61,6 @@ class _Identity(NamedTuple):
     incarnation: int
 
 
-class _Answered(NamedTuple):
-    """What is remembered of an answered check."""
-
-    at_ms: int
-    answer: Answer | None
-
-
 @dataclass(eq=False, slots=True)
 class CheckTask:
     """An open check: the request, the records that hold it, and the answer once the listener has given it."""
@@ -81,6 +75,12 @@ class CheckTask:
     def identity(self) -> _Identity:
         """Return what tells this check from others."""
         return _identity(self.request)
+
+    @property
+    def answered_until_ms(self) -> float:
+        """Return the record time from which the check is answered once more: never after a verdict."""
+        is_unknown = self.answer is not None and self.answer.state is LocalTransactionState.UNKNOWN
+        return self.at_ms + UNKNOWN_REMEMBERED_MS if is_unknown else math.inf
 
 
 class OpenChecks:
@@ -98,7 +98,7 @@ class OpenChecks:
         self._progress: dict[int, PartitionProgress] = {}
         self._open: dict[_Identity, CheckTask] = {}
         self._open_bytes = 0
-        self._answered: OrderedDict[_Identity, _Answered] = OrderedDict()
+        self._answered_until_ms: OrderedDict[_Identity, float] = OrderedDict()
         self._put_off: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
@@ -138,7 +138,7 @@ class OpenChecks:
             if not progress.begin(offset):
                 progress = self._progress[partition] = PartitionProgress(position=offset)
                 progress.begin(offset)
-            if request is None or self._is_answered(_identity(request), at_ms):
+            if request is None or at_ms < self._answered_until_ms.get(_identity(request), -math.inf):
                 progress.finish(offset)
                 return None
             if _identity(request) in self._open:
@@ -184,9 +184,9 @@ class OpenChecks:
         """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
             self._close(task)
-            self._answered[task.identity] = _Answered(task.at_ms, task.answer)
-            if len(self._answered) > REMEMBERED_ANSWERS:
-                self._answered.popitem(last=False)
+            self._answered_until_ms[task.identity] = task.answered_until_ms
+            if len(self._answered_until_ms) > REMEMBERED_ANSWERS:
+                self._answered_until_ms.popitem(last=False)
             for progress, offset in task.sources:
                 progress.finish(offset)
 
@@ -241,13 +241,6 @@ class OpenChecks:
                 progress = self._progress.pop(partition, None)
                 if progress:
                     progress.is_owned = False
-
-    def _is_answered(self, identity: _Identity, at_ms: int) -> bool:
-        known = self._answered.get(identity)
-        if known is None:
-            return False
-        is_unknown = known.answer is not None and known.answer.state is LocalTransactionState.UNKNOWN
-        return not is_unknown or at_ms < known.at_ms + UNKNOWN_REMEMBERED_MS
 
     def _close(self, task: CheckTask) -> None:
         if self._open.get(task.identity) is task:

@@ -1,16 +1,9 @@
-"""Holds the librdkafka options that producers and consumers share, and routes librdkafka's log to Python's."""
+"""Holds the librdkafka options that producers and consumers share."""
 
-import logging
 from typing import Any
 
-from confluent_kafka import KafkaError
-
+from halfway.clients.kafka.client_log import ClientLog
 from halfway.schemas.settings import KafkaSettings
-
-log = logging.getLogger(__name__)
-librdkafka_log = logging.getLogger("halfway.clients.librdkafka")
-# Without a handler, Python prints librdkafka's warnings to stderr in an application that configures no logging.
-librdkafka_log.addHandler(logging.NullHandler())
 
 FOLLOW_LEADERS: dict[str, Any] = {
     # A broker that froze does not say that another one leads by now. librdkafka asks for that after 5 minutes by
@@ -41,20 +34,15 @@ READ_ANY_SIZE = {
 """The option of every consumer: one large record must not stop it."""
 
 
-def librdkafka_config(settings: KafkaSettings) -> dict[str, Any]:
+def librdkafka_config(settings: KafkaSettings, client_log: ClientLog) -> dict[str, Any]:
     """Return the options that the client's producer and consumer share. They hold the password in clear text."""
     return {
         **settings.as_librdkafka_dict(),
         "client.id": "halfway",
-        "logger": librdkafka_log,
-        "error_cb": log_error,
+        "logger": client_log,
+        "error_cb": client_log.error,
         # Reconnect within a second or two after an outage. librdkafka waits up to 10 s by default.
         "reconnect.backoff.max.ms": 1_000,
         # Brokers close idle connections as a matter of course.
         "log.connection.close": False,
     }
-
-
-def log_error(error: KafkaError) -> None:
-    """Log a connection error. librdkafka recovers from all but the fatal ones."""
-    log.log(logging.ERROR if error.fatal() else logging.WARNING, "event=kafka_error code=%s error=%s", error.name(), error)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _CONNECT_LIMIT_S = 3.0
-WRONG_LOGIN = "Kafka rejects this user and password: check kafka.security.user, kafka.security.password and kafka.security.sasl_mechanism"
+WRONG_LOGIN = "Kafka rejects this login: check kafka.security.sasl_mechanism and what it needs (user and password, oauth, or kerberos)"
 
 
 def missing_right(user: str | None, operation: str, kind: str, name: str, *, is_prefix: bool = False) -> str:

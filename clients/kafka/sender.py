@@ -10,13 +10,17 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config, log_error
+from halfway.clients.kafka.client_log import ClientLog
+from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config
 from halfway.clients.kafka.diagnosis import WRONG_LOGIN, alter_topic, missing_right, tls_problem
 from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from halfway.schemas.records import Record
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
+
+OnDelivery = Callable[[KafkaError | None, Any], None]
+"""Called with the error of a record, or None, and with librdkafka's `Message`."""
 
 _BUFFER_KBYTES = 256 * 1024
 _POLL_S = 0.1
@@ -57,19 +61,30 @@ class Sender:
         send_timeout_ms: when an unacknowledged record fails, and how long `send` waits for room in a full queue.
         linger_ms: how long a record waits for others to share its request.
         max_body_bytes: the size of the largest body.
+        on_served: called by the sender's thread each time that it has looked for delivery reports.
     """
 
-    def __init__(self, settings: KafkaSettings, *, max_in_flight: int, send_timeout_ms: int, linger_ms: int, max_body_bytes: int) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        max_in_flight: int,
+        send_timeout_ms: int,
+        linger_ms: int,
+        max_body_bytes: int,
+        on_served: Callable[[], None] = lambda: None,
+    ) -> None:
         """Create the producer, which connects in the background.
 
         Raises:
             KafkaUnavailableError: librdkafka rejects the settings, such as a CA file that does not exist.
         """
-        self._settings = settings
+        self._settings, self._on_served = settings, on_served
         self._refusal: str | None = None
         self._has_delivered = False
+        self._log = ClientLog()
         self._config: dict[str, Any] = {
-            **librdkafka_config(settings),
+            **librdkafka_config(settings, self._log),
             **PRODUCER_OPTIONS,
             "error_cb": self._on_error,
             "stats_cb": self._on_statistics,
@@ -93,7 +108,7 @@ class Sender:
         self._poller = threading.Thread(target=self._poll, name="halfway-sender", daemon=True)
         self._poller.start()
 
-    def send(self, topic: str, record: Record, on_delivery: Callable[[KafkaError | None, Message], None]) -> None:
+    def send(self, topic: str, record: Record, on_delivery: OnDelivery) -> None:
         """Queue a record. If the queue is full, wait for room, up to `send_timeout_ms`.
 
         Args:
@@ -107,29 +122,52 @@ class Sender:
                 yet. The record is not sent.
         """
         deadline_s = time.monotonic() + self._send_timeout_s
+        if self.is_refused():
+            self.look_again()
+        while not self.try_send(topic, record, on_delivery):
+            if time.monotonic() >= deadline_s:
+                raise self.queue_full()
+            with self._room:
+                self._waiting += 1
+                self._room.wait(_FULL_QUEUE_WAIT_S)
+                self._waiting -= 1
+
+    def try_send(self, topic: str, record: Record, on_delivery: OnDelivery) -> bool:
+        """Queue a record, and return True; return False if the queue is full. Waits for nothing.
+
+        Raises:
+            SendError: librdkafka rejects the record, or the producer is dead and not replaced yet.
+        """
         if not self._has_delivered:
             on_delivery = self._noting_success(on_delivery)
-            if self._refusal not in (None, WRONG_LOGIN):
-                # librdkafka may report a refusal only once. Look again: its cause may be gone.
-                self._refusal = tls_problem(self._settings.as_librdkafka_dict())
-                if self._refusal:
-                    raise SendError(f"the record was not sent: {self._refusal}")
-        while True:
-            try:
-                self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
-                return
-            except BufferError:
-                if time.monotonic() >= deadline_s:
-                    raise QueueFullError(
-                        f"the queue stayed full for {self._send_timeout_s:g} s ({len(self._producer)} records wait for Kafka): check that "
-                        "Kafka can be reached, send from fewer threads, or raise max_in_flight"
-                    ) from None
-                with self._room:
-                    self._waiting += 1
-                    self._room.wait(_FULL_QUEUE_WAIT_S)
-                    self._waiting -= 1
-            except KafkaException as error:
-                raise SendError(f"the record was not sent: {self.explain(topic, self._fatal or error.args[0])}") from error
+        try:
+            self._producer.produce(topic, record.value, record.key, headers=list(record.headers), on_delivery=on_delivery)
+        except BufferError:
+            return False
+        except KafkaException as error:
+            raise SendError(f"the record was not sent: {self.explain(topic, self._fatal or error.args[0])}") from error
+        return True
+
+    def queue_full(self) -> QueueFullError:
+        """Return the error for a record that found no room within `send_timeout_ms`."""
+        return QueueFullError(
+            f"the queue stayed full for {self._send_timeout_s:g} s ({len(self._producer)} records wait for Kafka): check that "
+            "Kafka can be reached, send less at once, or raise max_in_flight"
+        )
+
+    def is_refused(self) -> bool:
+        """Return True if Kafka has refused the connection, for a reason that may be gone by now."""
+        return not self._has_delivered and self._refusal not in (None, WRONG_LOGIN)
+
+    def look_again(self) -> None:
+        """Look whether Kafka still refuses the connection: librdkafka may report it only once. May take seconds.
+
+        Raises:
+            SendError: it does.
+        """
+        self._refusal = tls_problem(self._settings.as_librdkafka_dict())
+        if self._refusal:
+            raise SendError(f"the record was not sent: {self._refusal}")
 
     def works(self) -> bool:
         """Return False from the death of a producer until its replacement has registered with Kafka."""
@@ -142,14 +180,17 @@ class Sender:
                 return self._refusal
             error = self._fatal or error
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
-            return missing_right(self._settings.security.user, "Write", "topic", topic)
+            return missing_right(self._settings.security.login, "Write", "topic", topic)
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return f"it is over the topic's max.message.bytes: {alter_topic(topic, 'max.message.bytes', '…')}"
+        if error.code() == KafkaError._MSG_TIMED_OUT:
+            servers = self._settings.servers()
+            return f"timed out: no acknowledgement within {self._send_timeout_s:g} s, send_timeout_ms; check that {servers} can be reached"
         return str(error)
 
     def _on_error(self, error: KafkaError) -> None:
         """Log a connection error. If waiting cannot help and nothing was ever delivered, fail what is queued."""
-        log_error(error)
+        self._log.error(error)
         # librdkafka retries a single failed connection. It reports "all brokers are down" if none is left.
         if self._has_delivered or error.code() == KafkaError._TRANSPORT:
             return
@@ -159,7 +200,7 @@ class Sender:
             self._refusal = refusal
             self._producer.purge(in_flight=False, blocking=False)
 
-    def _noting_success(self, on_delivery: Callable[[KafkaError | None, Message], None]) -> Callable[[KafkaError | None, Message], None]:
+    def _noting_success(self, on_delivery: OnDelivery) -> OnDelivery:
         def report(error: KafkaError | None, message: Message) -> None:
             if error is None:
                 self._has_delivered = True
@@ -199,6 +240,7 @@ class Sender:
                 self._note_death(error.args[0])
             except Exception:
                 log.exception("event=delivery_report_failed")
+            self._on_served()
 
     def _serve_dead(self) -> None:
         for dead in self._dead:
@@ -232,23 +274,30 @@ class Sender:
             log.warning("event=producer_replaced")
 
 
+def place_of(message: Message) -> tuple[int, int, int]:
+    """Return partition, offset and timestamp, in ms since 1970 UTC, of a record whose report has arrived."""
+    return cast(int, message.partition()), cast(int, message.offset()), message.timestamp()[1]
+
+
 class DeliveryReport:
     """The delivery report of one record. librdkafka calls it, and one thread waits for it."""
 
-    __slots__ = ("_arrived", "error", "offset", "partition")
+    __slots__ = ("_arrived", "at_ms", "error", "has_arrived", "offset", "partition")
 
     def __init__(self) -> None:
         """Expect one report."""
         # A bare lock, held until the report arrives: with an Event, 8 threads send a fifth less.
         self._arrived = threading.Lock()
         self._arrived.acquire()
+        self.has_arrived = False
         self.error: KafkaError | None = None
-        self.partition = self.offset = -1
+        self.partition = self.offset = self.at_ms = -1
 
     def __call__(self, error: KafkaError | None, message: Message) -> None:
         """Store the report and wake the thread that waits."""
         self.error = error
-        self.partition, self.offset = cast(int, message.partition()), cast(int, message.offset())
+        self.partition, self.offset, self.at_ms = place_of(message)
+        self.has_arrived = True
         self._arrived.release()
 
     def wait(self, limit_s: float) -> bool:

@@ -1,16 +1,22 @@
 import static java.nio.charset.StandardCharsets.UTF_8;
 
+import java.nio.ByteBuffer;
+import java.security.GeneralSecurityException;
+import java.security.MessageDigest;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collection;
 import java.util.Collections;
 import java.util.HashMap;
+import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.function.Function;
+import javax.crypto.Mac;
+import javax.crypto.spec.SecretKeySpec;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
@@ -32,6 +38,9 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  *
  * <p>It needs Kafka's client alone:
  * {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK}.
+ *
+ * <p>Where the group has a key, it is in the environment as {@code HALFWAY_KEY}, and the name of the cluster as {@code
+ * HALFWAY_CLUSTER}. The client then signs halves and ops, and skips checks that the job has not signed.
  */
 public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
@@ -41,6 +50,9 @@ public final class TransactionClient implements AutoCloseable {
     private final String group;
     private final String halfTopic;
     private final String opTopic;
+    private final String checkTopic;
+    private final String signingKey = System.getenv("HALFWAY_KEY");
+    private final String cluster = System.getenv("HALFWAY_CLUSTER");
     private final KafkaProducer<byte[], byte[]> producer;
     private final KafkaConsumer<byte[], byte[]> checks;
     /** The latest verdicts by incarnation and id, so that a check of one needs no look-up. UNKNOWN is no verdict. */
@@ -57,6 +69,7 @@ public final class TransactionClient implements AutoCloseable {
         this.group = group;
         this.halfTopic = halfTopic;
         this.opTopic = opTopic;
+        this.checkTopic = checkTopic;
         // The default partitioner is murmur2 of the key, as the contract requires. Each call waits for its half, so a
         // record waits for those of other threads for 2 ms only.
         producer = new KafkaProducer<>(
@@ -74,17 +87,22 @@ public final class TransactionClient implements AutoCloseable {
             throws ExecutionException, InterruptedException {
         var half = new ProducerRecord<>(halfTopic, id.getBytes(UTF_8), body);
         half.headers().add("REAL_TOPIC", topic.getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
+        if (signingKey != null) {
+            half.headers().add("SIGNED_AT", Long.toString(System.currentTimeMillis()).getBytes(UTF_8));
+            sign(half);
+        }
+        Header signature = half.headers().lastHeader("SIGNATURE");
         try {
             producer.send(half).get();
         } catch (ExecutionException error) {
             if (error.getCause() instanceof TimeoutException) {
-                producer.send(op(id, State.ROLLBACK, 0));  // the half may be stored nevertheless
+                producer.send(op(id, State.ROLLBACK, 0, signature));  // the half may be stored nevertheless
             }
             throw error;
         }
         State state = localTransaction.apply(id);
         note(id, 0, state);
-        producer.send(op(id, state, 0));
+        producer.send(op(id, state, 0, signature));
         return state;
     }
 
@@ -94,7 +112,7 @@ public final class TransactionClient implements AutoCloseable {
         try {
             var answers = new ArrayList<Future<RecordMetadata>>();
             for (ConsumerRecord<byte[], byte[]> check : arrived) {
-                if (group.equals(text(check.headers(), "PGROUP"))) {
+                if (group.equals(text(check.headers(), "PGROUP")) && isSigned(check)) {
                     answers.add(producer.send(answer(check, lookUp)));
                 }
             }
@@ -128,10 +146,8 @@ public final class TransactionClient implements AutoCloseable {
             state = lookUp.apply(id);
             note(id, incarnation, state);
         }
-        var answer = op(id, state, incarnation);
-        answer.headers().add("FROM_CHECK", "true".getBytes(UTF_8));
-        answer.headers().add("CHECK_TIMES", check.headers().lastHeader("TRANSACTION_CHECK_TIMES").value());
-        return answer;
+        return op(id, state, incarnation, check.headers().lastHeader("SIGNATURE"),
+                "FROM_CHECK", "true", "CHECK_TIMES", text(check.headers(), "TRANSACTION_CHECK_TIMES"));
     }
 
     private void note(String id, int incarnation, State state) {
@@ -140,11 +156,65 @@ public final class TransactionClient implements AutoCloseable {
         }
     }
 
-    private ProducerRecord<byte[], byte[]> op(String id, State state, int incarnation) {
+    private ProducerRecord<byte[], byte[]> op(
+            String id, State state, int incarnation, Header halfSignature, String... others) {
         var op = new ProducerRecord<byte[], byte[]>(opTopic, id.getBytes(UTF_8), null);
         op.headers().add("ACTION", state.name().getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
         op.headers().add("INCARNATION", Integer.toString(incarnation).getBytes(UTF_8));
+        for (int at = 0; at < others.length; at += 2) {
+            op.headers().add(others[at], others[at + 1].getBytes(UTF_8));
+        }
+        if (halfSignature != null) {
+            op.headers().add("HALF_SIGNATURE", halfSignature.value());
+        }
+        if (signingKey != null) {
+            sign(op);
+        }
         return op;
+    }
+
+    private void sign(ProducerRecord<byte[], byte[]> record) {
+        String signature = signature(record.topic(), record.key(), record.value(), record.headers(), "SIGNATURE");
+        record.headers().add("SIGNATURE", signature.getBytes(UTF_8));
+    }
+
+    private boolean isSigned(ConsumerRecord<byte[], byte[]> check) {
+        if (signingKey == null) {
+            return true;
+        }
+        Header said = check.headers().lastHeader("CHECK_SIGNATURE");
+        String right = signature(checkTopic, check.key(), check.value(), check.headers(), "CHECK_SIGNATURE");
+        return said != null && MessageDigest.isEqual(said.value(), right.getBytes(UTF_8));
+    }
+
+    /** The signature of a record, as docs/contract.md has it: over all headers but the one that holds it. */
+    private String signature(String topic, byte[] key, byte[] value, Headers headers, String without) {
+        try {
+            Mac mac = Mac.getInstance("HmacSHA256");
+            mac.init(new SecretKeySpec(signingKey.getBytes(UTF_8), "HmacSHA256"));
+            byte[] digest = MessageDigest.getInstance("SHA-256").digest(value == null ? new byte[0] : value);
+            for (String text : List.of("halfway-1", cluster, topic, "")) {
+                update(mac, text.getBytes(UTF_8));
+            }
+            update(mac, key);
+            update(mac, digest);
+            for (Header header : headers) {
+                if (!header.key().equals(without)) {
+                    update(mac, header.key().getBytes(UTF_8));
+                    update(mac, header.value());
+                }
+            }
+            return HexFormat.of().formatHex(mac.doFinal());
+        } catch (GeneralSecurityException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private static void update(Mac mac, byte[] field) {
+        mac.update(ByteBuffer.allocate(4).putInt(field == null ? -1 : field.length).array());
+        if (field != null) {
+            mac.update(field);
+        }
     }
 
     private static String text(Headers headers, String name) {

@@ -36,7 +36,7 @@ def test_the_wheel_holds_one_package_with_every_module_and_file(wheel: Path) -> 
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert {name.split("/")[0] for name in names} == {"halfway"}
     shipped = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    face = [f"halfway/{name}" for name in ("__init__.py", "__main__.py", "py.typed")]
+    face = [f"halfway/{name}" for name in ("__init__.py", "__main__.py", "py.typed", "testing.py")]
     assert names == {*face, *(f"halfway/{path.relative_to(ROOT)}" for path in shipped)}
 
 

@@ -30,8 +30,8 @@ from tests.support.waiting import until
 
 
 def kill(producer: TransactionProducer) -> None:
-    assert producer._sender is not None
-    declare_dead(producer._sender._producer)
+    assert producer._instance._sender is not None
+    declare_dead(producer._instance._sender._producer)
 
 
 def gets_through(producer: TransactionProducer, name: str) -> bool:

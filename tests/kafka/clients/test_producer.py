@@ -79,7 +79,7 @@ def test_half_and_op_byte_for_byte(kafka: KafkaSettings) -> None:
     ]
     assert (op.key(), op.value()) == ("tx-ä".encode(), None)
     assert op.headers() == [("ACTION", b"COMMIT"), ("PGROUP", "größe".encode()), ("INCARNATION", b"2")]
-    assert result == SendResult("tx-ä", half.partition() or 0, half.offset() or 0, COMMIT)
+    assert result == SendResult("tx-ä", half.partition() or 0, half.offset() or 0, half.timestamp()[1], COMMIT)
 
 
 @pytest.mark.parametrize("state", list(LocalTransactionState))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, ProducerClosedError, TransactionProducer
-from halfway.clients.producer import CLOSE_GRACE_S
+from halfway.clients.instance import CLOSE_GRACE_S
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
 from tests.support.client_world import (

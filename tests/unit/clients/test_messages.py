@@ -58,6 +58,17 @@ def test_check_request_round_trip(request: CheckRequest) -> None:
     assert CheckRequest.from_record(*request.to_record()) == request
 
 
+def test_a_body_is_bytes_whatever_buffer_was_sent() -> None:
+    for body in (bytearray(b"3 apples"), memoryview(b"3 apples")):
+        message = HalfMessage(transaction_id="t", topic="orders", body=body, producer_group="g")  # type: ignore[arg-type]
+        assert (type(message.body), message.body) == (bytes, b"3 apples")
+
+
+def test_a_str_as_body_is_refused_with_what_to_send() -> None:
+    with pytest.raises(TypeError, match=r"the body is a str, and Kafka stores bytes: send `text.encode\(\)`"):
+        HalfMessage(transaction_id="t", topic="orders", body="3 apples", producer_group="g")  # type: ignore[arg-type]
+
+
 def test_null_value_is_an_empty_body() -> None:
     headers = [("REAL_TOPIC", b"orders"), ("PGROUP", b"shop")]
     assert HalfMessage.from_record(b"t1", None, headers).body == b""
@@ -215,3 +226,10 @@ def test_wrong_settings_of_a_producer_are_refused() -> None:
 def test_body_over_the_limit_is_not_sent() -> None:
     with TransactionProducer(NOWHERE, "shop", Never(), max_body_bytes=10) as producer, pytest.raises(SendError, match="11 bytes"):
         producer.send_in_transaction("orders", b"x" * 11)
+
+
+def test_a_null_property_is_read_as_the_job_reads_it() -> None:
+    headers: list[tuple[str, bytes | None]] = [("REAL_TOPIC", b"t"), ("PGROUP", b"g"), ("null", None)]
+    check = [*headers, ("TRANSACTION_CHECK_TIMES", b"1"), ("CHECK_ID", b"x")]
+    assert HalfMessage.from_record(b"id", b"", headers).properties == {"null": None}
+    assert CheckRequest.from_record(b"id", b"", check).properties == {"null": None}

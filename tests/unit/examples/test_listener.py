@@ -1,4 +1,4 @@
-"""The order service's local transactions: one outcome for each, whether the order or the check is first."""
+"""The listener's local transactions: one outcome for each, whether the order or the check is first."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.orders import Database, Order, Orders
+from examples.listener import Database, Order, Orders
 from halfway import CheckRequest, HalfMessage, LocalTransactionState
 
 COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK

@@ -1,0 +1,122 @@
+"""Runs the tasks that answer checks in an event loop: each asks the listener, and sends the answer."""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from confluent_kafka import KafkaError
+
+from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.listener import Answer
+from halfway.clients.messages import CheckRequest
+from halfway.clients.open_checks import CheckTask, OpenChecks
+
+
+class LoopAnswers(NamedTuple):
+    """Where answers come from, and where they go, in the event loop."""
+
+    of: Callable[[CheckRequest], Awaitable[Answer]]
+    """Finds the answer to a check."""
+    send: Callable[[CheckRequest, Answer, Callable[[KafkaError | None], None]], None]
+    """Queues the op record of an answer, or raises. The callback gets None once it is acknowledged, or the error."""
+    loop: Callable[[], asyncio.AbstractEventLoop]
+    """Returns the loop of the producer, which has started."""
+
+
+class CheckTasks(CheckWorkers):
+    """Tasks of an event loop that answer checks.
+
+    Once the loop is closed, the consumer ends, and other instances get its checks.
+
+    Args:
+        answers: finds and sends the answers.
+        open_checks: learns what became of each check.
+        count: how many tasks there are at once.
+    """
+
+    def __init__(self, answers: LoopAnswers, open_checks: OpenChecks, count: int) -> None:
+        """Run no task yet."""
+        super().__init__(open_checks)
+        self._answers, self._count = answers, count
+        self._waiting: deque[CheckTask] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended, self._running, self._unfinished, self._is_stopping = threading.Condition(), 0, 0, False
+
+    def start(self) -> None:
+        """Do nothing: tasks are made for checks."""
+
+    def put(self, task: CheckTask) -> None:
+        """Give a check to the loop."""
+        with suppress(RuntimeError):  # The loop is closed.
+            self._answers.loop().call_soon_threadsafe(self._add, task)
+        with self._ended:
+            self._unfinished += 1
+
+    def dismiss(self) -> None:
+        """Do nothing: tasks end with their checks."""
+
+    def stop(self, deadline_s: float | None) -> bool:
+        """Start no more listeners, and wait for those that run."""
+        with self._ended:
+            self._is_stopping = True
+        with suppress(RuntimeError):  # The loop is closed, and its tasks with it.
+            self._answers.loop().call_soon_threadsafe(self._begin)
+        with self._ended:
+            return self._ended.wait_for(lambda: self._running == 0, None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+
+    def are_alive(self) -> bool:
+        """Return True if a check was put and is neither answered nor dropped."""
+        with self._ended:
+            return self._unfinished > 0
+
+    def can_answer(self) -> bool:
+        """Return False if the loop is closed, and its tasks with it."""
+        return not self._answers.loop().is_closed()
+
+    def is_one(self) -> bool:
+        """Return True in a task that runs the listener."""
+        with suppress(RuntimeError):  # There is no loop in this thread.
+            return asyncio.current_task() in self._tasks
+        return False
+
+    def _add(self, task: CheckTask) -> None:
+        self._waiting.append(task)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start tasks for the checks that wait. Drop those that are not this instance's any more."""
+        while self._waiting and (self._is_stopping or len(self._tasks) < self._count):
+            task = self._waiting.popleft()
+            with self._ended:
+                if self._is_stopping:
+                    self._open_checks.drop(task)
+                elif self._open_checks.keep_owned(task):
+                    self._running += 1
+                    answering = asyncio.get_running_loop().create_task(self._answer(task))
+                    self._tasks.add(answering)
+                    answering.add_done_callback(self._end)
+                    continue
+                self._unfinished -= 1
+
+    async def _answer(self, task: CheckTask) -> None:
+        try:
+            task.answer = task.answer or await self._answers.of(task.request)
+            self._answers.send(task.request, task.answer, partial(self.on_delivered, task))
+        except asyncio.CancelledError:  # The loop ends. The group's next instance reads the check again.
+            self._open_checks.drop(task)
+            raise
+        except Exception as error:
+            self.put_off(task, str(error))
+
+    def _end(self, answering: "asyncio.Task[None]") -> None:
+        self._tasks.discard(answering)
+        with self._ended:
+            self._running -= 1
+            self._unfinished -= 1
+            self._ended.notify_all()
+        self._begin()

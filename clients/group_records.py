@@ -1,0 +1,274 @@
+"""Sends the halves and ops of one producer group, and decides what a failed half means (docs/contract.md)."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from halfway.clients.kafka.sender import NOT_STORED, DeliveryReport, OnDelivery, Sender
+from halfway.clients.listener import Answer, log_unknown, remark_of
+from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refuse_reserved
+from halfway.clients.telemetry import telemetry_of
+from halfway.clients.verdicts import KnownVerdicts
+from halfway.schemas.errors import SendError
+from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.records import OpHeaders, Record, encode_key
+from halfway.schemas.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
+
+_REPORT_GRACE_S = 10.0
+_QUICKLY_HASHED_BYTES = 256 * 1024
+
+
+class Sends(Protocol):
+    """What queues records: a `Sender`, or a `LoopSender`, which waits for nothing."""
+
+    def send(self, topic: str, record: Record, on_delivery: OnDelivery, /) -> None:
+        """Queue a record, or raise a SendError. `on_delivery` learns what became of it."""
+
+    def explain(self, topic: str, error: KafkaError, /) -> str:
+        """Return why a record for `topic` was not delivered."""
+
+
+class Report(Protocol):
+    """What Kafka has said of one record."""
+
+    has_arrived: bool
+    error: KafkaError | None
+    partition: int
+    offset: int
+    at_ms: int
+
+
+class StoredHalf(NamedTuple):
+    """A half that all in-sync replicas have, as it was signed."""
+
+    message: HalfMessage
+    partition: int
+    offset: int
+    at_ms: int
+
+    def result(self, state: LocalTransactionState) -> SendResult:
+        """Return the result of its send."""
+        return SendResult(self.message.transaction_id, self.partition, self.offset, self.at_ms, state)
+
+
+class GroupRecords:
+    """The halves and ops of one producer group. Threads may share it.
+
+    Args:
+        settings: the names of the topics, and the group's key.
+        group: the producer group.
+        send_timeout_ms: when an unacknowledged record fails.
+        max_body_bytes: the size of the largest body.
+
+    Raises:
+        SettingsError: `settings` requires signatures and has no key for the group.
+    """
+
+    def __init__(self, settings: KafkaSettings, group: str, *, send_timeout_ms: int, max_body_bytes: int) -> None:
+        """Store the configuration. Does not connect."""
+        self._keyring = settings.signing.keyring_of(group)
+        self.group, self._max_body_bytes = group, max_body_bytes
+        self.half_topic, self._op_topic = settings.half_topic, settings.op_topic
+        self.report_limit_s = send_timeout_ms / 1000 + _REPORT_GRACE_S
+        """When a report that has not arrived will not arrive any more."""
+        self.verdicts = KnownVerdicts()
+        self.telemetry = telemetry_of(settings, group)
+        self.lost_an_op = False
+        """True once an op was not sent or not acknowledged."""
+
+    def message(
+        self,
+        transaction_id: str,
+        topic: str,
+        body: bytes,
+        properties: Mapping[str, str] | None,
+        born_at_ms: int,
+        **fields: str | int | None,
+    ) -> HalfMessage:
+        """Return the half of a send, in the caller's trace. `HalfMessage.headers` validates it.
+
+        Raises:
+            ValueError: a property has a name that it must not have.
+        """
+        refuse_reserved(properties or {})
+        return HalfMessage(
+            transaction_id=transaction_id,
+            topic=topic,
+            body=body,
+            producer_group=self.group,
+            properties={**self.telemetry.headers(), **(properties or {})},
+            born_at_ms=born_at_ms,
+            **fields,  # type: ignore[arg-type]  # callers pass their typed arguments
+        )
+
+    def to_send(self, messages: Sequence[HalfMessage]) -> tuple[list[HalfMessage], list[Record]]:
+        """Return halves, signed now if the group has a key, and their records. Kafka must get them soon (R14).
+
+        Raises:
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
+            SendError: a body is too large.
+        """
+        for message in messages:
+            if len(message.body) > self._max_body_bytes:
+                what = f"its body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}"
+                raise SendError(f"the half was not sent: {what}")
+        if self._keyring is not None:
+            now_ms = time.time_ns() // 1_000_000
+            messages = [message.signed(self.half_topic, self._keyring, now_ms) for message in messages]
+        return list(messages), [message.to_record() for message in messages]
+
+    def signs_long(self, messages: Sequence[HalfMessage]) -> bool:
+        """Return True if `to_send` takes milliseconds, because large bodies are hashed."""
+        return self._keyring is not None and sum(len(message.body) for message in messages) > _QUICKLY_HASHED_BYTES
+
+    def store_halves(self, sender: Sender, messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
+        """Sign halves, send them, and wait until all in-sync replicas have all of them.
+
+        If one fails, those that are stored, or may be, are rolled back.
+
+        Args:
+            sender: the connection.
+            messages: the halves, of one local transaction.
+            so: what a failure means for the local transaction, for the error.
+
+        Returns:
+            The halves as they are stored.
+
+        Raises:
+            ValueError: a field breaks the contract (docs/contract.md). Nothing was sent.
+            QueueFullError: the queue stayed full.
+            SendError: Kafka has not stored a half, or has not confirmed it.
+        """
+        messages, to_send = self.to_send(messages)
+        reports: list[DeliveryReport] = []
+        try:
+            for record in to_send:
+                report = DeliveryReport()
+                sender.send(self.half_topic, record, report)
+                reports.append(report)
+            deadline_s = time.monotonic() + self.report_limit_s
+            for report in reports:
+                report.wait(max(0.0, deadline_s - time.monotonic()))
+        except BaseException as error:  # Such as Ctrl-C, or a full queue. The local transaction does not commit.
+            self.interrupted(sender, messages[: len(reports)], error)
+            raise
+        return self.confirmed(sender, messages, reports, so)
+
+    def interrupted(self, sender: Sends, messages: Sequence[HalfMessage], error: BaseException) -> None:
+        """Roll back halves that were queued when an error, a signal or a cancellation came."""
+        cause = str(error) if isinstance(error, SendError) else "the send was interrupted"
+        self.roll_back(sender, messages, f"the half was not acknowledged: {cause}")
+
+    def confirmed(self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str) -> list[StoredHalf]:
+        """Return the halves that are stored. If one has failed, roll back those that are stored, or may be.
+
+        Args:
+            sender: the connection.
+            messages: the halves, of one local transaction.
+            reports: the report of each.
+            so: what a failure means for the local transaction, for the error.
+
+        Raises:
+            SendError: Kafka has not stored a half, or has not confirmed it.
+        """
+        failures = [
+            (message, report.error)
+            for message, report in zip(messages, reports, strict=True)
+            if not report.has_arrived or report.error is not None
+        ]
+        if failures:
+            raise self._failed(sender, messages, failures, so)
+        return [
+            StoredHalf(message, report.partition, report.offset, report.at_ms) for message, report in zip(messages, reports, strict=True)
+        ]
+
+    def _failed(
+        self, sender: Sends, messages: Sequence[HalfMessage], failures: Sequence[tuple[HalfMessage, KafkaError | None]], so: str
+    ) -> SendError:
+        """Roll back what may be stored, and return the error for the first half that failed."""
+        errors = {message.transaction_id: error for message, error in failures}
+        message, error = failures[0]
+        cause = sender.explain(self.half_topic, error) if error is not None else "no delivery report"
+        text = f"the half of transaction {message.transaction_id!r} failed ({cause}); {so}"
+        in_doubt = [found for found in messages if not _is_refused(errors.get(found.transaction_id))]
+        self.roll_back(sender, in_doubt, f"the half was not acknowledged: {cause}")
+        if message in in_doubt:
+            text += ". The half may be stored, so a ROLLBACK was sent: try again with a new transaction id"
+        failure = SendError(text)
+        failure.__cause__ = KafkaException(error) if error is not None else None
+        return failure
+
+    def send_op(self, sender: Sends, message: HalfMessage, answer: Answer) -> None:
+        """Queue the op. If it is lost, the caller gets no error: a check asks again."""
+        log_unknown(message, 0, answer)
+        span = self.telemetry.op(message, answer.state)
+        op = OpHeaders(
+            action=answer.state,
+            producer_group=self.group,
+            incarnation=message.incarnation,
+            remark=answer.remark,
+            half_signature=message.signature,
+            **span.headers,
+        )
+
+        def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
+            span.end(error)
+            if error is not None:
+                self.lost_an_op = True
+                cause = sender.explain(self._op_topic, error) if isinstance(error, KafkaError) else error
+                log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, cause)
+
+        try:
+            sender.send(self._op_topic, self._record_of(message, op), log_failure)
+        except SendError as error:
+            log_failure(error)
+
+    def roll_back(self, sender: Sends, messages: Sequence[HalfMessage], why: str) -> None:
+        """Queue a ROLLBACK of each. Their local transaction has not committed, and never will."""
+        for message in messages:
+            self.verdicts.note(message, LocalTransactionState.ROLLBACK)
+            self.send_op(sender, message, Answer(LocalTransactionState.ROLLBACK, remark_of(why)))
+
+    def send_answer(self, sender: Sends, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
+        """Queue the op that answers a check.
+
+        Raises:
+            SendError: it cannot be queued.
+        """
+        log_unknown(request, request.check_times, answer)
+        self.telemetry.answered(answer)
+        span = self.telemetry.op(request, answer.state)
+        op = OpHeaders(
+            action=answer.state,
+            producer_group=self.group,
+            incarnation=request.incarnation,
+            from_check=True,
+            check_times=request.check_times,
+            remark=answer.remark,
+            half_signature=request.signature,
+            **span.headers,
+        )
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            span.end(error)
+            on_delivered(error)
+
+        try:
+            sender.send(self._op_topic, self._record_of(request, op), delivered)
+        except SendError as error:
+            span.end(error)
+            raise
+
+    def _record_of(self, message: HalfMessage, op: OpHeaders) -> Record:
+        headers = op.signed(message.transaction_id, self._op_topic, self._keyring).to_headers()
+        return Record(encode_key(message.transaction_id), None, headers)
+
+
+def _is_refused(error: KafkaError | None) -> bool:
+    """Return True if Kafka has certainly not stored a record."""
+    return error is not None and error.code() in NOT_STORED

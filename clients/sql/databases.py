@@ -1,0 +1,274 @@
+"""Database transactions of DB-API connections, SQLAlchemy and Django, each with the DB-API connection below it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from importlib import import_module
+from typing import Any
+
+from halfway.clients.sql.drivers import driver_of, errors_of
+from halfway.clients.sql.transaction_table import TransactionTable
+from halfway.clients.transaction import DatabaseTransaction
+from halfway.schemas.errors import RolledBackError, SettingsError
+from halfway.schemas.headers import LocalTransactionState
+
+
+def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
+    """Return what reaches the database that a service has named.
+
+    Raises:
+        TypeError: it is no SQLAlchemy engine, no connection of Django, and no function.
+    """
+    if hasattr(given, "sync_engine"):
+        raise TypeError("an AsyncEngine is for AsyncSqlTransactions, with an AsyncTransactionProducer")
+    if hasattr(given, "raw_connection"):
+        return SqlAlchemyDatabase(given)
+    if hasattr(given, "settings_dict"):
+        return DjangoDatabase(given.alias)
+    if callable(given):
+        return DbApiDatabase(given)
+    raise TypeError(
+        f"{type(given).__name__} is no database: give a SQLAlchemy engine, django.db.connections[...], or a function that "
+        "returns a new DB-API connection"
+    )
+
+
+class _Transaction(ABC):
+    """A transaction with a DB-API connection below it."""
+
+    def flush(self) -> None:  # noqa: B027  # only a session holds statements back
+        """Do nothing: statements were executed at once."""
+
+    @abstractmethod
+    def raw(self) -> Any:
+        """Return the DB-API connection that the transaction is in."""
+
+    def mark(self) -> None:
+        """Mark where the block begins.
+
+        Raises:
+            SettingsError: the connection commits each statement by itself.
+        """
+        connection = self.raw()
+        driver = driver_of(connection)
+        if driver.commits_each_statement(connection):
+            raise SettingsError("the connection is in autocommit mode, so that order and message would not commit together: turn it off")
+        driver.set_savepoint(connection)
+
+    def write_row(self, transaction_id: str, born_at_ms: int) -> None:
+        """Write that the transaction commits.
+
+        Raises:
+            RolledBackError: a check has taken the place, or the transaction that was marked is over.
+        """
+        connection = self.raw()
+        driver, errors = driver_of(connection), errors_of(connection)
+        try:
+            driver.release_savepoint(connection)
+        except errors.Error as error:
+            raise RolledBackError(
+                f"transaction {transaction_id} was over before its block: the block has rolled it back or committed it, or the database "
+                "has, as after a deadlock. No message becomes readable. Let such an error leave the block, and run it again"
+            ) from error
+        try:
+            TransactionTable(driver, connection).insert(transaction_id, LocalTransactionState.COMMIT, born_at_ms)
+        except errors.IntegrityError as error:
+            raise RolledBackError(
+                f"transaction {transaction_id} was rolled back: a check asked about it before it could commit. Run it again; if this "
+                "happens often, Kafka or the database is slower than the job's transactionTimeOut"
+            ) from error
+
+
+class DbApiDatabase:
+    """Connections that a function of the service makes."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        """Store the function."""
+        self._connect = connect
+
+    def begin(self, using: Any) -> DatabaseTransaction:
+        """Begin a transaction on a new connection."""
+        if using is not None:
+            raise TypeError("transaction(...) takes a Session or Connection only if SqlTransactions has a SQLAlchemy engine")
+        return _DbApiTransaction(self._connect())
+
+    @contextmanager
+    def own_connection(self) -> Iterator[Any]:
+        """Lend a connection without a transaction."""
+        with closing(self._connect()) as connection:
+            yield connection
+
+
+class _DbApiTransaction(_Transaction):
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        try:
+            driver_of(connection).begin(connection)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        cursor = self.connection.cursor()
+        cursor.execute(statement, *(() if parameters is None else (parameters,)))
+        return cursor
+
+    def raw(self) -> Any:
+        return self.connection
+
+    def commit(self) -> None:
+        self.connection.commit()
+        self._close()
+
+    def abandon(self) -> None:
+        with suppress(Exception):
+            self.connection.rollback()
+        self._close()
+
+    def _close(self) -> None:
+        with suppress(Exception):
+            self.connection.close()
+
+
+class SqlAlchemyDatabase:
+    """Connections of a SQLAlchemy engine, and the sessions and connections that a service has of it."""
+
+    def __init__(self, engine: Any) -> None:
+        """Store the engine."""
+        self._engine = engine
+
+    def begin(self, using: Any) -> DatabaseTransaction:
+        """Begin a transaction on a new connection, or use the one of a Session or Connection."""
+        if using is None:
+            return _ConnectionTransaction(self._engine.connect(), is_ours=True)
+        # Those of asyncio have the one that SQLAlchemy's greenlets use.
+        using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
+        return SessionTransaction(using) if hasattr(using, "flush") else _ConnectionTransaction(using, is_ours=False)
+
+    @contextmanager
+    def own_connection(self) -> Iterator[Any]:
+        """Lend the DB-API connection of a pooled connection. After an error the pool does not get it back."""
+        pooled = self._engine.raw_connection()
+        try:
+            yield pooled.dbapi_connection
+        except BaseException:
+            pooled.invalidate()
+            raise
+        finally:
+            pooled.close()
+
+
+class _ConnectionTransaction(_Transaction):
+    def __init__(self, connection: Any, *, is_ours: bool) -> None:
+        self.connection, self._is_ours = connection, is_ours
+        try:
+            self._transaction = connection.get_transaction() or connection.begin()
+        except BaseException:
+            self._close()
+            raise
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        return self.connection.execute(statement, parameters)
+
+    def raw(self) -> Any:
+        return self.connection.connection.dbapi_connection
+
+    def commit(self) -> None:
+        self._transaction.commit()
+        self._close()
+
+    def abandon(self) -> None:
+        with suppress(Exception):
+            if self._transaction.is_active:
+                self._transaction.rollback()
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_ours:
+            with suppress(Exception):
+                self.connection.close()
+
+
+class SessionTransaction(_Transaction):
+    """The transaction of a session."""
+
+    def __init__(self, session: Any) -> None:
+        """Use the session."""
+        self.connection = session
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Execute a statement of SQLAlchemy."""
+        return self.connection.execute(statement, parameters)
+
+    def flush(self) -> None:
+        """Execute what the session still holds."""
+        self.connection.flush()
+
+    def raw(self) -> Any:
+        """Return the DB-API connection below."""
+        return self.connection.connection().connection.dbapi_connection
+
+    def commit(self) -> None:
+        """Commit the session."""
+        self.connection.commit()
+
+    def abandon(self) -> None:
+        """Roll the session back."""
+        with suppress(Exception):
+            self.connection.rollback()
+
+
+def _django() -> Any:
+    """Return `django.db`, which a service has only if it uses Django."""
+    return import_module("django.db")
+
+
+class DjangoDatabase:
+    """One database of a Django project."""
+
+    def __init__(self, alias: str) -> None:
+        """Store the name in `DATABASES`."""
+        self._alias = alias
+
+    def begin(self, using: Any) -> DatabaseTransaction:
+        """Enter `transaction.atomic(durable=True)`: Django refuses it inside another one, whose end would decide."""
+        if using is not None:
+            raise TypeError("transaction() takes no argument with Django")
+        return _DjangoTransaction(self._alias)
+
+    @contextmanager
+    def own_connection(self) -> Iterator[Any]:
+        """Lend a new connection: this thread's own one may be in a transaction."""
+        wrapper = _django().connections[self._alias].copy()
+        wrapper.ensure_connection()
+        try:
+            yield wrapper.connection
+        finally:
+            wrapper.close()
+
+
+class _DjangoTransaction(_Transaction):
+    def __init__(self, alias: str) -> None:
+        self.connection = _django().connections[alias]
+        self._atomic = _django().transaction.atomic(using=alias, durable=True)
+        self._atomic.__enter__()
+        self._is_open = True
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        cursor = self.connection.cursor()
+        cursor.execute(statement, parameters)
+        return cursor
+
+    def raw(self) -> Any:
+        return self.connection.connection
+
+    def commit(self) -> None:
+        self._is_open = False
+        self._atomic.__exit__(None, None, None)
+
+    def abandon(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            error = RuntimeError("rolled back")
+            with suppress(Exception):
+                self._atomic.__exit__(type(error), error, None)

@@ -1,0 +1,222 @@
+"""What differs between SQLite, PostgreSQL and MariaDB: transactions of our own, lock waits and parameters.
+
+Everything here works on a DB-API connection (PEP 249). SQLAlchemy and Django have one below them. For asyncio,
+SQLAlchemy adapts the connections of aiosqlite and psycopg.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+_SAVEPOINT = "halfway"
+
+
+def values_of(row: Any) -> list[Any]:
+    """Return the values of a row, which some connections make a mapping."""
+    return list(row.values() if isinstance(row, Mapping) else row)
+
+
+def below(connection: Any) -> Any:
+    """Return the driver's own connection, where SQLAlchemy adapts one of asyncio to the DB-API."""
+    return getattr(connection, "driver_connection", connection)
+
+
+def errors_of(connection: Any) -> Any:
+    """Return what has the exceptions of PEP 249 as its attributes: the connection, or the module of an adapted one."""
+    return getattr(connection, "dbapi", connection)
+
+
+class Driver(ABC):
+    """One kind of database, behind the DB-API."""
+
+    @abstractmethod
+    def parameter(self, name: str) -> str:
+        """Return how a statement names a parameter."""
+
+    @abstractmethod
+    def begin(self, connection: Any) -> None:
+        """Begin a transaction, with the isolation level that the connection has."""
+
+    @abstractmethod
+    def commits_each_statement(self, connection: Any) -> bool:
+        """Return True if the connection is in autocommit mode and outside of a transaction."""
+
+    def set_savepoint(self, connection: Any) -> None:
+        """Mark the transaction by a savepoint. Whatever ends the transaction takes it away."""
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+
+    def release_savepoint(self, connection: Any) -> None:
+        """Take the savepoint away; what came after it stays.
+
+        Raises:
+            Exception: of the driver, if another transaction has begun since.
+        """
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+    @abstractmethod
+    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Any:
+        """Return a context manager: a transaction of our own that reads what is committed when a statement begins.
+
+        It commits at the end. After an error it is rolled back. The connection is left as it was.
+
+        Args:
+            connection: a DB-API connection without a transaction.
+            lock_wait_ms: after which time of waiting for another transaction a statement fails.
+        """
+
+
+class SqliteDriver(Driver):
+    """SQLite with `sqlite3`. It has one writer at a time, and a short transaction is the writer from its beginning."""
+
+    def parameter(self, name: str) -> str:
+        """Return `:name`."""
+        return f":{name}"
+
+    def begin(self, connection: Any) -> None:
+        """Begin as the writer: a reader that becomes a writer later fails if another one has written meanwhile."""
+        _begin_no_transactions(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        connection.isolation_level = "IMMEDIATE"  # After a rollback in the block, no statement may commit by itself.
+
+    def commits_each_statement(self, connection: Any) -> bool:
+        """Return True if there is no transaction, and a statement would not begin one."""
+        return connection.isolation_level is None and not below(connection).in_transaction
+
+    def set_savepoint(self, connection: Any) -> None:
+        """Begin first, where sqlite3 waits for a first write: an outermost savepoint would be the transaction."""
+        if not below(connection).in_transaction:
+            with closing(connection.cursor()) as cursor:
+                cursor.execute("BEGIN")
+        super().set_savepoint(connection)
+
+    @contextmanager
+    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
+        """Be the writer for a moment."""
+        connection.rollback()  # A pool may lend a connection whose commit has failed. Setting the level would commit.
+        level, mode = connection.isolation_level, getattr(connection, "autocommit", None)
+        [wait_ms] = values_of(connection.execute("PRAGMA busy_timeout").fetchone())
+        _begin_no_transactions(connection)
+        try:
+            connection.execute(f"PRAGMA busy_timeout = {lock_wait_ms}")
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(errors_of(connection).Error):
+                    connection.execute("ROLLBACK")
+                raise
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+            connection.isolation_level = level
+            if mode is not None:
+                connection.autocommit = mode
+
+
+def _begin_no_transactions(connection: Any) -> None:
+    """Let the connection begin transactions only where it is told to."""
+    if getattr(connection, "autocommit", -1) != -1:  # -1 is LEGACY_TRANSACTION_CONTROL, of Python 3.12 and newer
+        connection.autocommit = True
+    connection.isolation_level = None
+
+
+class PostgresDriver(Driver):
+    """PostgreSQL with psycopg 3."""
+
+    def parameter(self, name: str) -> str:
+        """Return `%(name)s`."""
+        return f"%({name})s"
+
+    def begin(self, connection: Any) -> None:
+        """Leave autocommit mode. The first statement begins the transaction."""
+        connection.autocommit = False
+
+    def commits_each_statement(self, connection: Any) -> bool:
+        """Return True in autocommit mode without a transaction that was begun by a statement."""
+        idle = 0  # PQTRANS_IDLE
+        return bool(connection.autocommit) and connection.info.transaction_status == idle
+
+    @contextmanager
+    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
+        """Run one transaction in READ COMMITTED, whatever the default is."""
+        mode = connection.autocommit
+        connection.rollback()
+        connection.autocommit = False
+        try:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE")
+            connection.execute(f"SET LOCAL lock_timeout = {lock_wait_ms}")
+            yield
+            connection.commit()
+        except BaseException:
+            with suppress(errors_of(connection).Error):
+                connection.rollback()
+            raise
+        finally:
+            with suppress(errors_of(connection).Error):
+                connection.autocommit = mode
+
+
+class MariaDbDriver(Driver):
+    """MariaDB with PyMySQL. The tables must be InnoDB's, which is the default."""
+
+    def parameter(self, name: str) -> str:
+        """Return `%(name)s`."""
+        return f"%({name})s"
+
+    def begin(self, connection: Any) -> None:
+        """Begin a transaction."""
+        connection.begin()
+
+    def commits_each_statement(self, connection: Any) -> bool:
+        """Return True in autocommit mode without a transaction that was begun by a statement."""
+        in_transaction = 1  # SERVER_STATUS_IN_TRANS
+        return bool(connection.get_autocommit()) and not connection.server_status & in_transaction
+
+    @contextmanager
+    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
+        """Run one transaction in READ COMMITTED, whatever the default is."""
+        connection.rollback()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT CAST(@@innodb_lock_wait_timeout AS CHAR) AS wait_s")
+            [wait_s] = values_of(cursor.fetchone())
+            connection.rollback()
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {-(-lock_wait_ms // 1000)}")
+            try:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+                connection.begin()
+                yield
+                connection.commit()
+            except BaseException:
+                with suppress(Exception):  # A lost connection raises what is no DB-API error.
+                    connection.rollback()
+                raise
+            finally:
+                with suppress(Exception):
+                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {int(wait_s)}")
+
+
+_DRIVERS: dict[str, Driver] = {
+    "sqlite3": SqliteDriver(),
+    "aiosqlite": SqliteDriver(),
+    "psycopg": PostgresDriver(),
+    "pymysql": MariaDbDriver(),
+}
+
+
+def driver_of(connection: Any) -> Driver:
+    """Return the driver of a DB-API connection.
+
+    Raises:
+        TypeError: the connection is none of `sqlite3`, aiosqlite, psycopg 3 and PyMySQL.
+    """
+    for kind in type(below(connection)).__mro__:
+        found = _DRIVERS.get(kind.__module__.split(".", 1)[0])
+        if found is not None:
+            return found
+    kind = type(below(connection))
+    raise TypeError(
+        f"{kind.__module__}.{kind.__qualname__} is no connection of sqlite3, aiosqlite, psycopg 3 or PyMySQL: use one of these drivers"
+    )

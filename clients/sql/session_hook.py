@@ -1,0 +1,96 @@
+"""Sends the messages of a SQLAlchemy session when the service calls `session.commit()`."""
+
+import logging
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from halfway.clients.sql.databases import SessionTransaction
+from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, TransactionDatabase
+from halfway.schemas.errors import RolledBackError
+from halfway.schemas.headers import LocalTransactionState
+
+log = logging.getLogger(__name__)
+
+
+class SessionHook:
+    """The events of one session. It prepares before a commit, and concludes after it.
+
+    The session itself commits and rolls back. If its commit fails, the row is looked up, as in a block.
+    """
+
+    def __init__(self, session: Any, database: TransactionDatabase) -> None:
+        """Listen to the session's events, for as long as it is used."""
+        self._session, self._database = session, database
+        self._block: LocalTransaction | None = None
+        self._is_tried = self._is_prepared = False
+        event = import_module("sqlalchemy.event")
+        event.listen(session, "before_commit", self._before_commit)
+        event.listen(session, "after_commit", self._after_commit)
+        event.listen(session, "after_transaction_end", self._after_end)
+
+    def block(self, make: Callable[[Outcomes], LocalTransaction]) -> LocalTransaction:
+        """Return the block of the session's transaction, which this begins if there is none.
+
+        Raises:
+            TypeError: the session is in a savepoint. If that were rolled back, its messages would be sent all the same.
+        """
+        if self._session.in_nested_transaction():
+            raise TypeError("messages cannot be added in a savepoint, because its rollback would not take them back")
+        if self._block is None:
+            if not self._session.in_transaction():
+                self._session.begin()
+            self._block = make(_OfSession(self._session, self._database))
+        return self._block
+
+    def _before_commit(self, session: Any) -> None:
+        if self._block is None or session.in_nested_transaction():
+            return
+        if self._is_tried:
+            raise RolledBackError("the messages of this transaction could not be sent: roll the session back, and run it again")
+        self._is_tried = True
+        self._block.prepare()
+        self._is_prepared = True
+
+    def _after_commit(self, session: Any) -> None:
+        if self._block is None or session.in_nested_transaction():
+            return
+        block, self._block = self._block, None
+        self._is_tried = self._is_prepared = False
+        block.conclude()
+        self._database.clean_up()
+
+    def _after_end(self, _: Any, transaction: Any) -> None:
+        """Conclude a transaction that has not committed, as far as the session knows."""
+        if self._block is None or transaction.parent is not None:
+            return
+        block, was_prepared, self._block = self._block, self._is_prepared, None
+        self._is_tried = self._is_prepared = False
+        if was_prepared:
+            try:
+                block.commit_failed(RuntimeError("the session's commit failed"))
+            except Exception as error:  # The caller has the database's own error.
+                log.warning("event=session_not_committed transaction_id=%s error=%s", block.transaction_id, type(error).__name__)
+
+
+class _OfSession(SessionTransaction):
+    """The session's transaction as a block sees it. The session commits it, and rolls it back."""
+
+    def __init__(self, session: Any, database: TransactionDatabase) -> None:
+        super().__init__(session)
+        self._database = database
+
+    def begin(self, _: Any) -> DatabaseTransaction:
+        return self
+
+    def new_id(self) -> str:
+        return self._database.new_id()
+
+    def outcome_of(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState:
+        return self._database.outcome_of(transaction_id, born_at_ms)
+
+    def commit(self) -> None:
+        """Do nothing: the session has committed."""
+
+    def abandon(self) -> None:
+        """Do nothing: the caller of `session.commit()` gets the error, and rolls back."""

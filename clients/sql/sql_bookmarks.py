@@ -1,0 +1,153 @@
+"""Keeps a reader's bookmark in the service's own database, and moves it in the transaction of the effect."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from halfway.clients.sql.databases import database_of
+from halfway.clients.sql.drivers import driver_of, values_of
+from halfway.clients.transaction import DatabaseTransaction
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import BookmarkMovedError, SettingsError
+
+_TABLE = "halfway_bookmarks"
+_DDL = (f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(255) NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL, batch_id BIGINT NOT NULL)",)
+_LOCK_WAIT_MS = 5_000
+
+
+class SqlBookmarks:
+    """The bookmark of one reader, in the table `halfway_bookmarks` of the service's database (docs/reading.md).
+
+    A transaction moves the bookmark from where this instance has it, or fails. So an effect that is written in the same
+    transaction happens exactly once, also if the service is killed anywhere, or runs twice by mistake. The table is
+    made on first use if it is missing; `ddl` returns the statements for a migration of your own.
+
+    Args:
+        database: a SQLAlchemy `Engine`; `django.db.connections["default"]`; or a function without arguments that
+            returns a new DB-API connection of sqlite3, psycopg 3 or PyMySQL.
+        name: tells readers apart that share the database; at most 255 characters.
+
+    Raises:
+        TypeError: `database` is none of these.
+        ValueError: the name is empty or too long.
+
+    Example:
+        bookmarks = SqlBookmarks(engine, "shipping")
+        for batch in reader.follow(after=bookmarks.load()):
+            with bookmarks.advance(batch.bookmark) as tx:
+                tx.execute(insert(shipments), [shipment_of(message) for message in batch.messages])
+    """
+
+    def __init__(self, database: Any, name: str) -> None:
+        """Store the configuration. Does not connect."""
+        if not 1 <= len(name) <= 255:
+            raise ValueError("the name of a bookmark has 1 to 255 characters")
+        self._database = database_of(database)
+        self._name = name
+        self._position: Bookmark | None = None
+        self._is_loaded = False
+
+    @staticmethod
+    def ddl() -> tuple[str, ...]:
+        """Return the statements that create the table in SQLite, PostgreSQL and MariaDB, for your migrations."""
+        return _DDL
+
+    def load(self) -> Bookmark | None:
+        """Return the bookmark to read on from; None if there is none yet. Creates the table if it is missing.
+
+        Raises:
+            Exception: of the driver, if the database cannot be reached, or the table cannot be created.
+        """
+        with self._database.own_connection() as connection:
+            try:
+                self._position = self._stored(connection)
+            except connection.Error:
+                self._create(connection)
+                self._position = self._stored(connection)
+        self._is_loaded = True
+        return self._position
+
+    @contextmanager
+    def advance(self, bookmark: Bookmark, using: Any = None) -> Iterator[DatabaseTransaction]:
+        """Move the bookmark, and run a block in the same transaction. It commits at the end of the block.
+
+        After an exception nothing is written, and `load` must be called before the next `advance`.
+
+        Args:
+            bookmark: that of the batch whose effect the block writes.
+            using: a SQLAlchemy `Session` or `Connection` to use its transaction; None for a new one.
+
+        Yields:
+            The transaction. `execute` runs a statement; `connection` is the connection or session.
+
+        Raises:
+            BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has rolled its
+                transaction back and gone on.
+            ValueError: the bookmark is not after the one before, or was not loaded.
+            SettingsError: the connection commits each statement by itself.
+            Exception: what the block or the driver raises. If the commit failed, `load` tells whether it counts.
+        """
+        if not self._is_loaded:
+            raise ValueError("call load() first, and read on from the bookmark that it returns")
+        if self._position is not None and bookmark <= self._position:
+            raise ValueError(f"the bookmark {bookmark} is not after {self._position}")
+        self._is_loaded = False
+        transaction = self._database.begin(using)
+        try:
+            self._move(transaction.raw(), bookmark)
+            yield transaction
+            if self._row(transaction.raw()) != bookmark:
+                raise BookmarkMovedError(
+                    f"the block has rolled its transaction back, and with it the bookmark {self._name!r}, or the database has, as after a "
+                    "deadlock: nothing was written here. Let such an error leave the block, call load() and go on from there"
+                )
+            transaction.commit()
+        except BaseException:
+            transaction.abandon()
+            raise
+        self._position, self._is_loaded = bookmark, True
+
+    def _move(self, connection: Any, bookmark: Bookmark) -> None:
+        """Move the bookmark in the connection's transaction. Another instance waits from here to the commit."""
+        driver = driver_of(connection)
+        if driver.commits_each_statement(connection):
+            raise SettingsError("the connection is in autocommit mode, so that effect and bookmark would not commit together: turn it off")
+        name, epoch, batch_id = (driver.parameter(column) for column in ("name", "epoch", "batch_id"))
+        values: dict[str, object] = {"name": self._name, **bookmark._asdict()}
+        if self._position is None:
+            statement = f"INSERT INTO {_TABLE} (name, epoch, batch_id) VALUES ({name}, {epoch}, {batch_id})"
+        else:
+            was_epoch, was_batch = driver.parameter("was_epoch"), driver.parameter("was_batch")
+            statement = f"UPDATE {_TABLE} SET epoch = {epoch}, batch_id = {batch_id} "
+            statement += f"WHERE name = {name} AND epoch = {was_epoch} AND batch_id = {was_batch}"
+            values |= {"was_epoch": self._position.epoch, "was_batch": self._position.batch_id}
+        with closing(connection.cursor()) as cursor:
+            try:
+                cursor.execute(statement, values)
+            except connection.IntegrityError as error:
+                raise self._moved() from error
+            if cursor.rowcount != 1:
+                raise self._moved()
+
+    def _moved(self) -> BookmarkMovedError:
+        place = self._position or "the beginning"
+        return BookmarkMovedError(
+            f"another instance has moved the bookmark {self._name!r} on from {place}: nothing was written here. Let one instance read "
+            "with a name at a time, or call load() and go on from there"
+        )
+
+    def _stored(self, connection: Any) -> Bookmark | None:
+        with driver_of(connection).short_transaction(connection, _LOCK_WAIT_MS):
+            return self._row(connection)
+
+    def _row(self, connection: Any) -> Bookmark | None:
+        driver = driver_of(connection)
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(f"SELECT epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
+            row = cursor.fetchone()
+        return None if row is None else Bookmark(*(int(value) for value in values_of(row)))
+
+    def _create(self, connection: Any) -> None:
+        with driver_of(connection).short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
+            for statement in _DDL:
+                cursor.execute(statement)

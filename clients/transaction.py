@@ -1,0 +1,234 @@
+"""One database transaction and the messages that become readable if it commits (docs/transactions.md)."""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
+from halfway.clients.listener import Answer
+from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
+from halfway.schemas.errors import OutcomeUnknownError
+from halfway.schemas.headers import LocalTransactionState
+
+log = logging.getLogger(__name__)
+
+Store = Callable[[Sequence[HalfMessage], str], list[StoredHalf]]
+"""Signs and stores halves (`GroupRecords.store_halves`)."""
+_MESSAGE_ID = re.compile(r"([0-9a-f]{32})\.\d+")
+
+
+def transaction_of(message_id: str) -> str | None:
+    """Return the id of the transaction that sent a message; None if the message was sent in another way."""
+    match = _MESSAGE_ID.fullmatch(message_id)
+    return match and match[1]
+
+
+class DatabaseTransaction(Protocol):
+    """One transaction of a database, begun and not ended."""
+
+    connection: Any
+    """What the block works with: a DB-API or SQLAlchemy connection, a session, Django's connection."""
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Execute a statement in the database's own words."""
+
+    def flush(self) -> None:
+        """Let the database refuse what it would refuse."""
+
+    def raw(self) -> Any:
+        """Return the DB-API connection that the transaction is in."""
+
+    def mark(self) -> None:
+        """Mark where the block begins, so that `write_row` notices if the transaction is over before the block."""
+
+    def write_row(self, transaction_id: str, born_at_ms: int) -> None:
+        """Write that the transaction commits. Raise RolledBackError if its place is taken, or if it is over."""
+
+    def commit(self) -> None:
+        """Commit. After an error the transaction may be committed or not."""
+
+    def abandon(self) -> None:
+        """Roll back and let go. Raises nothing, also if the connection is lost."""
+
+
+class Outcomes(Protocol):
+    """What begins a transaction, and tells how it ended."""
+
+    def begin(self, using: Any) -> DatabaseTransaction:
+        """Begin a transaction."""
+
+    def new_id(self) -> str:
+        """Return the id of a new transaction, 32 hexadecimal digits. No other database gives it."""
+
+    def outcome_of(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState:
+        """Return how a transaction ended. If that is open, end it."""
+
+
+@runtime_checkable
+class TransactionDatabase(Outcomes, Protocol):
+    """A database that holds a row for each transaction (`SqlTransactions`)."""
+
+    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
+        """Answer a check."""
+
+    def clean_up(self) -> None:
+        """Delete old rows now and then."""
+
+    def on_commit(self, session: Any, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
+        """Return the block of a session's transaction, which `make` begins if there is none."""
+
+
+class LocalTransaction:
+    """One database transaction, and the messages that become readable if it commits.
+
+    Attributes:
+        transaction_id: the id of its row. The ids of its messages begin with it.
+    """
+
+    def __init__(self, database: Outcomes, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
+        """Begin. `TransactionProducer.transaction` calls it."""
+        self._database, self._records, self._sender, self._store = database, records, sender, store
+        self._born_at_ms = time.time_ns() // 1_000_000
+        self._messages: list[HalfMessage] = []
+        self._halves: list[StoredHalf] = []
+        self._state = LocalTransactionState.UNKNOWN
+        self.transaction_id = database.new_id()
+        self._transaction = database.begin(using)
+        try:
+            self._transaction.mark()
+        except BaseException:
+            self._transaction.abandon()
+            raise
+
+    @property
+    def results(self) -> list[SendResult]:
+        """Return the result of each send, in order, once the block has ended; none if Kafka has not all halves."""
+        return [half.result(self._state) for half in self._halves]
+
+    @property
+    def connection(self) -> Any:
+        """Return what the transaction runs on: a DB-API or SQLAlchemy connection, a session, or Django's connection."""
+        return self._transaction.connection
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Execute a statement in the transaction, as the connection or session would.
+
+        Args:
+            statement: SQL in the driver's words, or a construct of SQLAlchemy.
+            parameters: as the driver takes them.
+
+        Returns:
+            A DB-API cursor, or SQLAlchemy's result.
+        """
+        return self._transaction.execute(statement, parameters)
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        queue_id: int = 0,
+        immunity_s: int | None = None,
+    ) -> str:
+        """Add a message, which becomes readable if the transaction commits. It is sent at the end of the block.
+
+        The arguments are those of `TransactionProducer.send_in_transaction`.
+
+        Returns:
+            The message's own transaction id.
+
+        Raises:
+            ValueError: an argument breaks the contract (docs/contract.md).
+        """
+        name = f"{self.transaction_id}.{len(self._messages)}"
+        fields = {"tags": tags, "keys": keys, "queue_id": queue_id, "immunity_s": immunity_s}
+        message = self._records.message(name, topic, body, properties, self._born_at_ms, **fields)
+        message.headers()
+        self._messages.append(message)
+        return message.transaction_id
+
+    def finish(self) -> None:
+        """Store the halves, write the row, commit, and send COMMIT. `TransactionProducer.transaction` calls it.
+
+        Raises:
+            Exception: as `prepare` and `conclude`.
+        """
+        self.prepare()
+        self.conclude()
+
+    def prepare(self) -> None:
+        """Store the halves and write the row.
+
+        Raises:
+            SendError: a half could not be stored.
+            RolledBackError: a check has settled the transaction before it could commit, or it is over: the block or the
+                database has rolled it back, and the block has gone on.
+            Exception: of the database, which has refused the transaction. In each case nothing is committed and no
+                message becomes readable.
+        """
+        try:
+            self._transaction.flush()
+            if self._messages:
+                self._halves = self._store(self._messages, "its local transaction was rolled back")
+                self._transaction.write_row(self.transaction_id, self._born_at_ms)
+        except BaseException as error:
+            self.abandon(type(error).__name__)
+            raise
+
+    def conclude(self) -> None:
+        """Commit, and send COMMIT, after `prepare`.
+
+        Raises:
+            OutcomeUnknownError: nobody knows whether the transaction is committed.
+            Exception: of the database. Nothing is committed and no message becomes readable.
+        """
+        try:
+            self._transaction.commit()
+        except BaseException as error:
+            self.commit_failed(error)
+        else:
+            self._say(LocalTransactionState.COMMIT)
+
+    def abandon(self, cause: str) -> None:
+        """Roll back. The commit was not tried, so that the transaction can never commit."""
+        try:
+            self._transaction.abandon()
+        finally:  # A task may be cancelled once more meanwhile.
+            self._state = LocalTransactionState.ROLLBACK
+            stored = [half.message for half in self._halves]
+            self._records.roll_back(self._sender, stored, f"the local transaction was rolled back: {cause}")
+
+    def commit_failed(self, error: BaseException) -> None:
+        """Find out what a failed commit has done. A lost answer is not a rollback, so that only the row can tell.
+
+        Raises:
+            BaseException: the commit's error, if nothing is committed.
+        """
+        self._transaction.abandon()
+        if not self._halves:
+            raise error
+        try:
+            state = self._database.outcome_of(self.transaction_id, self._born_at_ms)
+        except Exception as failure:
+            log.warning("event=commit_in_doubt transaction_id=%s error=%s", self.transaction_id, type(failure).__name__)
+            state = LocalTransactionState.UNKNOWN
+        if state is not LocalTransactionState.UNKNOWN:
+            self._say(state)
+        if state is LocalTransactionState.UNKNOWN and isinstance(error, Exception):
+            raise OutcomeUnknownError(
+                f"the answer to the commit of transaction {self.transaction_id} was lost ({type(error).__name__}), and so was the "
+                "look-up: a check finds out whether it is committed, and its messages follow. Look at your data before you run it again"
+            ) from error
+        if state is LocalTransactionState.ROLLBACK or not isinstance(error, Exception):
+            raise error
+
+    def _say(self, state: LocalTransactionState) -> None:
+        self._state = state
+        for half in self._halves:
+            self._records.verdicts.note(half.message, state)
+            self._records.send_op(self._sender, half.message, Answer(state))

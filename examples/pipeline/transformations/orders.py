@@ -1,0 +1,18 @@
+"""A table of typed orders, kept up to date from the committed messages of one topic."""
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+
+@dp.table(name="orders", format="delta", comment="the committed messages of the topic orders")
+def orders() -> DataFrame:
+    """Return the stream of orders. Epoch and batch_id tell other readers how far it has come."""
+    spark = SparkSession.active()
+    messages = spark.readStream.format("delta").load(spark.conf.get("halfway.messages"))
+    order = F.from_json(F.col("body").cast("string"), "item STRING, amount INT")
+    return (
+        messages.where(F.col("topic") == "orders")
+        .select("transaction_id", "epoch", "batch_id", "committed_at", order.alias("order"))
+        .select("transaction_id", "epoch", "batch_id", "committed_at", "order.*")
+    )

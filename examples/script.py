@@ -1,0 +1,17 @@
+"""The shortest service: `python -m examples.script apples` writes an order and publishes it, both or neither."""
+
+import sqlite3
+import sys
+
+from halfway import SqlTransactions, TransactionProducer, load_settings
+
+
+def connect() -> sqlite3.Connection:
+    """Open the service's database."""
+    return sqlite3.connect("orders.db")
+
+
+connect().execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")
+with TransactionProducer(load_settings().kafka, "order-script", SqlTransactions(connect)) as producer, producer.transaction() as tx:
+    tx.execute("INSERT INTO orders VALUES (?)", (sys.argv[1],))
+    tx.send("orders", sys.argv[1].encode())

@@ -1,0 +1,126 @@
+"""The bookmark moves with the effect, on real databases, in each way that a service may reach them."""
+
+import threading
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from halfway import Bookmark, BookmarkMovedError, SqlBookmarks
+from tests.support.sql_world import SqlWorld
+
+
+@pytest.fixture(autouse=True)
+def _without_table(shop: SqlWorld) -> None:
+    shop.run("DROP TABLE IF EXISTS halfway_bookmarks")
+
+
+def bookmarks(shop: SqlWorld, name: str = "shipping") -> SqlBookmarks:
+    return SqlBookmarks(shop.given, name)
+
+
+def order(transaction: Any, item: str) -> None:
+    """Write an order in the way of the database."""
+    cursor = transaction.raw().cursor()
+    cursor.execute(f"INSERT INTO orders (item) VALUES ('{item}')")
+    cursor.close()
+
+
+def test_effect_and_bookmark_commit_together(shop: SqlWorld) -> None:
+    mine = bookmarks(shop)
+    assert mine.load() is None
+    for place in (Bookmark(0, 7), Bookmark(0, 8), Bookmark(1, 0)):
+        with mine.advance(place) as tx:
+            order(tx, str(place))
+        assert bookmarks(shop).load() == place
+    assert bookmarks(shop, "another reader").load() is None
+    assert shop.orders() == ["0.7", "0.8", "1.0"]
+
+
+def test_a_block_that_fails_moves_nothing_and_asks_for_the_bookmark_again(shop: SqlWorld) -> None:
+    mine = bookmarks(shop)
+    mine.load()
+    for last in (None, Bookmark(0, 1)):
+        with suppress(ZeroDivisionError), mine.advance(Bookmark(0, 5)) as tx:
+            order(tx, "lost")
+            order(tx, str(1 // 0))
+        with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 6)):
+            pass
+        assert mine.load() == last
+        if last is None:
+            with mine.advance(Bookmark(0, 1)):
+                pass
+    assert shop.orders() == []
+
+
+def test_of_two_instances_one_goes_on(shop: SqlWorld) -> None:
+    first, second = bookmarks(shop), bookmarks(shop)
+    for place in (Bookmark(0, 1), Bookmark(0, 2)):
+        first.load()
+        second.load()
+        with first.advance(place) as tx:
+            order(tx, f"first {place}")
+        with pytest.raises(BookmarkMovedError, match=r"'shipping' on from .*: nothing was written here"), second.advance(place) as tx:
+            order(tx, f"second {place}")
+    assert shop.orders() == ["first 0.1", "first 0.2"]
+
+
+def test_an_instance_waits_for_the_other_ones_transaction(shop: SqlWorld) -> None:
+    first, second = bookmarks(shop), bookmarks(shop)
+    first.load()
+    with first.advance(Bookmark(0, 1)):
+        pass
+    first.load()
+    second.load()
+    ended: list[BaseException | None] = []
+
+    def late() -> None:
+        try:
+            with second.advance(Bookmark(0, 2)) as tx:
+                order(tx, "second")
+            ended.append(None)
+        except Exception as error:
+            ended.append(error)
+
+    other = threading.Thread(target=late)
+    with first.advance(Bookmark(0, 3)) as tx:
+        order(tx, "first")
+        other.start()
+    other.join(30)
+    assert isinstance(ended[0], BookmarkMovedError)
+    assert shop.orders() == ["first"]
+
+
+def test_a_block_that_has_rolled_its_transaction_back_writes_nothing(shop: SqlWorld) -> None:
+    """As after a deadlock, or a duplicate key. What it has written since would commit without the bookmark."""
+    with Session(shop.given) if isinstance(shop.given, Engine) else nullcontext() as session:
+        mine = bookmarks(shop)
+        for last in (None, Bookmark(0, 1)):
+            assert mine.load() == last
+            with suppress(Exception), mine.advance(Bookmark(0, 5), session) as tx:
+                order(tx, "lost")
+                tx.connection.rollback()
+                order(tx, "doubled")
+            with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 6)):
+                pass
+            mine.load()
+            if last is None:
+                with mine.advance(Bookmark(0, 1), session):
+                    pass
+    if shop.kind != "sqlite":  # It never rolls back by itself; after a rollback by hand sqlite3 commits each statement.
+        assert shop.orders() == []
+
+
+def test_wrong_use_is_refused(shop: SqlWorld) -> None:
+    mine = bookmarks(shop)
+    with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 1)):
+        pass
+    mine.load()
+    with mine.advance(Bookmark(0, 1)):
+        pass
+    with pytest.raises(ValueError, match=r"0\.1 is not after 0\.1"), mine.advance(Bookmark(0, 1)):
+        pass
+    with pytest.raises(ValueError, match="1 to 255"):
+        bookmarks(shop, "")

@@ -1,0 +1,421 @@
+"""Order and message, both or neither, on real databases: what is written when, and how a check is answered."""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy
+import sqlalchemy.orm
+from confluent_kafka import KafkaError
+
+from halfway import CheckRequest, LocalTransactionState, OutcomeUnknownError, RolledBackError, SendError, SettingsError, SqlTransactions
+from halfway.clients.sql.drivers import driver_of
+from halfway.clients.transaction import LocalTransaction
+from halfway.schemas.errors import SharedGroupError
+from halfway.schemas.headers import check_id
+from tests.support.database_servers import MariaDbServer, PostgresServer
+from tests.support.sql_world import SqlWorld
+from tests.support.waiting import until
+
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
+LEVELS = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+
+def ask(shop: SqlWorld, transaction: LocalTransaction) -> LocalTransactionState:
+    """Ask another instance of the service."""
+    return SqlTransactions(shop.given, lock_wait_ms=1000).check_local_transaction(check_of(f"{transaction.transaction_id}.0"))
+
+
+def check_of(name: str, born_at_ms: int | None = 2**42) -> CheckRequest:
+    return CheckRequest(
+        transaction_id=name,
+        topic="orders",
+        body=b"",
+        producer_group="shop",
+        born_at_ms=born_at_ms,
+        check_times=1,
+        check_id=check_id(name, 0, 0, 1),
+    )
+
+
+def in_another_thread(call: Callable[[], object]) -> Callable[[], object]:
+    """Start a call, and return a function that waits for what it returns or raises."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result() -> object:
+        thread.join(30)
+        return found[0]
+
+    return result
+
+
+def test_order_and_row_commit_together_between_halves_and_ops(shop: SqlWorld) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples", messages=2)
+    assert shop.sender.halves == []
+    shop.sender.before_half = lambda: shop.sender.ops.append(("before", "HALF"))
+    transaction.finish()
+    messages = [f"{transaction.transaction_id}.{number}" for number in range(2)]
+    assert shop.sender.halves == messages
+    assert shop.sender.ops == [("before", "HALF")] * 2 + [(name, "COMMIT") for name in messages]
+    assert (shop.orders(), shop.rows()) == (["apples"], {transaction.transaction_id: "COMMIT"})
+    assert ask(shop, transaction) is COMMIT
+
+
+def test_a_block_that_fails_sends_and_writes_nothing(shop: SqlWorld) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.abandon("ValueError")
+    assert (shop.sender.halves, shop.sender.ops, shop.orders(), shop.rows()) == ([], [], [], {})
+
+
+def test_a_transaction_without_messages_has_no_row(shop: SqlWorld) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples", messages=0)
+    transaction.finish()
+    assert (shop.orders(), shop.rows(), shop.sender.ops) == (["apples"], {}, [])
+
+
+def test_a_half_that_is_not_stored_rolls_everything_back(shop: SqlWorld) -> None:
+    shop.sender.failures = {1: KafkaError.MSG_SIZE_TOO_LARGE}
+    transaction = shop.begin()
+    shop.order(transaction, "apples", messages=3)
+    with pytest.raises(SendError, match=r"\.1' failed .*was rolled back$"):
+        transaction.finish()
+    assert shop.sender.ops == [(f"{transaction.transaction_id}.{number}", "ROLLBACK") for number in (0, 2)]
+    assert (shop.orders(), shop.rows()) == ([], {})
+
+
+def test_a_statement_that_the_database_refuses_ends_the_block(shop: SqlWorld) -> None:
+    transaction = shop.begin()
+    transaction.send("orders", b"")
+    with pytest.raises(Exception, match="nowhere") as caught:
+        transaction.execute(
+            sqlalchemy.text("INSERT INTO nowhere VALUES (1)") if "sqlalchemy" in str(type(shop.given)) else "INSERT INTO nowhere VALUES (1)"
+        )
+    transaction.abandon(type(caught.value).__name__)
+    assert (shop.sender.halves, shop.rows()) == ([], {})
+
+
+def test_a_transaction_whose_place_a_check_took_cannot_commit(shop: SqlWorld) -> None:
+    """The service stood still before its transaction wrote: ROLLBACK was said, and stays true."""
+    shop.outbox.create_table()
+    transaction = shop.begin()
+    answer: list[LocalTransactionState] = []
+    if shop.kind == "sqlite":  # A block is SQLite's one writer, so that a check comes before or after it.
+        transaction.abandon("moved")
+        answer.append(ask(shop, transaction))
+        transaction._transaction = shop.outbox.begin()
+        transaction._transaction.mark()
+    else:
+        shop.sender.before_half = lambda: answer.append(ask(shop, transaction))
+    shop.order(transaction, "apples")
+    with pytest.raises(RolledBackError, match="a check asked"):
+        transaction.finish()
+    assert answer == [ROLLBACK]
+    assert (shop.sender.actions(), shop.orders(), shop.rows()) == (["ROLLBACK"], [], {transaction.transaction_id: "ROLLBACK"})
+    assert ask(shop, transaction) is ROLLBACK
+
+
+@pytest.mark.parametrize("outcome", [COMMIT, ROLLBACK, UNKNOWN])
+def test_a_check_waits_for_a_transaction_that_has_its_place(shop: SqlWorld, outcome: LocalTransactionState) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction._transaction.write_row(transaction.transaction_id, 2**42)
+    answer = in_another_thread(
+        lambda: SqlTransactions(shop.given, lock_wait_ms=500 if outcome is UNKNOWN else 20_000).outcome_of(
+            transaction.transaction_id, 2**42
+        )
+    )
+    if outcome is UNKNOWN:
+        assert isinstance(answer(), Exception), "the producer answers UNKNOWN"
+    if outcome is ROLLBACK:
+        transaction._transaction.abandon()
+    else:
+        transaction._transaction.commit()
+    assert answer() is outcome or outcome is UNKNOWN
+    assert ask(shop, transaction) is (ROLLBACK if outcome is ROLLBACK else COMMIT)
+    assert shop.orders() == ([] if outcome is ROLLBACK else ["apples"])
+
+
+class TestALostAnswer:
+    @pytest.fixture
+    def transaction(self, shop: SqlWorld) -> Iterator[LocalTransaction]:
+        transaction = shop.begin()
+        shop.order(transaction, "apples")
+        yield transaction
+        transaction._transaction.abandon()
+
+    def test_to_a_commit_that_happened_is_found(
+        self, shop: SqlWorld, transaction: LocalTransaction, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        commit = transaction._transaction.commit
+
+        def lose_the_answer() -> None:
+            commit()
+            raise ConnectionError("lost")
+
+        monkeypatch.setattr(transaction._transaction, "commit", lose_the_answer)
+        transaction.finish()
+        assert (shop.sender.actions(), shop.orders()) == (["COMMIT"], ["apples"])
+
+    def test_to_a_commit_that_did_not_happen_is_rolled_back(
+        self, shop: SqlWorld, transaction: LocalTransaction, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lose_the_request() -> None:
+            raise ConnectionError("lost")
+
+        monkeypatch.setattr(transaction._transaction, "commit", lose_the_request)
+        with pytest.raises(ConnectionError, match="lost"):
+            transaction.finish()
+        assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+        assert shop.rows() == {transaction.transaction_id: "ROLLBACK"}
+
+    def test_is_not_guessed_where_the_look_up_fails_too(
+        self, shop: SqlWorld, transaction: LocalTransaction, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lose() -> None:
+            raise ConnectionError("lost")
+
+        monkeypatch.setattr(transaction._transaction, "commit", lose)
+        monkeypatch.setattr(shop.outbox, "outcome_of", lambda *_: lose())
+        with pytest.raises(OutcomeUnknownError, match="Look at your data"):
+            transaction.finish()
+        assert shop.sender.ops == []
+
+
+def test_rows_are_deleted_after_their_retention_and_never_guessed_then(shop: SqlWorld) -> None:
+    shop.outbox.create_table()
+    shop.run("INSERT INTO halfway_transactions VALUES " + ", ".join(f"('{number:032x}', 'COMMIT', {number})" for number in range(1200)))
+    keeping = SqlTransactions(shop.given, retention_s=3600)
+    keeping.clean_up()
+    assert len(shop.rows()) == 199, "about a thousand at a time, the oldest first"
+    for _ in range(99):
+        keeping.clean_up()
+    assert len(shop.rows()) == 199, "and only now and then"
+    assert keeping.outcome_of(f"{1000:032x}", 1000) is UNKNOWN
+    assert keeping.outcome_of(f"{1100:032x}", 1100) is COMMIT
+    keeping.clean_up()
+    assert shop.rows() == {}
+    assert SqlTransactions(shop.given).new_id()[:8] == keeping.new_id()[:8], "the mark stays"
+    assert keeping.outcome_of(f"{1100:032x}", 1100) is UNKNOWN
+    assert keeping.outcome_of(f"{1:032x}", 2**42) is ROLLBACK
+
+
+@pytest.mark.parametrize("name", ["order-17", "A" * 32 + ".0", "a" * 31 + ".0", "a" * 32])
+def test_a_message_of_another_client_is_refused(shop: SqlWorld, name: str) -> None:
+    with pytest.raises(SharedGroupError, match="producer group 'shop'"):
+        shop.outbox.check_local_transaction(check_of(name))
+
+
+def test_the_place_of_another_databases_transaction_is_never_taken(shop: SqlWorld) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.finish()
+    shop.run("DROP TABLE halfway_transactions")  # as if it were the database of another service
+    with pytest.raises(SharedGroupError, match="Give each service a group of its own"):
+        ask(shop, transaction)
+    assert shop.rows() == {}
+
+
+def test_all_instances_of_a_service_have_one_mark(shop: SqlWorld) -> None:
+    instances = [SqlTransactions(shop.given, lock_wait_ms=10_000) for _ in range(8)]
+    found = [in_another_thread(instance.new_id) for instance in instances]
+    ids = [str(wait()) for wait in found]
+    assert {len(name) for name in ids} == {32}, ids
+    assert len({name[:8] for name in ids}) == 1, ids
+    assert len(set(ids)) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [
+        ("sqlite", ["PRAGMA busy_timeout"]),
+        ("postgresql", ["SHOW lock_timeout", "SHOW transaction_isolation"]),
+        ("mariadb", ["SELECT @@innodb_lock_wait_timeout, @@transaction_isolation, @@autocommit"]),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_connection_is_left_as_it_was(kind: str, shown: list[str], fails: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if kind == "sqlite":
+        connect: Callable[[], Any] = lambda: sqlite3.connect(tmp_path / "shop.db")  # noqa: E731
+    else:
+        connect = request.getfixturevalue("postgres" if kind == "postgresql" else "mariadb").connect
+
+    def settings(connection: Any) -> list[Any]:
+        found: list[Any] = []
+        for statement in shown:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            found += cursor.fetchall()
+        return [*found, getattr(connection, "isolation_level", None)]
+
+    with closing(connect()) as connection:
+        before = settings(connection)
+        connection.rollback()
+        with suppress(ValueError), driver_of(connection).short_transaction(connection, 2345):
+            assert kind == "mariadb" or settings(connection) != before
+            if fails:
+                raise ValueError
+        assert settings(connection) == before
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_in_every_isolation_level_the_place_is_taken_once(kind: str, level: str, postgres: PostgresServer, mariadb: MariaDbServer) -> None:
+    server = postgres if kind == "postgresql" else mariadb
+    engine = sqlalchemy.create_engine(server.url, isolation_level=level)
+    shop = SqlWorld(kind, engine, server.connect)
+    shop.run("CREATE TABLE IF NOT EXISTS stock (item VARCHAR(40))")
+    first, second = shop.begin(), shop.begin()
+    for transaction in (first, second):
+        transaction.execute(sqlalchemy.text("SELECT count(*) FROM stock")).fetchall()  # begins the snapshot
+    shop.order(first, "apples")
+    shop.sender.before_half = lambda: ask(shop, first)
+    with pytest.raises(RolledBackError):
+        first.finish()
+    shop.sender.before_half = lambda: None
+    shop.order(second, "pears")
+    second.finish()
+    assert (shop.orders(), shop.sender.actions()) == (["pears"], ["ROLLBACK", "COMMIT"])
+    assert (ask(shop, first), ask(shop, second)) == (ROLLBACK, COMMIT)
+    engine.dispose()
+
+
+def test_a_check_reads_nothing_uncommitted_whatever_the_default_is(mariadb: MariaDbServer) -> None:
+    engine = sqlalchemy.create_engine(mariadb.url, isolation_level="READ UNCOMMITTED")
+    shop = SqlWorld("mariadb", engine, mariadb.connect)
+    transaction = shop.begin()
+    transaction._transaction.write_row(transaction.transaction_id, 2**42)
+    with pytest.raises(Exception, match="Lock wait timeout"):
+        ask(shop, transaction)
+    transaction._transaction.abandon()
+    assert ask(shop, transaction) is ROLLBACK
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_connection_that_is_killed_before_its_commit_is_rolled_back(kind: str, postgres: PostgresServer, mariadb: MariaDbServer) -> None:
+    server = postgres if kind == "postgresql" else mariadb
+    shop = SqlWorld(kind, server.connect, server.connect)
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    [number] = transaction.execute("SELECT pg_backend_pid()" if kind == "postgresql" else "SELECT connection_id()").fetchone()
+    transaction._transaction.write_row(transaction.transaction_id, transaction._born_at_ms)
+    transaction._transaction.write_row = lambda *_: shop.run(  # type: ignore[method-assign]
+        f"SELECT pg_terminate_backend({number})" if kind == "postgresql" else f"KILL {number}"
+    )
+    with pytest.raises(Exception, match=r"terminat|Lost connection|closed|gone away|Broken"):
+        transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+def test_a_connection_in_autocommit_mode_is_refused(kind: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
+    if kind == "sqlite":
+        engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path}/shop.db", isolation_level="AUTOCOMMIT")
+    else:
+        server = request.getfixturevalue("postgres" if kind == "postgresql" else "mariadb")
+        engine = sqlalchemy.create_engine(server.url, isolation_level="AUTOCOMMIT")
+    shop = SqlWorld(kind, engine, engine.raw_connection)
+    with pytest.raises(SettingsError, match="autocommit"):
+        shop.begin()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_a_block_that_has_ended_its_transaction_and_goes_on_sends_nothing(shop: SqlWorld, end: str) -> None:
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    try:
+        getattr(transaction.connection, end)()
+    except Exception:  # Django refuses both in a block, which then is as before.
+        transaction.finish()
+        assert (shop.sender.actions(), shop.orders()) == (["COMMIT"], ["apples"])
+        return
+    with suppress(sqlalchemy.exc.InvalidRequestError):
+        shop.order(transaction, "pears", messages=0)
+    with pytest.raises((RolledBackError, sqlalchemy.exc.InvalidRequestError)):
+        transaction.finish()
+    assert shop.sender.actions() in ([], ["ROLLBACK"])
+    assert shop.orders() == (["apples"] if end == "commit" else [])
+
+
+def test_a_session_that_was_rolled_back_in_its_block_sends_nothing(shop: SqlWorld) -> None:
+    if not isinstance(shop.given, sqlalchemy.Engine):
+        pytest.skip("sessions are SQLAlchemy's")
+    with sqlalchemy.orm.Session(shop.given) as session:
+        transaction = shop.begin(session)
+        shop.order(transaction, "apples")
+        session.rollback()
+        shop.order(transaction, "pears", messages=0)
+        with pytest.raises(RolledBackError, match="over before its block"):
+            transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+
+
+def test_a_block_that_goes_on_after_a_deadlock_of_mariadb_sends_nothing(mariadb: MariaDbServer) -> None:
+    """InnoDB rolls the whole transaction back, not the statement alone."""
+    shop = SqlWorld("mariadb", mariadb.connect, mariadb.connect)
+    shop.run("CREATE OR REPLACE TABLE stock (item VARCHAR(9) PRIMARY KEY, n INT)")
+    shop.run("INSERT INTO stock VALUES ('a', 0), ('b', 0)")
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.execute("UPDATE stock SET n = 1 WHERE item = 'a'")
+    other = mariadb.connect()
+    with closing(other), closing(other.cursor()) as cursor:
+        # The transaction that has written more is kept.
+        cursor.execute("INSERT INTO stock VALUES ('c', 0), ('d', 0), ('e', 0), ('f', 0), ('g', 0)")
+        cursor.execute("UPDATE stock SET n = 2 WHERE item = 'b'")
+        waiting = in_another_thread(lambda: cursor.execute("UPDATE stock SET n = 2 WHERE item = 'a'"))
+        until(lambda: shop.run("SELECT 1 FROM information_schema.innodb_lock_waits") != [], "the other one waits")
+        with pytest.raises(Exception, match="Deadlock"):
+            transaction.execute("UPDATE stock SET n = 1 WHERE item = 'b'")
+        waiting()
+        other.rollback()
+    shop.order(transaction, "pears", messages=0)
+    with pytest.raises(RolledBackError, match="deadlock"):
+        transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+
+
+def test_a_session_and_a_connection_of_the_service_are_used(postgres: PostgresServer) -> None:
+    engine = sqlalchemy.create_engine(postgres.url)
+    shop = SqlWorld("postgresql", engine, postgres.connect)
+    with sqlalchemy.orm.Session(engine) as session, engine.connect() as connection:
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('before')"))
+        for using, item in ((session, "pears"), (connection, "plums")):
+            transaction = shop.begin(using)
+            assert transaction.connection is using
+            shop.order(transaction, item)
+            transaction.finish()
+            lost = shop.begin(using)
+            shop.order(lost, f"no {item}")
+            lost.abandon("ValueError")
+    assert shop.orders() == ["before", "pears", "plums"]
+    assert shop.sender.actions() == ["COMMIT", "COMMIT"]
+    engine.dispose()
+
+
+@pytest.mark.usefixtures("django_databases")
+def test_django_refuses_a_block_inside_another_transaction(postgres: PostgresServer) -> None:
+    import django.db
+
+    used = django.db.connections["postgresql"]
+    shop = SqlWorld("postgresql", used, postgres.connect)
+    with pytest.raises(RuntimeError, match="durable"), django.db.transaction.atomic(using="postgresql"):
+        shop.begin()
+    used.close()

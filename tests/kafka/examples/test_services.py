@@ -1,0 +1,58 @@
+"""The short examples in their own processes: each writes an order, and its message is committed in Kafka."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from halfway.schemas.settings import KafkaSettings
+from tests.support.client_world import ops, read
+from tests.support.paths import ROOT
+
+SCRIPT = ["-m", "examples.script", "apples"]
+FASTAPI = """
+from starlette.testclient import TestClient
+from examples.fastapi_shop import app
+with TestClient(app) as client:
+    response = client.post("/orders", json={"item": "apples"})
+assert response.status_code == 200 and len(response.json()["transaction"]) == 32, response.text
+"""
+DJANGO = """
+from examples import django_shop
+from django.test import Client
+response = Client(SERVER_NAME="localhost").get("/orders/apples")
+assert response.status_code == 200 and len(response.json()["transaction"]) == 32, response.content
+assert django_shop.producer.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "group", "table"),
+    [(SCRIPT, "order-script", "orders"), (["-c", FASTAPI], "order-api", "orders"), (["-c", DJANGO], "order-site", "shop_order")],
+    ids=["script", "fastapi", "django"],
+)
+def test_an_order_is_written_and_its_message_committed(
+    kafka: KafkaSettings, tmp_path: Path, arguments: list[str], group: str, table: str
+) -> None:
+    names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
+    environ = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        **{f"HALFWAY__KAFKA__{n.upper()}": str(getattr(kafka, n)) for n in names},
+    }
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [half] = read(kafka, kafka.half_topic)
+    assert b"apples" in (half.value() or b"")
+    assert ops(kafka) == [((half.key() or b"").decode(), {"ACTION": "COMMIT", "PGROUP": group, "INCARNATION": "0"})]
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        assert database.execute(f"SELECT item FROM {table}").fetchall() == [("apples",)]
+
+
+@pytest.mark.parametrize("name", ["script", "fastapi_shop", "django_shop"])
+def test_an_example_has_no_check_code(name: str) -> None:
+    assert "check_local_transaction" not in (ROOT / "examples" / f"{name}.py").read_text()

@@ -1,0 +1,36 @@
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from examples.typed_orders import append_batch, last_bookmark, stream
+from halfway import Bookmark
+from halfway.conf.loader import load_settings
+from halfway.pipelines.storage.delta_tables import append_once, create_tables
+from halfway.schemas.tables import MESSAGES_SCHEMA, Table
+from tests.support.message_tables import message_rows
+
+
+def test_batch_and_stream_go_on_from_one_bookmark(spark: SparkSession, tmp_path: Path) -> None:
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    create_tables(spark, storage, "query")
+    messages, orders, checkpoint = (str(tmp_path / name) for name in ("messages", "orders", "checkpoint"))
+
+    def commit(at: Bookmark) -> None:
+        rows = message_rows(at, 2, body=b'{"item": "apples", "amount": 3}')
+        append_once(spark.createDataFrame(rows, MESSAGES_SCHEMA), storage, Table.MESSAGES, "query", at.batch_id)
+
+    def written() -> list[tuple[int, str, int]]:
+        rows = spark.read.format("delta").load(orders).orderBy("batch_id", "transaction_id").collect()
+        return [(row["batch_id"], row["order"]["item"], row["order"]["amount"]) for row in rows]
+
+    for batch_id in range(2):
+        commit(Bookmark(0, batch_id))
+        for _ in range(2):  # a second run finds nothing new
+            append_batch(spark, messages, orders)
+    bookmark = last_bookmark(spark, orders)
+    assert bookmark == Bookmark(0, 1)
+    for batch_id in range(2, 4):
+        commit(Bookmark(0, batch_id))
+        stream(spark, messages, orders, checkpoint, bookmark)
+    assert last_bookmark(spark, orders) == Bookmark(0, 3)
+    assert written() == [(batch_id, "apples", 3) for batch_id in range(4) for _ in range(2)]

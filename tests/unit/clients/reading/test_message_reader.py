@@ -1,0 +1,271 @@
+"""What a reader yields, in which order and in which pieces, whatever lies in which file."""
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from halfway.clients.reading import message_merge, message_reader
+from halfway.clients.reading.committed import MessageBatch
+from halfway.clients.reading.message_reader import MessageReader
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA
+from halfway.conf.loader import load_settings
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import TableError
+from halfway.schemas.tables import MESSAGES_SCHEMA
+from tests.support.message_tables import append, row
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "warehouse" / "messages"
+
+
+def ids(batches: list[MessageBatch]) -> list[list[str]]:
+    return [[message.transaction_id for message in batch.messages] for batch in batches]
+
+
+def test_the_columns_are_those_that_the_job_writes() -> None:
+    written = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
+    assert {field.name: field.type for field in written} == {field.name: field.type for field in MESSAGE_SCHEMA}
+
+
+def test_messages_are_typed_and_in_order(table: Path) -> None:
+    append(table, [row((0, 1), 5), row((0, 1), 2, op_partition=1), row((0, 1), 4)])
+    append(table, [row((0, 0), 3, keys="k", tags=None, queue_id=7)])
+    [batch] = MessageReader(str(table)).read()
+    assert [message.transaction_id for message in batch.messages] == ["t3", "t4", "t5", "t2"]
+    assert batch.bookmark == Bookmark(0, 1)
+    first = batch.messages[0]
+    assert (first.topic, first.queue_id, first.tags, first.keys, first.body) == ("orders", 7, None, "k", b"3")
+    assert (first.properties, first.op_offset, first.bookmark) == ({"trace": "x"}, 3, Bookmark(0, 0))
+    assert first.committed_at.isoformat() == "2023-11-14T22:13:20+00:00"
+    assert "trace" not in repr(first)
+    assert batch.to_arrow().schema == MESSAGE_SCHEMA
+    assert batch.to_arrow()["transaction_id"].to_pylist() == ["t3", "t4", "t5", "t2"]
+
+
+def test_reading_on_yields_exactly_what_came_later(table: Path) -> None:
+    for epoch, batch_id in [(0, 0), (0, 1), (0, 9), (1, 0), (1, 1)]:
+        append(table, [row((epoch, batch_id), 10 * epoch + batch_id)])
+    reader = MessageReader(load_settings(environ={}, overrides={"storage.warehouse": str(table.parent)}).storage, max_rows=1)
+    assert ids(list(reader.read())) == [["t0"], ["t1"], ["t9"], ["t10"], ["t11"]]
+    for after, left in [((0, 0), 4), ((0, 5), 3), ((0, 9), 2), ((0, 99), 2), ((1, 0), 1), ((1, 1), 0), ((2, 0), 0)]:
+        assert len(list(reader.read(Bookmark(*after)))) == left
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_layout_of_files_gives_the_same_whole_batches(table: Path, seed: int) -> None:
+    """A compaction may put any rows into any file. Row groups are small, so that files are read piece by piece."""
+    chance = random.Random(seed)
+    rows = [row((epoch, batch_id), number) for epoch in (0, 1) for batch_id in range(8) for number in range(chance.randrange(1, 6))]
+    shuffled = chance.sample(rows, len(rows)) if seed % 2 else rows
+    cuts = sorted(chance.sample(range(1, len(rows)), 4))
+    for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+        append(table, shuffled[begin:end])
+    if seed % 3 == 0:
+        DeltaTable(table).optimize.compact()
+    limit = chance.randrange(1, 12)
+    reader = MessageReader(str(table), max_rows=limit)
+    batches = list(reader.read())
+    read = [(message.bookmark, message.op_offset) for batch in batches for message in batch.messages]
+    assert read == sorted((Bookmark(each["epoch"], each["batch_id"]), each["op_offset"]) for each in rows)
+    for batch in batches:
+        places = [message.bookmark for message in batch.messages]
+        assert batch.bookmark == places[-1]
+        assert len(places) <= limit or len(set(places)) == 1
+        rest = [(message.bookmark, message.op_offset) for later in reader.read(batch.bookmark) for message in later.messages]
+        assert rest == [each for each in read if each[0] > batch.bookmark]
+
+
+def test_files_that_overlap_do_not_come_into_memory_together(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of twenty files has a row of each of fifty batches, as after a compaction by size."""
+    held: list[int] = []
+    add = message_merge._Buffer.add
+
+    def spy(self: message_merge._Buffer, rows: pa.Table) -> None:
+        add(self, rows)
+        held.append(self._rows.num_rows)
+
+    monkeypatch.setattr(message_merge._Buffer, "add", spy)
+    for file in range(20):
+        append(table, [row((0, batch_id), file) for batch_id in range(50)])
+    batches = list(MessageReader(str(table), max_rows=40).read())
+    assert {len(batch) for batch in batches} <= {20, 40}
+    read = [(message.bookmark.batch_id, message.op_offset) for batch in batches for message in batch.messages]
+    assert read == [(batch_id, file) for batch_id in range(50) for file in range(20)]
+    assert max(held) <= 4 * 40 + 50
+    rare = list(MessageReader(str(table), max_rows=40, topic="other").read())
+    assert [(len(batch), batch.bookmark.batch_id) for batch in rare] == [(0, 49)]
+
+
+def test_a_batch_is_limited_in_bytes_too(table: Path) -> None:
+    append(table, [row((0, number // 2), number, body=bytes(1000)) for number in range(8)])
+    assert [len(batch) for batch in MessageReader(str(table), max_bytes=5_000).read()] == [4, 4]
+    assert [len(batch) for batch in MessageReader(str(table), max_bytes=1).read()] == [2, 2, 2, 2]
+
+
+def test_topic_and_tags_select_and_the_bookmark_gets_on(table: Path) -> None:
+    tags = ["paid", "sent", None, "back"]
+    append(table, [row((0, 0), number, tags=tag) for number, tag in enumerate(tags)])
+    append(table, [row((0, 1), 9, topic="stock")])
+    append(table, [row((0, 2), 10, topic="other")])
+
+    def read(topic: str | None = None, tags: str | None = None) -> list[tuple[list[str], str]]:
+        batches = MessageReader(str(table), topic=topic, tags=tags).read()
+        return [([message.transaction_id for message in batch.messages], str(batch.bookmark)) for batch in batches]
+
+    assert read() == [(["t0", "t1", "t2", "t3", "t9", "t10"], "0.2")]
+    assert read("stock") == [(["t9"], "0.2")]
+    assert read("orders", "paid || back") == [(["t0", "t3"], "0.2")]
+    assert read("orders", "*") == [(["t0", "t1", "t2", "t3"], "0.2")]
+    assert read("nothing") == [([], "0.2")]
+
+
+def test_a_rare_topic_gets_on_through_a_long_table(table: Path) -> None:
+    for batch_id in range(5):
+        append(table, [row((0, batch_id), number) for number in range(100)])
+    batches = list(MessageReader(str(table), topic="rare", max_rows=1).read())
+    assert [(len(batch), batch.bookmark.batch_id) for batch in batches] == [(0, number) for number in range(5)]
+
+
+def test_follow_goes_on_until_stopped(table: Path) -> None:
+    append(table, [row((0, 0), 0)])
+    reader = MessageReader(str(table))
+    seen: list[str] = []
+    follow = reader.follow(poll_s=0.01)
+    for number in range(1, 4):
+        seen += [message.transaction_id for message in next(follow).messages]
+        append(table, [row((0, number), number)])
+    seen += [message.transaction_id for message in next(follow).messages]
+    assert seen == ["t0", "t1", "t2", "t3"]
+    threading.Timer(0.05, reader.stop).start()
+    assert list(follow) == []
+
+
+def test_follow_for_asyncio(table: Path) -> None:
+    append(table, [row((0, 0), 0)])
+    reader = MessageReader(str(table))
+
+    async def read() -> list[Bookmark]:
+        seen = []
+        async for batch in reader.follow_async(poll_s=0.01):
+            seen.append(batch.bookmark)
+            if len(seen) == 3:
+                reader.stop()
+            else:
+                append(table, [row((0, len(seen)), len(seen))])
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(read(), 30)) == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_a_reader_follows_again_after_a_task_has_left(table: Path) -> None:
+    """A task that is cancelled, or has seen enough, ends what it follows, and nothing else."""
+    append(table, [row((0, 0), 0)])
+    reader = MessageReader(str(table))
+
+    async def first(after: Bookmark | None = None) -> Bookmark:
+        async for batch in reader.follow_async(after, poll_s=0.01):
+            return batch.bookmark
+        raise AssertionError("it has ended")
+
+    async def read() -> list[Bookmark]:
+        seen = [await first()]
+        waiting = asyncio.create_task(first(seen[0]))
+        await asyncio.sleep(0.05)
+        waiting.cancel()
+        append(table, [row((0, 1), 1)])
+        return [*seen, await first(seen[0])]
+
+    assert asyncio.run(asyncio.wait_for(read(), 30)) == [(0, 0), (0, 1)]
+    assert next(reader.follow()).bookmark == Bookmark(0, 1), "a thread follows beside it"
+    reader.stop()
+    assert list(reader.follow()) == []
+
+
+def test_followers_that_wait_take_no_thread_of_the_loop(table: Path) -> None:
+    """The loop's threads are few, `cores + 4`, and the producer of the same service starts and ends in one."""
+    append(table, [row((0, 0), 0)])
+
+    async def read() -> list[Bookmark]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        reader = MessageReader(str(table))
+        seen: list[Bookmark] = []
+
+        async def follow() -> None:
+            async for batch in reader.follow_async(poll_s=0.01):
+                seen.extend([batch.bookmark])
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(4):
+                tasks.create_task(follow())
+            while len(seen) < 4:
+                await asyncio.sleep(0.01)
+            assert await asyncio.to_thread(int, "7") == 7
+            append(table, [row((0, 1), 1)])
+            while len(seen) < 8:
+                await asyncio.sleep(0.01)
+            reader.stop()
+        return seen
+
+    assert asyncio.run(asyncio.wait_for(read(), 30)) == [(0, 0)] * 4 + [(0, 1)] * 4
+
+
+def test_a_table_that_is_made_anew_is_not_read_on(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches begin again at 0.0, so that a bookmark of the former table would leave them out."""
+    monkeypatch.setattr(message_reader, "_OPEN_AGAIN_S", 0.1)
+    append(table, [row((0, 5), 5)])
+    reader = MessageReader(str(table))
+    follow = reader.follow(poll_s=0.01)
+    assert next(follow).bookmark == Bookmark(0, 5)
+    table.rename(table.with_name("former"))
+    for number in range(3):
+        append(table, [row((0, number), number)])
+    with pytest.raises(TableError, match="was made anew"):
+        next(follow)
+    with pytest.raises(TableError, match="was made anew"):
+        list(reader.read())
+
+
+def test_files_that_were_deleted_while_a_reader_was_busy_are_found_again(table: Path) -> None:
+    for number in range(4):
+        append(table, [row((0, number), number)])
+    batches = MessageReader(str(table), max_rows=1).read()
+    seen = [next(batches).bookmark.batch_id]
+    now = DeltaTable(table)
+    now.optimize.compact()
+    now.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    seen += [batch.bookmark.batch_id for batch in batches]
+    assert seen == [0, 1, 2, 3]
+
+
+def test_what_cannot_be_read_is_refused_with_what_to_do(table: Path) -> None:
+    with pytest.raises(TableError, match=rf"there is no table {table} yet: run `halfway resolve`"):
+        list(MessageReader(str(table)).read())
+    write_deltalake(str(table), MESSAGE_SCHEMA.empty_table().drop_columns(["op_partition", "op_offset"]))
+    with pytest.raises(TableError, match=r"earlier version, without op_offset, op_partition: start the job, `halfway resolve`, once"):
+        list(MessageReader(str(table)).read())
+    storage = load_settings(environ={}, overrides={"storage.catalog_schema": "payments"}).storage
+    with pytest.raises(TableError, match="in the catalog, in payments"):
+        MessageReader(storage)
+    with pytest.raises(ValueError, match="at least 1"):
+        MessageReader(str(table), max_rows=0)
+
+
+def test_an_empty_table_has_no_batch(table: Path) -> None:
+    append(table, [])
+    assert list(MessageReader(str(table)).read()) == []
+
+
+def test_a_message_that_was_erased_is_left_out(table: Path) -> None:
+    append(table, [row((0, 0), 1, body=None, properties=None), row((0, 0), 2), row((0, 1), 3, body=None, properties=None)])
+    batches = list(MessageReader(str(table), max_rows=1).read())
+    assert [each for each in ids(batches) if each] == [["t2"]]
+    assert batches[-1].bookmark == Bookmark(0, 1), "nothing is waited for"

@@ -1,0 +1,164 @@
+"""One trace from an HTTP request to a consumer's span, through half, op, check and message; the client's metrics."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI, Request
+from opentelemetry import baggage, context, metrics, propagate, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.testclient import TestClient
+
+from halfway import LocalTransactionState, SqlTransactions
+from halfway.schemas.headers import Source
+from halfway.schemas.records import Record
+from halfway.testing import InMemoryHalfway, in_memory_halfway
+from tests.support.client_world import Listener, fail
+
+CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "baggage": "tenant=blue"}
+TRACE = 0x0AF7651916CD43DD8448EB211C80319C
+
+
+class Reported:
+    """What was reported in one test."""
+
+    def __init__(self, spans: InMemorySpanExporter, metrics_reader: InMemoryMetricReader) -> None:
+        self._spans, self._reader = spans, metrics_reader
+
+    def spans(self) -> dict[str, ReadableSpan]:
+        return {span.name: span for span in self._spans.get_finished_spans()}
+
+    def points(self, name: str) -> list[Any]:
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        found = [metric for of in data.resource_metrics for scope in of.scope_metrics for metric in scope.metrics if metric.name == name]
+        return [point for metric in found for point in metric.data.data_points]
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reported]:
+    """Providers that keep what is reported. OpenTelemetry sets them once in a process, so the test puts them in."""
+    spans, reader = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers, meters = TracerProvider(), MeterProvider([reader])
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    monkeypatch.setattr(trace, "get_tracer", tracers.get_tracer)
+    monkeypatch.setattr(metrics, "get_meter", meters.get_meter)
+    yield Reported(spans, reader)
+    tracers.shutdown()
+    meters.shutdown()
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bytes | None]]:
+    """The headers of the ops that are sent."""
+    found: list[dict[str, bytes | None]] = []
+    append = InMemoryHalfway.append
+
+    def noting(world: InMemoryHalfway, source: Source, record: Record) -> int:
+        if source is Source.OP:
+            found.append(dict(record.headers))
+        return append(world, source, record)
+
+    monkeypatch.setattr(InMemoryHalfway, "append", noting)
+    return found
+
+
+def shop_of(producer: Any) -> FastAPI:
+    """A service that takes the caller's trace, as OpenTelemetry's instrumentation of FastAPI does."""
+    app = FastAPI()
+
+    @app.post("/orders")
+    def place(request: Request) -> str:
+        token = context.attach(propagate.extract(dict(request.headers)))
+        with trace.get_tracer("shop").start_as_current_span("POST /orders"), producer.transaction() as tx:
+            tx.send("orders", b"apples", properties={"colour": "red"})
+        context.detach(token)
+        return str(tx.transaction_id)
+
+    return app
+
+
+@pytest.mark.parametrize("crashes", [False, True], ids=["op", "check"])
+def test_one_trace_leads_from_the_request_to_the_consumer(
+    reported: Reported, ops: list[dict[str, bytes | None]], tmp_path: Path, *, crashes: bool
+) -> None:
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", check_same_thread=False)
+
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(connect))
+        if crashes:
+            halfway.crash(producer)
+        assert TestClient(shop_of(producer)).post("/orders", headers=CALLER).status_code == 200
+        if crashes:
+            halfway.producer(SqlTransactions(connect))
+            halfway.advance("40s")
+        [message] = halfway.messages("orders")
+    found = {name: value for name, value in message.properties.items() if value is not None}
+    assert (found["colour"], found["baggage"]) == ("red", "tenant=blue")
+    carried = propagate.extract(found)
+    assert baggage.get_baggage("tenant", carried) == "blue"
+    with trace.get_tracer("consumer").start_as_current_span("process orders", carried):
+        pass
+    spans = reported.spans()
+    names = {"POST /orders", "send transaction", "local transaction", "send transactions.op", "process orders"}
+    assert spans.keys() == names | ({"process transactions.check"} if crashes else set())
+    assert {span.context.trace_id for span in spans.values() if span.context} == {TRACE}
+    by_id = {span.context.span_id: name for name, span in spans.items() if span.context}
+    parents = {name: by_id.get(span.parent.span_id) for name, span in spans.items() if span.parent}
+    assert parents["send transaction"] == "POST /orders"
+    assert parents["local transaction"] == "send transaction"
+    assert parents["process orders"] == "local transaction", "the message was added in the block"
+    assert all(f"{TRACE:032x}" in str(op["traceparent"]) and op["baggage"] == b"tenant=blue" for op in ops)
+    assert len(ops) == 1
+    attributes = spans["send transactions.op"].attributes
+    assert attributes is not None
+    assert (attributes["messaging.system"], attributes["messaging.destination.name"]) == ("kafka", "transactions.op")
+
+
+def test_sends_failures_times_and_answers_are_counted(reported: Reported) -> None:
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(Listener(lambda *_: None, fail), "shop")
+        for _ in range(3):
+            producer.send_in_transaction("orders", b"")
+        with pytest.raises(ValueError, match="reserved"):
+            producer.send_in_transaction("orders", b"", properties={"PGROUP": "x"})
+        halfway.advance("7s")
+    sends = {tuple(sorted(point.attributes.items())): point.value for point in reported.points("halfway.client.sends")}
+    assert sends == {(("halfway.group", "shop"),): 3, (("error.type", "ValueError"), ("halfway.group", "shop")): 1}
+    assert sum(point.count for point in reported.points("halfway.client.send.duration")) == 4
+    [checks] = reported.points("halfway.client.checks")
+    assert checks.value == 3
+    assert checks.attributes == {"halfway.group": "shop", "halfway.state": LocalTransactionState.UNKNOWN, "error.type": "ValueError"}
+
+
+def test_without_a_trace_the_records_are_those_of_the_contract(reported: Reported) -> None:
+    del reported
+    with in_memory_halfway() as halfway:
+        halfway.producer(Listener()).send_in_transaction("orders", b"", properties={"traceparent": "the caller's own"})
+        assert halfway.messages()[0].properties["traceparent"] == "the caller's own"
+
+
+def test_a_service_without_opentelemetry_loads_none() -> None:
+    code = """
+import sys
+sys.modules["opentelemetry"] = sys.modules["opentelemetry.trace"] = None
+from halfway.testing import in_memory_halfway
+from halfway.clients.telemetry import Telemetry
+from tests.support.client_world import Listener
+with in_memory_halfway() as halfway:
+    producer = halfway.producer(Listener())
+    producer.send_in_transaction("orders", b"")
+    assert type(producer._records.telemetry) is Telemetry
+    assert halfway.messages()[0].properties == {}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
