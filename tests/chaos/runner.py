@@ -21,6 +21,7 @@ from rich.table import Table
 
 from tests.chaos.auditor import Findings
 from tests.chaos.faults import BROKER_FAULTS, PROCESS_FAULTS, CannotBeMadeError, Fault
+from tests.chaos.faults_relay import RELAY_FAULTS
 from tests.chaos.faults_replicas import REPLICA_FAULTS
 from tests.chaos.faults_storage import DISK_BYTES, STORAGE_FAULTS
 from tests.chaos.faults_topics import TOPIC_FAULTS
@@ -28,7 +29,7 @@ from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaCluster
 
 FAULTS: dict[int, list[Fault]] = {
-    1: [*BROKER_FAULTS, *PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS],
+    1: [*BROKER_FAULTS, *PROCESS_FAULTS, *STORAGE_FAULTS, *TOPIC_FAULTS, *RELAY_FAULTS],
     3: [*REPLICA_FAULTS, *PROCESS_FAULTS],
 }
 """The faults of a world by its number of brokers."""
@@ -168,6 +169,8 @@ def _run_world(part: Part, seed: int, folder: Path, report: Callable[[Outcome], 
         world = World(folder / "main", kafka, seed)
         world.disks = stack.enter_context(own_disks(world.folder))
         stack.enter_context(world)
+        if part.brokers == 1:
+            world.add_relays()
         known: set[str] = set()
         for fault in part.faults:
             if stopping.is_set():

@@ -14,7 +14,7 @@ from confluent_kafka import Message
 from halfway.schemas.headers import TICK
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from halfway.transforms.operator import rules_of
+from halfway.transforms.rules import rules_of
 from tests.chaos.client import GARBAGE, STRAY
 from tests.chaos.evidence import query, start_offsets
 from tests.chaos.plans import Decision, Fate, digest

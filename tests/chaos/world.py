@@ -25,6 +25,7 @@ from tests.chaos.client import DATABASE_FILE, PAUSE_FILE, SETTINGS_FILE, STRANGE
 from tests.chaos.evidence import TopicReader, gather, ids_in, query
 from tests.chaos.launched_job import LaunchedJob
 from tests.chaos.plans import Fate
+from tests.chaos.relays import Relays
 from tests.chaos.service_database import ServiceDatabase
 from tests.chaos.told_history import history_of
 from tests.chaos.waiting import LIMIT_S, ChaosError, until
@@ -89,6 +90,8 @@ class World:
         """The committed messages that the last recovery waits for and that are not readable yet."""
         self.disks: dict[str, Path] = {}
         """The file systems that only this world uses, by the name of their folder."""
+        self.relays: Relays | None = None
+        """The relays, where there are any."""
         self.clients: dict[str, subprocess.Popen[bytes]] = {}
         self._client_runs = 0
         (folder / SETTINGS_FILE).write_text(self.settings.kafka.model_dump_json())
@@ -98,6 +101,12 @@ class World:
 
     def make_topics(self, partitions: int = 2) -> None:
         create_topics(self.settings, partitions)
+
+    def add_relays(self) -> None:
+        """Let a relay send on what is committed, from now on."""
+        self.relays = Relays(self.folder, self._options)
+        self.relays.make_topics()
+        self.relays.start_what_is_down()
 
     def new_checkpoint(self) -> None:
         """Let the next start of the job use a new checkpoint, with --adopt."""
@@ -136,6 +145,8 @@ class World:
         if not self.job.is_running():
             self.job.kill()
             self.job.start()
+        if self.relays is not None:
+            self.relays.start_what_is_down()
         for group in self.groups:
             if group not in self.clients or self.clients[group].poll() is not None:
                 self.start_client(group)
@@ -226,7 +237,12 @@ class World:
         self.job.wait_for_batches(3)
         self.job.stop()
         self.left_pending = self.pending()
-        return self.audit(settled=None, pending=self.left_pending)
+        findings = self.audit(settled=None, pending=self.left_pending)
+        if self.relays is not None:
+            relayed = self.relays.judge()
+            for kind in ("lost", "twice", "wrong"):
+                getattr(findings, kind).extend(getattr(relayed, kind))
+        return findings
 
     def judge_history(self) -> Findings:
         """Save the history of a settled world, and let the checker of the simulator judge it."""
@@ -255,6 +271,8 @@ class World:
         if self.job.is_running():
             self.job.signal(signal.SIGCONT)
         self.job.kill()
+        if self.relays is not None:
+            self.relays.close()
         for client in self.clients.values():
             client.kill()
             client.wait(30)

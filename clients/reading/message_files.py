@@ -1,0 +1,151 @@
+"""The files of the table `messages`, as delta-rs finds them in the table's log, and the rows in them."""
+
+# mypy: disable-error-code=import-untyped
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.fs import DeltaStorageHandler
+
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, after, complete
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import TableError
+
+_START = Bookmark(0, 0)
+_OF_FILE = ["path", "size_bytes", "min.epoch", "max.epoch", "null_count.epoch", "min.batch_id", "max.batch_id"]
+_READER_FEATURES = {"v2Checkpoint", "timestampNtz", "vacuumProtocolCheck"}
+"""What a table may ask of its readers. The others change what a data file means."""
+
+
+class MessageFile(NamedTuple):
+    """A data file, and a bookmark that none of its rows comes before, as the statistics in the log say."""
+
+    first: Bookmark
+    path: str
+
+
+@dataclass
+class MessageFiles:
+    """The table as it is at one version."""
+
+    uri: str
+    _options: dict[str, str]
+    _table: DeltaTable
+    _log: pa_fs.FileSystem
+    _data: pa_fs.FileSystem
+
+    @classmethod
+    def open(cls, uri: str, storage_options: Mapping[str, str]) -> Self:
+        """Open the table as it is now.
+
+        Raises:
+            TableError: there is no table, or this version cannot read it.
+        """
+        options = dict(storage_options)
+        try:
+            table = DeltaTable(uri, storage_options=options)
+        except TableNotFoundError:
+            raise TableError(f"there is no table {uri} yet: run `halfway resolve`, which creates it, or set storage.warehouse") from None
+        except DeltaError as error:
+            raise TableError(f"the table {uri} cannot be read: {' '.join(str(error).split())}") from None
+        protocol = table.protocol()
+        unknown = set(protocol.reader_features or ()) - _READER_FEATURES
+        if protocol.min_reader_version not in (1, 3) or unknown:
+            raise TableError(f"the table {uri} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
+        missing = set(MESSAGE_SCHEMA.names) - {field.name for field in table.schema().fields}
+        if missing:
+            raise TableError(
+                f"the table {uri} was made by an earlier version, without {', '.join(sorted(missing))}: start the job, "
+                "`halfway resolve`, once with this version, which adds them"
+            )
+        store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
+        return cls(uri, options, table, _log=store, _data=store)
+
+    @property
+    def id(self) -> str:
+        """Return the table's id, which no other table has."""
+        return str(self._table.metadata().id)
+
+    @property
+    def version(self) -> int:
+        """Return the version of the table."""
+        return int(self._table.version())
+
+    def has_changed(self) -> bool:
+        """Return True if the log holds the next version. This is one look at one file."""
+        [found] = self._log.get_file_info([f"_delta_log/{self.version + 1:020}.json"])
+        return bool(found.type == pa_fs.FileType.File)
+
+    def newer(self) -> Self:
+        """Return the table as it is now, by the commits since this version.
+
+        Raises:
+            TableError: commits are gone from the log: `open` the table instead.
+        """
+        try:
+            self._table.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the log of {self.uri} cannot be read on: {' '.join(str(error).split())}") from None
+        return self
+
+    def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
+        """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks."""
+        found = pa.table(self._table.get_add_actions(flatten=True))
+        for name in set(_OF_FILE) - set(found.column_names):  # a table whose files have no statistics
+            found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
+        if bookmark is not None:
+            found = found.filter(_may_be_after(found["max.epoch"], found["max.batch_id"], bookmark))
+        rows = found.select(_OF_FILE).to_pylist()
+        # Without the sizes, delta-rs asks for each one, and holds Python's lock until the store has answered.
+        sizes = {row["path"]: row["size_bytes"] for row in rows}
+        self._data = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
+        return sorted(_file_of(row) for row in rows)
+
+    def pieces_of(self, file: MessageFile) -> list["Piece"]:
+        """Return the row groups of a file. Their rows are not read yet.
+
+        Raises:
+            FileNotFoundError: the file was compacted, and has been deleted since.
+        """
+        stored = pq.ParquetFile(self._data.open_input_file(file.path))
+        return [Piece(_first_in(stored.metadata.row_group(number), file.first), stored, number) for number in range(stored.num_row_groups)]
+
+
+class Piece(NamedTuple):
+    """A row group of a file, and a bookmark that none of its rows comes before."""
+
+    first: Bookmark
+    stored: pq.ParquetFile
+    number: int
+
+    def rows(self) -> pa.Table:
+        """Read the rows (MESSAGE_SCHEMA)."""
+        return complete(self.stored.read_row_group(self.number))
+
+
+def _may_be_after(epochs: pa.ChunkedArray, batches: pa.ChunkedArray, bookmark: Bookmark) -> pa.ChunkedArray:
+    """Return for each file whether it may hold rows after a bookmark. A file without statistics may."""
+    last = pa.table({"epoch": epochs, "batch_id": batches})
+    return pc.fill_null(after(last, bookmark), True)
+
+
+def _file_of(row: Mapping[str, Any]) -> MessageFile:
+    epoch, batch_id = row.get("min.epoch"), row.get("min.batch_id")
+    is_of_one = epoch is not None and epoch == row.get("max.epoch") and row.get("null_count.epoch") == 0 and batch_id is not None
+    return MessageFile(Bookmark(int(epoch), int(batch_id)) if is_of_one else _START, row["path"])  # type: ignore[arg-type]
+
+
+def _first_in(group: pq.RowGroupMetaData, first: Bookmark) -> Bookmark:
+    """Return a bookmark that no row of a row group comes before; `first` is that of its file."""
+    columns = {group.column(number).path_in_schema: group.column(number).statistics for number in range(group.num_columns)}
+    epochs, batches = columns.get("epoch"), columns.get("batch_id")
+    if not (epochs and batches and epochs.has_min_max and batches.has_min_max) or epochs.min != epochs.max or epochs.null_count:
+        return first
+    return Bookmark(epochs.min, batches.min)

@@ -1,0 +1,174 @@
+"""Reads committed messages from the table `messages`, in order, from a bookmark on, without Spark (docs/reading.md)."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from halfway.clients.reading.committed import MessageBatch
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import SetupError, TableError
+from halfway.schemas.settings import StorageSettings
+
+if TYPE_CHECKING:
+    from halfway.clients.reading.message_files import MessageFiles
+
+_OPEN_AGAIN_S = 30.0
+_EMPTY_EVERY_S = 5.0
+_TRIES = 5
+
+
+class MessageReader:
+    """Reads the table `messages` from a folder or an object store. It keeps nothing: the bookmark is the caller's.
+
+    A batch is never divided, and no message is left out or comes twice, whatever is compacted, vacuumed or appended
+    meanwhile. Save `batch.bookmark` in one transaction with the effect of the messages, and the effect is exactly once.
+
+    Args:
+        source: the job's storage settings, or the path or URI of the table's folder.
+        topic: only messages of this topic; None for all.
+        tags: only messages with one of these tags, separated by `||` as in RocketMQ; None or `*` for all.
+        max_rows: how many messages a batch has at most, unless a single batch of the job has more: it is not divided.
+        max_bytes: the same for the bytes of its messages.
+        storage_options: delta-rs' options of an object store. Credentials are better in the environment, as
+            `AWS_ACCESS_KEY_ID` and the like, where delta-rs finds them.
+
+    Raises:
+        SetupError: deltalake or pyarrow is not installed.
+        TableError: the table is in a catalog.
+    """
+
+    def __init__(
+        self,
+        source: StorageSettings | str,
+        *,
+        topic: str | None = None,
+        tags: str | None = None,
+        max_rows: int = 10_000,
+        max_bytes: int = 64 * 1024 * 1024,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Store what to read. Reads nothing yet."""
+        try:
+            from halfway.clients.reading import message_files, message_merge, message_rows  # noqa: PLC0415  # deltalake is an extra
+        except ModuleNotFoundError as error:
+            raise SetupError(f"a MessageReader needs {error.name}, which is not installed: pip install 'halfway[tables]'") from None
+        if max_rows < 1 or max_bytes < 1:
+            raise ValueError("max_rows and max_bytes are at least 1")
+        self._uri = source if isinstance(source, str) else folder_of(source)
+        self._options = dict(storage_options or {})
+        self._wanted = message_rows.Wanted(topic, tags_in(tags), max_rows, max_bytes)
+        self._open_files, self._merged = message_files.MessageFiles.open, message_merge.merged
+        self._stopping = threading.Event()
+        self._table_id: str | None = None
+
+    def read(self, after: Bookmark | None = None) -> Iterator[MessageBatch]:
+        """Yield what the table holds now after a bookmark.
+
+        The last batch has the bookmark of all that was read. It holds no messages if the reader wants none of them.
+
+        Args:
+            after: the bookmark of the last batch that was dealt with; None to read from the beginning.
+
+        Raises:
+            TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
+        """
+        yield from self._read(self._open(), after)
+
+    def follow(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> Iterator[MessageBatch]:
+        """Yield what the table holds after a bookmark, and what comes, until `stop` is called.
+
+        An error of the storage ends it. Begin again with the last bookmark.
+
+        Args:
+            after: the bookmark of the last batch that was dealt with; None to read from the beginning.
+            poll_s: how often to look for new messages. A look is one request for one file of the table's log.
+
+        Raises:
+            TableError: there is no table, it was made anew meanwhile, or needs Spark to be read.
+        """
+        for batch in self._steps(after):
+            if self._stopping.is_set() or (batch is None and self._stopping.wait(poll_s)):
+                return
+            if batch is not None:
+                yield batch
+
+    async def follow_async(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> AsyncIterator[MessageBatch]:
+        """Do what `follow` does, for asyncio: reading takes a thread, not the event loop. Waiting takes neither."""
+        steps = self._steps(after)
+        while not self._stopping.is_set():
+            batch = await asyncio.to_thread(next, steps)
+            if batch is None:
+                await asyncio.sleep(poll_s)
+            elif not self._stopping.is_set():
+                yield batch
+
+    def _steps(self, after: Bookmark | None) -> Iterator[MessageBatch | None]:
+        """Yield what there is and what comes, without an end, and None where whoever follows is to wait."""
+        position = after
+        empty_s = time.monotonic()
+        files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
+        while True:
+            for batch in self._read(files, position):
+                position = batch.bookmark
+                if len(batch) or time.monotonic() - empty_s >= _EMPTY_EVERY_S:
+                    empty_s = time.monotonic()
+                    yield batch
+            is_changed = False
+            while not is_changed and time.monotonic() < open_again_s:
+                yield None
+                is_changed = files.has_changed()
+            with suppress(TableError):
+                if is_changed:
+                    files = files.newer()
+                    continue
+            # The next commit may be gone from the log, or the table be another one.
+            files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
+
+    def stop(self) -> None:
+        """End `follow` for good, after the batch that it yields now. Any thread, or a signal handler, may call it."""
+        self._stopping.set()
+
+    def _open(self) -> "MessageFiles":
+        files = self._open_files(self._uri, self._options)
+        if self._table_id not in (None, files.id):
+            raise TableError(
+                f"the table {self._uri} was made anew since it was first read: bookmarks are of the former one. Begin with a new reader, "
+                "and with a bookmark of this table or none"
+            )
+        self._table_id = files.id
+        return files
+
+    def _read(self, files: "MessageFiles", after: Bookmark | None) -> Iterator[MessageBatch]:
+        """Yield what a version of the table holds. A file that is gone was replaced: a newer version has its rows."""
+        position = after
+        for _ in range(_TRIES):
+            try:
+                for batch in self._merged(files, position, self._wanted):
+                    position = batch.bookmark
+                    yield batch
+            except FileNotFoundError:
+                files = self._open()
+            else:
+                return
+        raise TableError(f"the table {self._uri} names a data file that does not exist")
+
+
+def tags_in(expression: str | None) -> frozenset[str]:
+    """Return the tags in RocketMQ's form `A || B`; none for `*` or None, which stand for all messages."""
+    return frozenset() if expression is None or expression.strip() == "*" else frozenset(tag.strip() for tag in expression.split("||"))
+
+
+def folder_of(storage: StorageSettings) -> str:
+    """Return where the table `messages` is.
+
+    Raises:
+        TableError: it is in a catalog.
+    """
+    if storage.catalog_schema:
+        raise TableError(
+            f"the tables are in the catalog, in {storage.catalog_schema}: give the URI of the folder of `messages`, or read them with Spark"
+        )
+    return f"{storage.warehouse.rstrip('/')}/messages"

@@ -1,0 +1,74 @@
+"""`halfway relay`: send committed messages on to their Kafka topics."""
+
+import logging
+import signal
+from contextlib import AbstractContextManager, nullcontext
+from typing import Annotated
+
+import typer
+
+from halfway.pipelines.cli.options import ConfigOption, SetOption
+from halfway.pipelines.local.command_settings import command_settings
+from halfway.pipelines.relay.places import Reached
+from halfway.pipelines.relay.relay import Begin, Relay
+from halfway.schemas.errors import RelayError, SetupError
+from halfway.schemas.settings import MetricsSettings
+
+_EARLIEST = "earliest"
+
+
+def relay(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--begin",
+            metavar="earliest|EPOCH.BATCH[:OP_PARTITION.OP_OFFSET]",
+            help="Where a relay without a bookmark begins. For its first start only.",
+        ),
+    ] = None,
+    available_now: Annotated[bool, typer.Option("--available-now", help="Relay what the table holds now, then end.")] = False,
+) -> None:
+    """Send committed messages on to the Kafka topics that they name, exactly once.
+
+    Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by. SIGTERM and
+    Ctrl-C end it between two Kafka transactions.
+    """
+    settings = command_settings(config, overrides)
+    settings.kafka.servers()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
+    running = Relay(settings, _begin(begin))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: running.stop())
+    with _served(running, settings.metrics):
+        running.run(available_now=available_now)
+    stopped = running.report.places.stopped if running.report.places is not None else {}
+    if available_now and stopped:
+        named, stop = next(iter(sorted(stopped.items())))
+        raise RelayError(f"{len(stopped)} topics are stopped, first {named} at message {stop.transaction_id}: {stop.cause}")
+
+
+def _begin(text: str | None) -> Begin | None:
+    if text is None:
+        return None
+    try:
+        return Begin(None if text == _EARLIEST else Reached.parse(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--begin") from None
+
+
+def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[None]:
+    """Return a context that serves the metrics, if they are on.
+
+    Raises:
+        SetupError: metrics are on, and prometheus-client is not installed.
+    """
+    if not metrics.port:
+        return nullcontext()
+    try:
+        from halfway.pipelines.relay.relay_metrics import RelayMetrics  # prometheus-client is an extra
+        from halfway.pipelines.resolve.metrics import served
+    except ModuleNotFoundError as error:
+        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
+    return served(RelayMetrics(running), metrics)

@@ -1,0 +1,189 @@
+"""Defines where a relay is, and the records that keep it: one for the relay, and one for each topic that is stopped.
+
+They are in the relay's own topic, which is compacted, and are written in the Kafka transaction of the messages that
+they count.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+from halfway.clients.reading.committed import CommittedMessage
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import RelayError
+
+_OF_TOPIC = "/"
+_ALL = 2**31
+"""Above every partition: all of a batch."""
+_MESSAGE = re.compile(r"(-?\d{1,10})\.(\d{1,19})")
+
+
+class Reached(NamedTuple):
+    """A message in the order of the table, or the end of a batch: everything up to here was sent.
+
+    Its text is `EPOCH.BATCH`, or `EPOCH.BATCH:OP_PARTITION.OP_OFFSET` within a batch.
+
+    Attributes:
+        epoch: of the batch.
+        batch_id: of the batch.
+        op_partition: of the message's COMMIT. A row of an earlier version has none: its half takes its place, with a
+            negative partition, because such rows are first in the order.
+        op_offset: like op_partition.
+    """
+
+    epoch: int
+    batch_id: int
+    op_partition: int = _ALL
+    op_offset: int = 0
+
+    def __str__(self) -> str:
+        """Return the text, which `parse` reads."""
+        batch = str(Bookmark(self.epoch, self.batch_id))
+        return batch if self.op_partition == _ALL else f"{batch}:{self.op_partition}.{self.op_offset}"
+
+    @classmethod
+    def of(cls, message: CommittedMessage) -> Self:
+        """Return the place of a message."""
+        if message.op_partition is None or message.op_offset is None:
+            return cls(*message.bookmark, message.half_partition - _ALL, message.half_offset)
+        return cls(*message.bookmark, message.op_partition, message.op_offset)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read a place from its text.
+
+        Raises:
+            ValueError: the text has another form.
+        """
+        batch, is_within, message = text.strip().partition(":")
+        found = _MESSAGE.fullmatch(message)
+        if is_within and found is None:
+            raise ValueError(f"{message!r} is no message of a batch: give the OP_PARTITION.OP_OFFSET of its row, such as 3.500")
+        return cls(*Bookmark.parse(batch), *((int(found[1]), int(found[2])) if found else ()))
+
+    @property
+    def bookmark(self) -> Bookmark:
+        """Return the bookmark to read on from: after it come all messages that were not sent, and some that were."""
+        return Bookmark(self.epoch, self.batch_id if self.op_partition == _ALL else self.batch_id - 1)
+
+
+START = Reached(0, -1)
+"""Before the first message of a table."""
+
+
+class Refusal(StrEnum):
+    """Why a topic takes no message."""
+
+    NO_TOPIC = "no_topic"
+    NO_RIGHT = "no_right"
+    TOO_LARGE = "too_large"
+    OWN_TOPIC = "own_topic"
+    UNAVAILABLE = "unavailable"
+    OTHER = "other"
+
+
+class Stop(NamedTuple):
+    """A topic that has refused a message. What it has not got yet waits for it in the table."""
+
+    after: Reached | None
+    """The topic has every message up to here; None if it has none."""
+    transaction_id: str
+    """The message."""
+    refusal: Refusal
+    cause: str
+
+
+@dataclass(frozen=True)
+class Places:
+    """How far a relay is in a table."""
+
+    table: str
+    """The id of the table."""
+    after: Reached | None = None
+    """Every topic that is not stopped has every message up to here; None if it has none."""
+    stopped: Mapping[str, Stop] = field(default_factory=dict)
+    """By the topic that messages name."""
+    lost: int = 0
+    """How many stops the topic has lost, as where it was not compacted but cut."""
+
+    def moved(self, after: Reached) -> Self:
+        """Return the places after everything up to `after` was sent, except to the stopped topics."""
+        return replace(self, after=after)
+
+    def with_stop(self, named: str, stop: Stop | None) -> Self:
+        """Return the places with a topic stopped, or with None not stopped any more."""
+        others = {name: each for name, each in self.stopped.items() if name != named}
+        return replace(self, stopped=others if stop is None else {**others, named: stop})
+
+
+class PlaceRecord(NamedTuple):
+    """A record of the relay's own topic. A value of None deletes what had the key."""
+
+    key: bytes
+    value: bytes | None
+
+
+def changes(relay: str, before: Places | None, now: Places) -> list[PlaceRecord]:
+    """Return the records that make `now` of `before`."""
+    records = []
+    old = None if before is None else _of_relay(before)
+    if _of_relay(now) != old:
+        records.append(PlaceRecord(relay.encode(), _of_relay(now)))
+    stopped = {} if before is None else before.stopped
+    for named in sorted(stopped.keys() | now.stopped.keys()):
+        stop = now.stopped.get(named)
+        if stop != stopped.get(named):
+            content = None if stop is None else _to_json({**stop._asdict(), "after": _text(stop.after)})
+            records.append(PlaceRecord(f"{relay}{_OF_TOPIC}{named}".encode(), content))
+    return records
+
+
+def _of_relay(places: Places) -> bytes:
+    return _to_json({"table": places.table, "after": _text(places.after), "stopped": len(places.stopped)})
+
+
+def places_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, Places]:
+    """Return the places of each relay, from keys and values of the whole topic, in order.
+
+    Raises:
+        RelayError: a record is not a relay's.
+    """
+    latest: dict[str, bytes] = {}
+    for key, value in records:
+        name = (key or b"").decode(errors="replace")
+        if value is None:
+            latest.pop(name, None)
+        else:
+            latest[name] = value
+    found: dict[str, Places] = {}
+    try:
+        for name, value in latest.items():
+            if _OF_TOPIC not in name:
+                content = json.loads(value)
+                found[name] = Places(str(content["table"]), _reached(content["after"]), lost=int(content["stopped"]))
+        for name, value in latest.items():
+            relay, is_stop, named = name.partition(_OF_TOPIC)
+            if is_stop and relay in found:
+                content = json.loads(value)
+                stop = Stop(_reached(content["after"]), content["transaction_id"], Refusal(content["refusal"]), content["cause"])
+                found[relay] = replace(found[relay].with_stop(named, stop), lost=found[relay].lost - 1)
+    except (ValueError, KeyError, TypeError):
+        raise RelayError(
+            "the relay's topic holds a record that no relay of this version has written: name another kafka.relay_topic"
+        ) from None
+    return found
+
+
+def _to_json(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content).encode()
+
+
+def _text(reached: Reached | None) -> str | None:
+    return None if reached is None else str(reached)
+
+
+def _reached(text: str | None) -> Reached | None:
+    return None if text is None else Reached.parse(text)

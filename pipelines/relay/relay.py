@@ -1,0 +1,147 @@
+"""Runs the relay: verifies where it begins, waits for its seat, and begins anew when it was interrupted."""
+
+import logging
+import threading
+from typing import NamedTuple
+
+from confluent_kafka.admin import AclOperation
+
+from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
+from halfway.pipelines.kafka.rights import verify_rights
+from halfway.pipelines.relay.lead import Lead, RelayReport
+from halfway.pipelines.relay.place_reader import read_places
+from halfway.pipelines.relay.places import Places, Reached
+from halfway.pipelines.relay.relay_producer import TransactionLostError
+from halfway.pipelines.relay.relay_table import RelayTable
+from halfway.pipelines.relay.seat import Seat, relay_id
+from halfway.schemas.errors import AccessError, KafkaUnavailableError, RelayError, TableError, TopicError
+from halfway.schemas.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 1.0
+
+
+class Begin(NamedTuple):
+    """Where a relay without a bookmark begins: after a place in the table, or with None at the first message."""
+
+    after: Reached | None
+
+
+class Relay:
+    """One relay. It stands by until it is the active one of its name.
+
+    Args:
+        settings: all settings.
+        begin: where to begin if Kafka holds no bookmark. None refuses that.
+    """
+
+    def __init__(self, settings: Settings, begin: Begin | None = None) -> None:
+        """Open the table. Does not connect to Kafka.
+
+        Raises:
+            SetupError: deltalake is not installed.
+            TableError: there is no table, or it cannot be read without Spark.
+        """
+        self._settings, self._table, self._begin = settings, RelayTable(settings.storage), begin
+        self._stopping = threading.Event()
+        self.report = RelayReport()
+
+    def stop(self) -> None:
+        """End the run after the present transaction. May be called from a signal handler and from any thread."""
+        self._stopping.set()
+
+    def run(self, *, available_now: bool = False) -> None:
+        """Relay until `stop`; with `available_now` until all messages that there are were read.
+
+        Raises:
+            TopicError: the relay's own topic is missing.
+            RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
+            AccessError: a right is missing.
+            KafkaUnavailableError: Kafka cannot be reached at the start.
+        """
+        client = admin_client(self._settings.kafka)
+        self._verify(client)
+        seat = Seat(self._settings)
+        try:
+            while not self._stopping.is_set():
+                try:
+                    if seat.serve(self._settings.relay.poll_interval / 1000):
+                        self._lead(client, seat, available_now=available_now)
+                        if available_now and not self._stopping.is_set() and seat.is_held:
+                            return
+                except AccessError:
+                    raise
+                except (TransactionLostError, KafkaUnavailableError, TableError, OSError) as error:
+                    self.report.lost += 1
+                    log.warning("event=relay_interrupted cause=%r", str(error))
+                    self._stopping.wait(_AGAIN_S)
+                finally:
+                    self.report.is_active = False
+        finally:
+            seat.close()
+
+    def _verify(self, client: Admin) -> None:
+        kafka, relay = self._settings.kafka, self._settings.relay
+        group = relay_id(kafka, relay.name)
+        if not partition_counts(client, [kafka.relay_topic]):
+            raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
+        verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
+        places = read_places(client, kafka, group).get(relay.name)
+        if places is not None and self._begin is not None:
+            raise RelayError(f"relay {relay.name} has a bookmark already ({places.after}): start it without --begin")
+        self._verified(places)
+
+    def _verified(self, places: Places | None) -> Places:
+        """Return the places to begin with.
+
+        Raises:
+            RelayError: there are none, or not all, or they are of another table.
+        """
+        name, table = self._settings.relay.name, self._table.id
+        if places is None:
+            if self._begin is None:
+                raise RelayError(
+                    f"Kafka holds no bookmark of relay {name}. Start it once with --begin earliest, which sends all messages of the "
+                    "table, or with --begin EPOCH.BATCH, which sends those after it (its consumers must not have them already)"
+                )
+            return Places(table, self._begin.after)
+        if places.lost:
+            raise RelayError(
+                f"the topic {self._settings.kafka.relay_topic} has lost {places.lost} of the topics that relay {name} has stopped, whose "
+                "messages would be left out. Nothing but compaction may delete its records (cleanup.policy=compact). Begin with another "
+                "relay.name, as docs/relay.md says of a lost bookmark"
+            )
+        if places.table != table:
+            raise RelayError(
+                f"the bookmark of relay {name} ({places.after}) is of another table than the one in storage, which was made anew: "
+                "use another relay.name, and start it once with --begin"
+            )
+        return places
+
+    def _lead(self, client: Admin, seat: Seat, *, available_now: bool) -> None:
+        """Relay while the seat is held.
+
+        Raises:
+            TransactionLostError: a transaction did not end, or another relay has taken over.
+            KafkaUnavailableError: Kafka cannot be reached.
+            RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
+            TableError: the table is gone, was made anew, or cannot be read.
+        """
+        lead = Lead(self._settings, self._table, client, self.report)
+        try:
+            self._table.look()
+            stored = lead.stored()
+            lead.take_over(stored, self._verified(stored))
+            self.report.is_active, has_more = True, True
+            while not self._stopping.is_set() and seat.is_held:
+                has_more = has_more or self._table.has_news()
+                if has_more:
+                    has_more = lead.read_on(lambda: seat.serve(0) and not self._stopping.is_set())
+                has_more = lead.try_stopped() or has_more
+                if available_now and not has_more:
+                    return
+                if not has_more:
+                    seat.serve(self._settings.relay.poll_interval / 1000)
+        finally:
+            lead.close()

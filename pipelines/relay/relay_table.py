@@ -1,0 +1,105 @@
+"""The table `messages` as the relay sees it: its id, whether it has news, and what comes after a place in it."""
+
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from halfway.clients.reading.committed import CommittedMessage, MessageBatch
+from halfway.clients.reading.message_reader import MessageReader, folder_of
+from halfway.pipelines.relay.places import Reached
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import TableError
+from halfway.schemas.settings import StorageSettings
+
+MESSAGES_AT_ONCE = 2_000
+_BYTES_AT_ONCE = 16 * 1024 * 1024
+_LOOK_ANEW_S = 30.0
+
+
+class Portion(NamedTuple):
+    """The messages of one Kafka transaction, in order: those of some batches, or a part of a large one."""
+
+    messages: list[CommittedMessage]
+    reached: Reached
+    """The table has no other message up to here."""
+
+
+class RelayTable:
+    """The table `messages`, which delta-rs reads.
+
+    Args:
+        storage: where the tables are. They are folders: delta-rs does not know Spark's catalog.
+    """
+
+    def __init__(self, storage: StorageSettings) -> None:
+        """Open the table.
+
+        Raises:
+            SetupError: deltalake is not installed.
+            TableError: there is no table, or it cannot be read without Spark.
+        """
+        self._storage, self._uri = storage, folder_of(storage)
+        self._reader = self._reader_of(None)
+        from halfway.clients.reading.message_files import MessageFiles  # noqa: PLC0415  # deltalake is an extra
+
+        self._open = MessageFiles.open
+        self._files = self._open(self._uri, {})
+        self._look_anew_s = 0.0
+
+    @property
+    def id(self) -> str:
+        """Return the id of the table, which no other table has, as of the last look."""
+        return self._files.id
+
+    def look(self) -> None:
+        """Open the table as it is now.
+
+        Raises:
+            TableError: the table is gone, or cannot be read.
+        """
+        self._files = self._open(self._uri, {})
+        self._look_anew_s = time.monotonic() + _LOOK_ANEW_S
+
+    def has_news(self) -> bool:
+        """Return True if the table has another version than at the last look, or may have: a look at one file.
+
+        Raises:
+            TableError: the table is gone, was made anew, or cannot be read.
+        """
+        is_due = time.monotonic() >= self._look_anew_s  # the commit after the last one may be gone from the log
+        if not is_due and not self._files.has_changed():
+            return False
+        former = self.id
+        self.look()
+        if self.id != former:
+            raise TableError("the table was made anew")
+        return True
+
+    def newest(self, after: Reached | None) -> Bookmark | None:
+        """Return a bookmark of the newest file that may hold rows after a place, as of the last look; or None."""
+        return max((file.first for file in self._files.after(None if after is None else after.bookmark)), default=None)
+
+    def read(self, after: Reached | None, named: str | None = None) -> Iterator[Portion]:
+        """Yield what there is now after a place: all messages, or those that name a topic."""
+        reader = self._reader if named is None else self._reader_of(named)
+        for batch in reader.read(None if after is None else after.bookmark):
+            yield from _portions(batch, after)
+
+    def _reader_of(self, named: str | None) -> MessageReader:
+        return MessageReader(self._storage, topic=named, max_rows=MESSAGES_AT_ONCE, max_bytes=_BYTES_AT_ONCE)
+
+
+def _portions(batch: MessageBatch, after: Reached | None) -> Iterator[Portion]:
+    """Divide what is after a place: a batch of the job may be larger than what Kafka takes in one transaction."""
+    messages: list[CommittedMessage] = []
+    size = 0
+    rows = (row for part in batch.to_arrow().to_batches(max_chunksize=MESSAGES_AT_ONCE) for row in part.to_pylist())
+    for message in map(CommittedMessage.of_row, rows):
+        if after is not None and Reached.of(message) <= after:
+            continue
+        if messages and (len(messages) == MESSAGES_AT_ONCE or size + len(message.body) > _BYTES_AT_ONCE):
+            yield Portion(messages, Reached.of(messages[-1]))
+            messages, size = [], 0
+        messages.append(message)
+        size += len(message.body)
+    yield Portion(messages, Reached(*batch.bookmark))

@@ -1,0 +1,83 @@
+"""Chooses one active relay of those with one name: the member of a consumer group that gets the only partition."""
+
+import logging
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from halfway.clients.kafka.client_log import ClientLog
+from halfway.clients.kafka.config import FOLLOW_LEADERS, librdkafka_config
+from halfway.clients.kafka.diagnosis import missing_right
+from halfway.schemas.errors import AccessError
+from halfway.schemas.settings import KafkaSettings, Settings
+
+log = logging.getLogger(__name__)
+
+_SESSION_MS = 10_000
+_PARTITION = 0
+
+
+def relay_id(kafka: KafkaSettings, name: str) -> str:
+    """Return the id of the consumer group of the relays of one name, and of their transactions.
+
+    It names their topic: two Halfways in one Kafka, each with a relay called `relay`, would else fence each other for
+    ever. Neither topic nor name has a slash.
+    """
+    return f"halfway-relay/{kafka.relay_topic}/{name}"
+
+
+class Seat:
+    """A member of the group. The one that holds the partition is active, and the others stand by.
+
+    A member that dies or freezes loses the partition after 10 s, one that leaves loses it at once. It may learn that
+    late, so the seat only chooses who goes on: the transactional producer makes sure that nobody else writes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Join in the background."""
+        self._user, self._group = settings.kafka.security.user, relay_id(settings.kafka, settings.relay.name)
+        self.is_held = False
+        options: dict[str, Any] = {
+            **librdkafka_config(settings.kafka, ClientLog()),
+            **FOLLOW_LEADERS,
+            "group.id": self._group,
+            "client.id": f"halfway-{settings.relay.name}",
+            "session.timeout.ms": _SESSION_MS,
+            "max.poll.interval.ms": max(300_000, 2 * settings.relay.transaction_timeout),
+            # Who has the partition keeps it when others join.
+            "partition.assignment.strategy": "cooperative-sticky",
+            "enable.auto.commit": False,
+        }
+        self._consumer = Consumer(options)
+        self._consumer.subscribe([settings.kafka.relay_topic], on_assign=self._take, on_revoke=self._leave, on_lost=self._leave)
+
+    def serve(self, wait_s: float) -> bool:
+        """Do what the group asks for, for up to `wait_s`, and return True if the seat is held.
+
+        Raises:
+            AccessError: this user may not join the group.
+        """
+        message = self._consumer.poll(wait_s)
+        error = None if message is None else message.error()
+        if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise AccessError(missing_right(self._user, "Read", "group", self._group))
+        return self.is_held
+
+    def close(self) -> None:
+        """Leave the group, so that another relay becomes active at once."""
+        self.is_held = False
+        self._consumer.close()
+
+    def _take(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        consumer.incremental_assign(partitions)
+        if not any(place.partition == _PARTITION for place in partitions):
+            return
+        # Only the seat counts: places are read by offset.
+        consumer.pause(partitions)
+        self.is_held = True
+        log.info("event=relay_active")
+
+    def _leave(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+        if any(place.partition == _PARTITION for place in partitions):
+            self.is_held = False
+            log.info("event=relay_standing_by")
