@@ -9,7 +9,9 @@ N ?= 100
 SEED ?= 1
 RUNS ?= 3
 COMMA := ,
+PIP_AUDIT := 2.10.1
 BROKERS ?= $(if $(filter file,$(origin N)),1$(COMMA)3,1)
+# An environment that was moved or copied is made anew: its scripts have the old folder's name.
 # The stamp's name depends on the lock, the metadata and the folder, so that file times do not matter.
 STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml; pwd) 2>/dev/null | cksum | tr ' ' '-')
 
@@ -35,23 +37,21 @@ tools:
 
 $(STAMP):
 	@echo "setting up $(VENV): fetching PySpark and its dependencies, about 600 MB, once ..." >&2
-	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(PY) -c '' 2>/dev/null && grep -qsF '$(CURDIR)/$(VENV)' $(VENV)/bin/activate || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(VENV)/.stamp-*
 	$(PY) -m pip install --quiet --require-hashes -r requirements.lock
 	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-jars: setup ## fetch the JARs of Spark and Kafka, and archive the classes that a start loads (once)
-	@$(PY) -m halfway.pipelines.runtime.jars spark kafka
+jars: setup ## fetch the JARs of Spark, Kafka and the tests' databases, and archive the classes that a start loads (once)
+	@$(PY) -m halfway.pipelines.runtime.jars spark kafka databases
 	@$(PY) -m halfway.pipelines.local.class_archive
 
 run: setup ## run a local Kafka, the topics, the job and the demo; fails unless the demo's outcome is right
-	@started=$$($(HALFWAY) broker start) || exit 1; echo "$$started"; \
-	case "$$started" in \
-	  *"already running"*) ;; \
-	  *) trap 'code=$$?; $(HALFWAY) broker stop || exit 1; exit $$code' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM ;; \
-	esac; \
-	$(HALFWAY) demo
+	@trap 'code=$$?; case "$$started" in *"is running"*) $(HALFWAY) broker stop || exit 1 ;; esac; exit $$code' EXIT; \
+	trap 'kill $$demo 2>/dev/null; wait; exit 130' INT; trap 'kill $$demo 2>/dev/null; wait; exit 143' TERM; \
+	started=$$($(HALFWAY) broker start) || exit 1; echo "$$started"; \
+	$(HALFWAY) demo & demo=$$!; wait $$demo
 
 # Three workers, because most tests mostly wait for Kafka or for a batch. Each has a broker and a Spark, 3.5 GB together.
 test: setup jars ## run the tests that fit into 15 minutes, with a real Kafka and a real Spark
@@ -59,6 +59,10 @@ test: setup jars ## run the tests that fit into 15 minutes, with a real Kafka an
 
 test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
 	@$(PY) -m pytest -m slow --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
+
+.PHONY: deploy-check
+deploy-check: setup ## hold bundle, manifests, image, alerts and commands of docs/ against the models of where they go
+	@$(PY) -m pytest tests/deploy
 
 test-unit: setup ## run the tests that need neither Spark nor Kafka
 	@$(PY) -m pytest tests/unit
@@ -73,6 +77,10 @@ bench: jars ## run the benchmarks into build/bench.json (ONLY=drain,pending RUNS
 curves: jars ## measure what grows, and draw it into build/curves (ONLY=pending,rows)
 	@$(PY) -m benchmarks.curves --only "$(ONLY)"
 
+.PHONY: pictures
+pictures: jars ## run everything once, and draw what terminals show, and the figures beside RocketMQ's, into docs/pictures
+	@$(PY) -m benchmarks.terminal
+
 notebooks: jars ## run both notebooks on your tables; pictures and HTML go to build/notebooks
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
@@ -82,6 +90,11 @@ simulate: N := 10000
 simulate: $(if $(REAL),jars,setup) ## play N histories (10000) in simulated time (SEED, JOBS); REAL=30: play 30 on a real Kafka and Spark too
 	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(REAL),--real $(REAL))
 
+.PHONY: kills
+kills: N := 1000
+kills: jars ## kill a service N times (1000) on each database, and compare orders with messages (DATABASES, SEED)
+	@$(PY) -m tests.kills --kills $(N) --seed $(SEED) $(if $(DATABASES),--databases $(DATABASES))
+
 .PHONY: soak
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows
 	@$(PY) -m tests.chaos.soak
@@ -89,8 +102,9 @@ soak: jars ## run an hour of traffic with a fault every five minutes; fails if a
 .PHONY: fuzz
 fuzz: N := 1000000
 fuzz: SEED := 7
-fuzz: jars ## send N records of every shape (a million) through the job, and account for each one (SEED)
+fuzz: jars ## send N records of every shape (a million) through the job, then N signed and forged ones, and account for each (SEED)
 	@$(PY) -m tests.fuzz --records $(N) --seed $(SEED)
+	@$(PY) -m tests.fuzz --records $(N) --seed $(SEED) --signed --out build/fuzz-signed.json
 
 lint: setup ## ruff rules and format; the lock has a hash for every package, and the packages fit together
 	@$(PY) -m ruff check .
@@ -109,6 +123,18 @@ lock: setup ## regenerate requirements.lock from setup.cfg
 	@CUSTOM_COMPILE_COMMAND="make lock" $(PY) -m piptools compile --quiet --upgrade --generate-hashes --all-extras --allow-unsafe \
 	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 	  --output-file requirements.lock setup.cfg
+
+.PHONY: constraints audit
+constraints: setup ## write dist/constraints.txt: what a cluster needs, in the lock's versions, with hashes
+	@mkdir -p dist
+	@CUSTOM_COMPILE_COMMAND="make constraints" $(PY) -m piptools compile --quiet --generate-hashes --extra job --extra metrics \
+	  --extra tables --constraint requirements.lock --allow-unsafe --strip-extras --no-emit-index-url --no-emit-find-links \
+	  --no-emit-trusted-host --no-emit-options --output-file dist/constraints.txt setup.cfg
+
+audit: tools ## look the locked packages up in a database of known vulnerabilities; needs a connection to pypi.org
+	@$(PYTHON) -m venv build/audit
+	@build/audit/bin/python -m pip install --quiet pip-audit==$(PIP_AUDIT)
+	@build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements.lock
 
 clean: ## stop the local Kafka; remove .venv, .halfway (with its data) and caches
 	@if [ -x $(HALFWAY) ] && ! $(HALFWAY) broker stop; then exit 1; fi

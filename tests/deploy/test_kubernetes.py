@@ -1,0 +1,141 @@
+"""Kubernetes' manifests and image: they fit Kubernetes' own schemas, and name what exists."""
+
+import os
+import re
+import shlex
+import subprocess
+import venv
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.local.command_settings import command_settings
+from tests.support.fresh_python import build_wheel, copy_source
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "resources" / "kubernetes"
+MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / "halfway.yaml").read_text()))
+BY_KIND = {each["kind"]: each for each in MANIFESTS}
+DRIVER = BY_KIND["Deployment"]["spec"]["template"]["spec"]
+OPTIMIZE = BY_KIND["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+PAGE = (ROOT / "docs" / "cluster.md").read_text()
+DOCKERFILE = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
+LATEST = "1.37"
+"""Kubernetes' version; a field that a later one drops fails here when the package is upgraded."""
+
+
+@pytest.mark.parametrize("manifest", [each for each in MANIFESTS if each["kind"] != "ServiceMonitor"], ids=lambda each: each["kind"])
+def test_manifests_fit_the_schemas_of_kubernetes(manifest: dict[str, Any]) -> None:
+    kubernetes_validate.validate(manifest, LATEST, strict=True)
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(manifest | {"specs": {}}, LATEST, strict=True)
+
+
+def test_the_monitor_finds_the_port_of_the_service() -> None:
+    monitor, service = BY_KIND["ServiceMonitor"]["spec"], BY_KIND["Service"]
+    assert set(monitor) == {"selector", "endpoints"}
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [endpoint["port"] for endpoint in monitor["endpoints"]] == ["metrics"]
+    ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
+    [driver] = DRIVER["containers"]
+    assert ports == {port["name"]: port["containerPort"] for port in driver["ports"]}
+    conf = spark_conf(driver["args"])
+    assert (conf["spark.driver.port"], conf["spark.driver.blockManager.port"]) == (str(ports["driver"]), str(ports["blocks"]))
+    assert conf["spark.driver.host"].split(".")[0] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
+
+
+def spark_conf(arguments: list[str]) -> dict[str, str]:
+    pairs = [value.partition("=") for name, value in pairwise(arguments) if name == "--conf"]
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.parametrize("pod", [DRIVER, OPTIMIZE], ids=["driver", "optimize"])
+def test_the_command_line_is_valid_and_the_settings_load(pod: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    [container] = pod["containers"]
+    arguments = container["args"]
+    script = arguments.index("/opt/halfway/__main__.py")
+    settings_file = tmp_path / "halfway.yaml"
+    settings_file.write_text(BY_KIND["ConfigMap"]["data"]["halfway.yaml"])
+    [mount] = container["volumeMounts"]
+    command, *options = [text.replace(mount["mountPath"], str(tmp_path)) for text in arguments[script + 1 :]]
+    for variable in container["env"]:
+        if variable["name"].startswith("HALFWAY"):
+            monkeypatch.setenv(variable["name"], "secret")
+    params = typer.main.get_command(app).commands[command].make_context(command, options).params  # type: ignore[attr-defined]
+    settings = command_settings(params["config"], params["overrides"])
+    assert settings.kafka.security.user == "secret"
+    assert settings.metrics.port == 9095
+    conf = spark_conf(DRIVER["containers"][0]["args"])
+    assert settings.state.shuffle_partitions == int(conf["spark.executor.instances"]) * int(conf["spark.executor.cores"])
+
+
+def test_the_page_makes_every_secret() -> None:
+    text = (FOLDER / "halfway.yaml").read_text()
+    refs = set(re.findall(r"secretKeyRef: \{name: ([\w-]+), key: ([\w-]+)\}", text)) | set(
+        re.findall(r"secretKeyRef\.\w+=([\w-]+):([\w-]+)", text)
+    )
+    made = {
+        (name, key)
+        for name, rest in re.findall(r"kubectl create secret generic ([\w-]+)((?:.*\\\n)*.*)", PAGE)
+        for key in re.findall(r"--from-literal=([\w-]+)=", rest)
+    }
+    assert refs == made
+
+
+def test_one_image_everywhere() -> None:
+    version = re.search(r"^version = (.+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert version is not None
+    names = set(re.findall(r"REGISTRY/halfway:[\w.]+", (FOLDER / "halfway.yaml").read_text() + PAGE))
+    assert names == {f"REGISTRY/halfway:{version[1]}"}
+    assert set(re.findall(r"halfway-([\d.]+)-py3", DOCKERFILE + PAGE)) == {version[1]}
+
+
+def copies() -> list[tuple[list[str], str]]:
+    lines = re.findall(r"^COPY (?!--from)(.+)$", DOCKERFILE, re.MULTILINE)
+    return [(sources, target) for *sources, target in map(shlex.split, lines)]
+
+
+def test_the_image_copies_what_the_builder_gets() -> None:
+    allowed = {line[1:] for line in (FOLDER / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    sources = {source for names, _ in copies() for source in names}
+    assert {re.sub(r"halfway-[\d.]+-py3-none-any", "*", source) for source in sources} == allowed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_steps_of_the_image_work_in_a_fresh_directory(tmp_path: Path) -> None:
+    """Runs what installs Halfway in the image, with the image's folders below a fresh one."""
+    source = copy_source(tmp_path / "source")
+    (source / "dist").mkdir()
+    build_wheel(source, source / "dist")
+    venv.create(tmp_path / "python", with_pip=True)
+    python = tmp_path / "python" / "bin" / "python"
+    into = tmp_path / "image"
+    for names, target in copies():
+        if ".halfway/jars" in names[0]:
+            continue
+        folder = into / target.strip("/")
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / Path(name).name).write_bytes(((ROOT if name == "requirements.lock" else source) / name).read_bytes())
+    [install] = [line for line in re.findall(r"^RUN (.+)$", DOCKERFILE, re.MULTILINE) if "pip install" in line]
+    script = install.replace("/opt/", f"{into}/opt/").replace("pip install", f"{python} -m pip install")
+    done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=False, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = subprocess.run(
+        [python, "-c", "import halfway, pandas, prometheus_client; print(halfway.__file__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert "site-packages" in told.stdout
