@@ -17,9 +17,12 @@ from rich.console import Console
 from rich.table import Table as TextTable
 
 from benchmarks.backlog import bodies, drain, groups, skew
+from benchmarks.client import client
 from benchmarks.curves import CURVE_PARTS
 from benchmarks.limits import limits
 from benchmarks.live import checkback, latency, pending
+from benchmarks.reading import reader
+from benchmarks.relaying import relay
 from benchmarks.rig import Figures, Rig, end_at_sigterm, in_own_process, run_to_end
 from benchmarks.scale import scale, stages
 from benchmarks.steady import steady, steady_java
@@ -32,10 +35,13 @@ BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "checkback": checkback,
     "steady": steady,
     "steady_java": steady_java,
+    "client": client,
     "bodies": bodies,
     "groups": groups,
     "skew": skew,
     "scale": scale,
+    "relay": relay,
+    "reader": reader,
 }
 PARTS: dict[str, Callable[[Rig], Figures]] = {"stages": stages, **CURVE_PARTS}
 """The parts that a benchmark runs in further processes."""

@@ -1,6 +1,7 @@
 """Starts services in their own processes: with the client in Python, or with the contract's example client in Java."""
 
 import json
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,17 +27,28 @@ class Client(StrEnum):
     """The client of a service. One process in Python cannot use more than one core, so two of them send."""
 
     PYTHON = "python"
+    ASYNCIO = "asyncio"
     JAVA = "java"
 
 
 def produce(client: Client, kafka: KafkaSettings, classes: Path, seconds: float, per_second: float = 0) -> dict[str, Any]:
     """Run the services that send. Return the number of transactions sent, and the seconds of the slowest service."""
-    processes = 2 if client is Client.PYTHON else 1
+    processes = 1 if client is Client.JAVA else 2
     with ExitStack() as stack:
         services = [service(client, kafka, classes, seconds=seconds, per_second=per_second / processes) for _ in range(processes)]
         running = [stack.enter_context(one) for one in services]
         results = [json.loads(process.communicate()[0]) for process in running]
     return {"transactions": sum(one["transactions"] for one in results), "seconds": max(one["seconds"] for one in results)}
+
+
+def produce_alone(client: Client, kafka: KafkaSettings, classes: Path, seconds: float, senders: int) -> dict[str, float]:
+    """Run one service that sends. Return its transactions, its seconds, and its core-seconds with its start."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with service(client, kafka, classes, seconds=seconds, threads=senders) as process:
+        done = json.loads(process.communicate()[0])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"transactions": done["transactions"], "seconds": done["seconds"], "client_s": used_s}
 
 
 @contextmanager
@@ -59,6 +71,7 @@ def service(
         command = [*java_program("TransactionLoad", _SOURCES, classes), kafka.servers(), *topics, f"{GROUP}0", *amounts]
     else:
         command = [sys.executable, "-m", "benchmarks.producer", kafka.model_dump_json(), *amounts]
+        command += ["asyncio"] if client is Client.ASYNCIO else []
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         yield process

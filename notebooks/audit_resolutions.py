@@ -1,8 +1,7 @@
 # Databricks notebook source
 # MAGIC %md
 # MAGIC # What became of the messages
-# MAGIC Rates, latencies from half to commit, and reasons of discards and quarantine over time. The notebook reads the
-# MAGIC three tables alone.
+# MAGIC Rates, latencies from half to commit, and reasons of discards and quarantine over time, from the three tables.
 # MAGIC
 # MAGIC Parameters are widgets on Databricks and options of `python -m notebooks.audit_resolutions` elsewhere:
 # MAGIC
@@ -12,9 +11,13 @@
 
 # COMMAND ----------
 
+from contextlib import suppress
+
 from halfway.pipelines.storage.delta_tables import stored_tables
+from halfway.pipelines.storage.state_reader import stored_states
 from halfway.schemas.errors import HalfwayError
-from halfway.transforms.views import audit
+from halfway.schemas.outcomes import Count
+from halfway.transforms.views import audit, pending_frames
 from halfway.transforms.views.durations import duration_text
 from notebooks import charts
 from notebooks.page import Page, utc
@@ -34,6 +37,7 @@ if page.parameters["hours"]:
     discarded = audit.since(discarded, "discarded_at", first_ms)
     quarantine = audit.since(quarantine, "source_timestamp", first_ms)
 step_ms = audit.step_ms(last_ms - first_ms)
+axis = charts.times(first_ms, last_ms, step_ms)
 page.say(f"From {utc(first_ms)} to {utc(last_ms)}, in steps of {duration_text(step_ms)}.")
 
 # COMMAND ----------
@@ -41,12 +45,16 @@ page.say(f"From {utc(first_ms)} to {utc(last_ms)}, in steps of {duration_text(st
 # MAGIC %md
 # MAGIC ## Rates
 # MAGIC Each outcome has its own panel, because discards and quarantined records are rare if all is well. A rollback
-# MAGIC leaves nothing in the tables. The state counts rollbacks: see `explore_pending`.
+# MAGIC leaves nothing in the tables, so their number comes from the job's state, if it can be read here.
 
 # COMMAND ----------
 
+rolled_back = None
+with suppress(HalfwayError):
+    facts = pending_frames.state_facts(pending_frames.bucket_facts(stored_states(spark, settings.storage)).collect())
+    rolled_back = facts.totals[Count.ROLLED_BACK]
 rates = audit.rates(audit.outcomes(messages, discarded, quarantine), step_ms).toPandas()
-page.picture("rates", charts.rates(rates, step_ms))
+page.picture("rates", charts.rates(rates, axis, rolled_back))
 page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count"].sum().reset_index().fillna(""))
 
 # COMMAND ----------
@@ -60,7 +68,7 @@ page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count
 
 latencies = audit.latencies(messages, step_ms).toPandas()
 if len(latencies):
-    page.picture("latencies", charts.latencies(latencies, step_ms))
+    page.picture("latencies", charts.latencies(latencies, axis))
 by_group = audit.by_group(messages, discarded).toPandas()
 page.table("By producer group, times in ms", by_group)
 
@@ -74,7 +82,7 @@ page.table("By producer group, times in ms", by_group)
 
 for outcome in ("discarded", "quarantined"):
     if (rates["outcome"] == outcome).any():
-        page.picture(outcome, charts.reasons(rates, outcome, step_ms))
+        page.picture(outcome, charts.reasons(rates, outcome, axis))
     else:
         page.say(f"Nothing was {outcome}.")
 page.finish()

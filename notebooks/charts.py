@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator, StrMethodFormatter
 
 from halfway.transforms.views.durations import duration_text
 from halfway.transforms.views.pending_frames import AGE_EDGES_MS
@@ -18,6 +18,10 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """The palette of Okabe and Ito, which any colour vision can distinguish."""
 _AGE_GROUPS_MS = (0, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
 _SIZE = (10.0, 4.8)
+_PERCENTILES = {"p99": 100, "p95": 20, "p50": 2}
+"""How many messages a step needs for each percentile. Of fewer it is the slowest message."""
+_ROUND_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400, 172_800, 604_800)
+_ROUND_MS = (*(1, 2, 5, 10, 20, 50, 100, 200, 500), *(1_000 * step_s for step_s in _ROUND_S))
 
 
 def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
@@ -35,7 +39,7 @@ def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
     for place, total in enumerate(left):
         axes.annotate(f" {total:,}", (total, place), va="center")
     axes.set_xlim(0, 1.08 * max(left))
-    axes.legend(title="age of the half", loc="lower right")
+    axes.legend(title="age of the half", loc="center left", bbox_to_anchor=(1.0, 0.5))
     _label(axes, f"Pending transactions by producer group, at {horizon}", "transactions", "producer group")
     _count_axis(axes.xaxis)
     axes.grid(visible=False, axis="y")
@@ -66,43 +70,82 @@ def checks(rows: pd.DataFrame, horizon: str) -> Figure:
     )
 
 
-def rates(rows: pd.DataFrame, step_ms: int) -> Figure:
-    """Draw outcomes over time, each kind in a panel with its own scale (at, outcome, count)."""
+def times(first_ms: int, last_ms: int, step_ms: int) -> pd.DatetimeIndex:
+    """Return the beginnings of the steps from one time to another: the time axis of a page's pictures."""
+    begin_ms = first_ms - first_ms % step_ms
+    return pd.date_range(pd.Timestamp(begin_ms, unit="ms"), pd.Timestamp(last_ms, unit="ms"), freq=pd.Timedelta(milliseconds=step_ms))
+
+
+def rates(rows: pd.DataFrame, axis: pd.DatetimeIndex, rolled_back: int | None) -> Figure:
+    """Draw outcomes over time, each kind in a panel with its own scale (at, outcome, count).
+
+    Args:
+        rows: what happened.
+        axis: see `times`.
+        rolled_back: how many were rolled back since the checkpoint began; None if that is not known. A rollback leaves
+            no row, and so no time.
+    """
     kinds = ("committed", "discarded", "quarantined")
     figure, panels = plt.subplots(len(kinds), sharex=True, figsize=(_SIZE[0], 6.4), layout="constrained")
     for kind, axes, colour in zip(kinds, panels, COLOURS, strict=False):
         found = rows[rows["outcome"] == kind].groupby("at")["count"].sum()
-        axes.bar(found.index, found, width=_width(step_ms), align="edge", color=colour)
-        _label(axes, f"{kind}, {found.sum():,} in all", "", f"count per {duration_text(step_ms)}")
+        axes.bar(found.index, found, width=_width(axis), align="edge", color=colour)
+        _label(axes, f"{kind}, {found.sum():,} in all", "", _per_step(axis))
         _count_axis(axes.yaxis, steps=4)
         axes.set_ylim(bottom=0, top=None if len(found) else 1)
-    _time_axis(panels[-1])
+    _time_axis(panels[-1], axis)
+    known = "an unknown number" if rolled_back is None else f"{rolled_back:,} since the checkpoint began"
     figure.suptitle("Outcomes over time", fontweight="bold")
+    figure.supxlabel(f"Not shown: rolled back, {known}. A rollback leaves no row in the tables.", fontsize=9)
     return figure
 
 
-def latencies(rows: pd.DataFrame, step_ms: int) -> Figure:
-    """Draw percentiles of half → commit over time (at, p50, p95, p99 in ms), on a logarithmic scale."""
-    figure, axes = plt.subplots(figsize=_SIZE, layout="constrained")
-    # Each line is thinner than the one below it, so that all are visible where they are the same.
-    for name, colour, marker, width in (("p99", COLOURS[5], "^", 5), ("p95", COLOURS[1], "s", 3), ("p50", COLOURS[0], "o", 1.2)):
-        middle = rows["at"] + pd.Timedelta(milliseconds=step_ms / 2)
+def latencies(rows: pd.DataFrame, axis: pd.DatetimeIndex) -> Figure:
+    """Draw half → commit over time, on a logarithmic scale, and below it how many messages each step has.
+
+    A percentile is drawn where a step has enough messages for it to differ from the worst. Lines end where a step has
+    none.
+
+    Args:
+        rows: at, messages, and in ms p50, p95, p99, worst.
+        axis: see `times`.
+    """
+    figure, (axes, below) = plt.subplots(2, sharex=True, figsize=(_SIZE[0], 6.4), height_ratios=(3, 1), layout="constrained")
+    found = rows.set_index("at").reindex(axis)
+    middle = axis + _step(axis) / 2
+    axes.plot(middle, found["worst"].clip(lower=1), color=COLOURS[7], marker="_", markersize=9, linewidth=0, label="slowest")
+    for (name, enough), (colour, marker) in zip(
+        _PERCENTILES.items(), ((COLOURS[5], "^"), (COLOURS[1], "s"), (COLOURS[0], "o")), strict=True
+    ):
         # The broker's clock has a resolution of 1 ms, and a logarithmic scale has no 0.
-        axes.plot(middle, rows[name].clip(lower=1), color=colour, marker=marker, markersize=3 + width, linewidth=width, label=name)
+        shown = found[name].clip(lower=1).where(found["messages"] >= enough)
+        if shown.notna().any():
+            axes.plot(middle, shown, color=colour, marker=marker, markersize=4, linewidth=1.5, label=name)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_locator(FixedLocator(_ROUND_MS))
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(_durations())
-    axes.legend(title="percentile", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _label(axes, f"From half to commit, per {duration_text(step_ms)}", "", "half to commit, logarithmic scale")
-    _time_axis(axes)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration_text(ms)))
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    _label(axes, f"From half to commit, in steps of {duration_text(_step(axis).total_seconds() * 1000)}", "", "half to commit, logarithmic")
+    below.bar(axis, found["messages"].fillna(0), width=_width(axis), align="edge", color=COLOURS[4])
+    _label(below, "", "", _per_step(axis))
+    # One late message is to be seen beside thousands.
+    below.set_yscale("symlog", linthresh=1)
+    below.yaxis.set_major_locator(FixedLocator([0, *(10**power for power in range(12))]))
+    below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _time_axis(below, axis)
     return figure
 
 
-def reasons(rows: pd.DataFrame, outcome: str, step_ms: int) -> Figure:
+def reasons(rows: pd.DataFrame, outcome: str, axis: pd.DatetimeIndex) -> Figure:
     """Draw one outcome over time, stacked by reason (at, outcome, reason, count). It must have at least one row.
 
     The seven most frequent reasons have their own names. The others are drawn together.
+
+    Args:
+        rows: what happened.
+        outcome: what to draw.
+        axis: see `times`.
     """
     found = rows[rows["outcome"] == outcome]
     totals = found.groupby("reason")["count"].sum().sort_values(ascending=False)
@@ -117,7 +160,7 @@ def reasons(rows: pd.DataFrame, outcome: str, step_ms: int) -> Figure:
             table.index,
             table[reason],
             bottom=bottom,
-            width=_width(step_ms),
+            width=_width(axis),
             align="edge",
             color=colour,
             label=label,
@@ -126,9 +169,9 @@ def reasons(rows: pd.DataFrame, outcome: str, step_ms: int) -> Figure:
         )
         bottom = bottom + table[reason]
     axes.legend(title="reason", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    _label(axes, f"{outcome.capitalize()} by reason", "", f"count per {duration_text(step_ms)}")
+    _label(axes, f"{outcome.capitalize()} by reason", "", _per_step(axis))
     _count_axis(axes.yaxis)
-    _time_axis(axes)
+    _time_axis(axes, axis)
     return figure
 
 
@@ -158,9 +201,10 @@ def _count_axis(axis: Axis, steps: int = 8) -> None:
     axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _time_axis(axes: Axes) -> None:
-    """Label times as finely as the span needs, with the date below."""
-    start, end = (mdates.num2date(bound) for bound in axes.get_xlim())
+def _time_axis(axes: Axes, axis: pd.DatetimeIndex) -> None:
+    """Show the whole of `axis`. Label times as finely as the span needs, with the date below."""
+    start, end = axis[0], axis[-1] + _step(axis)
+    axes.set_xlim(start, end)
     span = end - start
     text = "%H:%M:%S" if span < timedelta(minutes=20) else "%H:%M" if span < timedelta(days=2) else "%d %b"
     axes.xaxis.set_major_locator(mdates.AutoDateLocator(maxticks=9))
@@ -169,13 +213,16 @@ def _time_axis(axes: Axes) -> None:
     axes.set_xlabel(f"time, UTC ({days})")
 
 
-def _width(step_ms: int) -> float:
-    """Return the width of a bar in days, the unit of the time axis."""
-    return 0.95 * step_ms / 86_400_000
+def _step(axis: pd.DatetimeIndex) -> pd.Timedelta:
+    return pd.Timedelta(axis.freq)
 
 
-def _durations() -> FuncFormatter:
-    return FuncFormatter(lambda ms, _: duration_text(ms))
+def _width(axis: pd.DatetimeIndex) -> pd.Timedelta:
+    return 0.95 * _step(axis)
+
+
+def _per_step(axis: pd.DatetimeIndex) -> str:
+    return f"count per {duration_text(_step(axis).total_seconds() * 1000)}"
 
 
 def age_text(from_ms: float) -> str:

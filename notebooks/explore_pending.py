@@ -24,6 +24,7 @@ from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.views import pending_frames, story
 from halfway.transforms.views.decoded import decoded_records
 from halfway.transforms.views.durations import duration_text
+from halfway.transforms.views.totals import counted
 from notebooks import charts
 from notebooks.page import Page, utc
 
@@ -53,7 +54,7 @@ else:
 page.say(f"Pending: {pending.count():,}.")
 page.say(f"Verdicts without their half: {facts.waiting:,}. Settled and remembered: {facts.remembered:,}.")
 page.say(f"Groups that are away: {', '.join(sorted(facts.absent_groups)) or 'none'}.")
-totals = sorted((str(name), count) for name, count in facts.totals.items() if count)
+totals = [(f"  {line.name}" if line.is_reason else line.name, line.total) for line in counted(facts.totals)]
 page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["what", "count"]))
 
 # COMMAND ----------
@@ -118,11 +119,11 @@ if transaction_id:
     if kafka.bootstrap_servers:
         # An op may come before its half, by `transactionTimeOut` at most (R10).
         since_ms = min(begins) - settings.resolution.transactionTimeOut if begins else 0
-        records = records_since(spark, kafka, [kafka.half_topic, kafka.op_topic, kafka.check_topic], since_ms)
+        records = records_since(spark, kafka, kafka.all_topics(), since_ms)
         found = story.records_of(records, transaction_id).collect()
         events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
-        of_id = records.where((F.col("key") == F.lit(transaction_id.encode())) & (F.col("topic") != kafka.check_topic))
-        said = decoded_records(of_id, DecoderConfig.of(settings.resolution, kafka.signing.keyring()), kafka.op_topic).toPandas()
+        of_id = records.where((F.col("key") == F.lit(transaction_id.encode())) & F.col("topic").isin(kafka.half_topic, kafka.op_topic))
+        said = decoded_records(of_id, DecoderConfig.of(settings.resolution, kafka), kafka.op_topic).toPandas()
     shown = [(utc(event.at_ms), event.what, event.detail, event.place) for event in story.in_order(events)]
     page.table(f"The story of {transaction_id}", pd.DataFrame(shown, columns=["at", "what", "detail", "place"]))
     if len(said):

@@ -4,7 +4,20 @@ from collections.abc import Sequence
 
 import typer
 
-from halfway.pipelines.cli import broker, demo, doctor, optimize, pending, replay, resolve, settle, status, topics
+from halfway.pipelines.cli import (
+    broker,
+    demo,
+    doctor,
+    messages,
+    optimize,
+    pending,
+    relay,
+    resolve,
+    settle,
+    status,
+    topics,
+    transactions,
+)
 from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import HalfwayError
 
@@ -36,14 +49,18 @@ def task(arguments: Sequence[str] | None = None) -> None:
 # Groups of commands.
 app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
+app.add_typer(transactions.app, name="transactions")
 
 # Single commands.
 app.command("resolve")(resolve.resolve)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)
+app.command("messages")(messages.messages)
 app.command("pending")(pending.pending)
 app.command("commit")(settle.commit)
 app.command("rollback")(settle.rollback)
-app.command("replay")(replay.replay)
+app.command("replay")(settle.replay)
+app.command("erase")(settle.erase)
+app.command("relay")(relay.relay)
 app.command("doctor")(doctor.doctor)
 app.command("optimize")(optimize.optimize)

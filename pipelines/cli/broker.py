@@ -7,6 +7,7 @@ import typer
 from halfway.pipelines.cli.options import JsonOption
 from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.local.broker import local_broker
+from halfway.pipelines.runtime.signals import ended_by_signals
 
 app = typer.Typer(no_args_is_help=True, help="Start and stop a local Kafka for development, on loopback.")
 
@@ -15,9 +16,10 @@ app = typer.Typer(no_args_is_help=True, help="Start and stop a local Kafka for d
 def start(
     port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Port to listen on from now on. Default: the previous port.")] = None,
 ) -> None:
-    """Start the broker in the background, and wait until it answers."""
+    """Start the broker in the background, and wait until it answers. Ctrl-C ends a broker that is starting."""
     broker = local_broker()
-    started = broker.start(port)
+    with ended_by_signals():
+        started = broker.start(port)
     typer.echo(f"the broker {'is running' if started else 'was already running'} at {broker.status()['bootstrap_servers']}")
 
 

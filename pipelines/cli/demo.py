@@ -1,12 +1,9 @@
 """`halfway demo`: send real traffic, and verify its outcome."""
 
-import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +15,7 @@ from rich.table import Table
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.storage.locks import is_in_use
+from halfway.pipelines.runtime.signals import ended_by_signals
 
 if TYPE_CHECKING:
     from halfway.pipelines.demo.run import DemoProgress, DemoResult
@@ -38,9 +35,9 @@ def demo(
     The exit code is 0 only if everything is correct. The demo uses the running job.
     If no job is running, the demo starts its own and stops it at the end.
     """
-    # Imported here because delta-rs takes half a second to load, which other commands do not need.
-    from halfway.pipelines.demo.own_job import OWN_SETTINGS  # noqa: PLC0415
-    from halfway.pipelines.demo.run import run_demo  # noqa: PLC0415
+    from halfway.pipelines.demo.own_job import OWN_SETTINGS
+    from halfway.pipelines.demo.run import run_demo
+    from halfway.pipelines.storage.locks import is_in_use
 
     settings = command_settings(config, overrides)
     settings.kafka.servers()
@@ -49,7 +46,7 @@ def demo(
         own_overrides = [*OWN_SETTINGS, *(overrides or ())]
         settings = command_settings(config, own_overrides)
         job_options = _options(config, own_overrides)
-    with _ended_by_sigterm(), _shown(is_quiet=as_json) as (say, show):
+    with ended_by_signals(), _shown(is_quiet=as_json) as (say, show):
         result = run_demo(settings, messages, job_options, say=say, show=show)
     if as_json:
         show_json(
@@ -66,20 +63,6 @@ def _options(config: Path | None, overrides: Sequence[str]) -> list[str]:
     """Return the command-line options for a job with the same settings."""
     of_config = [] if config is None else ["--config", str(config)]
     return [*of_config, *(part for text in overrides for part in ("--set", text))]
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit in the context, so that the demo's job is stopped."""
-
-    def end(_signal: int, _frame: FrameType | None) -> None:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

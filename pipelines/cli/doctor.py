@@ -8,13 +8,9 @@ from rich.console import Console
 from rich.text import Text
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import show_json
+from halfway.pipelines.cli.output import printable, show_json
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, command_settings
 from halfway.pipelines.operate.doctor.finding import Finding, Health
-from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
-from halfway.pipelines.operate.doctor.machine_checks import disk_findings, machine_findings, metrics_findings
-from halfway.pipelines.operate.doctor.storage_checks import storage_findings
-from halfway.pipelines.runtime.session import own_session
 from halfway.schemas.errors import SettingsError
 
 _MARKS = {Health.OK: ("✓", "green"), Health.WARNING: ("!", "yellow"), Health.PROBLEM: ("✗", "red"), Health.UNKNOWN: ("?", "yellow")}
@@ -25,6 +21,8 @@ def doctor(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
 
     The exit code is 1 if there is a problem.
     """
+    from halfway.pipelines.runtime.session import own_session
+
     findings = []
     with own_session():
         for finding in _findings(config, overrides):
@@ -39,6 +37,10 @@ def doctor(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
 
 
 def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Finding]:
+    from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
+    from halfway.pipelines.operate.doctor.machine_checks import disk_findings, machine_findings, metrics_findings
+    from halfway.pipelines.operate.doctor.storage_checks import storage_findings
+
     yield from machine_findings()
     try:
         settings = command_settings(config, overrides)
@@ -57,4 +59,4 @@ def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Find
 def _show(finding: Finding) -> None:
     mark, style = _MARKS[finding.health]
     # A finding is one line of any length: a terminal wraps it, a pipe gets it whole.
-    Console().print(Text.assemble((mark, style), f" {finding.check:<11}", finding.text), soft_wrap=True)
+    Console().print(Text.assemble((mark, style), f" {finding.check:<11}", printable(finding.text)), soft_wrap=True)

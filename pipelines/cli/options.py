@@ -1,11 +1,13 @@
 """Defines the options that commands share, and the command group that prints errors as one line."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from halfway.pipelines.cli.output import say
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, override_pair
 from halfway.schemas.errors import HalfwayError, SettingsError
 
@@ -31,13 +33,34 @@ SetOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+_OWN_FILES_ONLY = 0o077
+_EXTRA_OF = {
+    **dict.fromkeys(("pyspark", "py4j", "delta", "pandas", "pyarrow"), "job,spark"),
+    **dict.fromkeys(("deltalake", "duckdb"), "tables"),
+}
+"""Package → the extra that brings it. A command imports what it needs when it runs."""
+
+
 class HalfwayGroup(TyperGroup):
-    """The top command. A HalfwayError prints one line and exits with code 1; other errors keep their traceback."""
+    """The top command. A HalfwayError or a missing extra prints one line and exits with code 1.
+
+    Other errors keep their traceback.
+
+    Tables, checkpoints, logs and the local broker's data hold bodies. What a command and the processes that it starts
+    write to a local disk is for its user alone.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command of `ctx`."""
+        os.umask(_OWN_FILES_ONLY)
         try:
             return super().invoke(ctx)
         except HalfwayError as error:
-            typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-            raise typer.Exit(1) from None
+            told = str(error)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _EXTRA_OF:
+                raise
+            told = f"this command needs {package}, which is not installed: pip install 'halfway[{_EXTRA_OF[package]}]'"
+        say(f"error: {' '.join(told.split())}")
+        raise typer.Exit(1)

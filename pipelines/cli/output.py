@@ -1,4 +1,8 @@
-"""Prints results, for people and for programs."""
+"""Prints results, for people and for programs.
+
+What it prints holds text that anyone with the right to write to a topic has chosen: ids, groups, topics, remarks. So
+whatever does not print is escaped: it could command the terminal, or look like another line or another id.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -6,26 +10,62 @@ from collections.abc import Iterable, Sequence
 import typer
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+_WIDEST = 1_000_000
+"""In characters: wider than any row."""
+
+
+def printable(text: str) -> str:
+    """Return a line of text in which all that does not print is escaped, as Python escapes it."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def say(text: str) -> None:
     """Print a notice, which is not part of the result, on stderr."""
-    typer.echo(text, err=True)
+    typer.echo(printable(text), err=True)
+
+
+def tell(text: str) -> None:
+    """Print a line of the result."""
+    typer.echo(printable(text))
+
+
+def to_json(facts: object) -> str:
+    """Return facts as JSON in one line, with UTF-8 unescaped as far as it prints."""
+    text = json.dumps(facts, ensure_ascii=False)
+    return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def show_json(facts: object) -> None:
-    """Print facts as one JSON document, with UTF-8 unescaped."""
-    typer.echo(json.dumps(facts, ensure_ascii=False))
+    """Print facts as one JSON document."""
+    typer.echo(to_json(facts))
 
 
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table, as wide as the terminal. Long cells are folded, never cut."""
+    """Print a table, one line a row, so that an id can be copied or searched for.
+
+    In a terminal the last column, which holds sentences, is folded between words. A table that is still too wide is
+    left to the terminal.
+    """
+    # As text, so that brackets in ids and names are not markup.
+    cells = [[Text(printable(str(cell))) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        # As text, so that brackets in ids and names are not markup.
-        table.add_row(*(Text(str(cell)) for cell in row))
-    Console().print(table)
+    for column, name in enumerate(columns[:-1]):
+        width = max([len(name), *(row[column].cell_len for row in cells)])
+        table.add_column(name, no_wrap=True, min_width=width)
+    table.add_column(columns[-1])
+    for row in cells:
+        table.add_row(*row)
+    console = Console()
+    needed = Measurement.get(console, console.options.update(max_width=_WIDEST), table)
+    if console.is_terminal:
+        console.width = max(console.width, needed.minimum)
+        console.print(table)
+        return
+    console.width = needed.maximum
+    with console.capture() as drawn:
+        console.print(table)
+    typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))

@@ -1,21 +1,19 @@
 """`halfway pending`: list the pending transactions, and what each one waits for."""
 
-import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_table
+from halfway.pipelines.cli.output import say, show_table, to_json
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.runtime.reader_session import reader_session
-from halfway.pipelines.storage.locks import is_in_use
-from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.settings import Settings, parse_duration_ms
 from halfway.transforms.views.durations import duration_text
-from halfway.transforms.views.pending import PendingView, pending_by_group, view_pending
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from halfway.transforms.views.pending import PendingView
 
 SHOWN = 50
 _JSON_COLUMNS = ["transaction_id", "incarnation", "producer_group", "topic", "age_ms", "check_times", "next_due_ms"]
@@ -41,14 +39,17 @@ def pending(
     as_json: JsonOption = False,
 ) -> None:
     """List the pending transactions, oldest first, as of the job's last batch. A running job is not disturbed."""
+    from halfway.transforms.views.pending import pending_by_group
+
     settings = command_settings(config, overrides)
     view = load_view(settings)
     wanted = matching(view.transactions, group, older_than)
+    check_max = settings.resolution.transactionCheckMax
     if as_json:
-        _show_json_rows(wanted.select(_JSON_COLUMNS).slice(0, limit))
+        _show_json_rows(wanted.select(_JSON_COLUMNS).slice(0, limit), view, check_max)
         return
     shown = wanted.slice(0, limit or SHOWN)
-    rows = [_row(row, view, settings.resolution.transactionCheckMax) for row in shown.to_pylist()]
+    rows = [_row(row, view, check_max) for row in shown.to_pylist()]
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)
     if wanted.num_rows > shown.num_rows:
         typer.echo(f"... and {wanted.num_rows - shown.num_rows} younger ones (--limit)")
@@ -59,14 +60,19 @@ def pending(
     show_table(["group", "pending", "oldest", "most checks", ""], groups)
 
 
-def load_view(settings: Settings) -> PendingView:
-    """Read what is pending from the state in the checkpoint. Prints a notice if no job has run, or if none is running.
+def load_view(settings: Settings) -> "PendingView":
+    """Read what is pending from the state in the checkpoint. Prints a notice if no batch has run, or no job is running.
 
     Raises:
-        HalfwayError: the state cannot be read.
+        HalfwayError: no job has started with this checkpoint, or the state cannot be read.
     """
-    with reader_session(settings, say) as spark:
-        stored = read_state(spark, settings.storage)
+    from halfway.pipelines.runtime.reader_session import reader_session
+    from halfway.pipelines.storage.locks import is_in_use
+    from halfway.pipelines.storage.state_reader import read_state
+    from halfway.transforms.views.pending import view_pending
+
+    with reader_session(settings, say) as session:
+        stored = read_state(session, settings.storage)
     if stored.batch_id is None:
         say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
     elif not is_in_use(settings.storage):
@@ -74,8 +80,10 @@ def load_view(settings: Settings) -> PendingView:
     return view_pending(stored.rows)
 
 
-def matching(transactions: pa.Table, group: str | None, older_than_ms: int | None) -> pa.Table:
+def matching(transactions: "pa.Table", group: str | None, older_than_ms: int | None) -> "pa.Table":
     """Return the transactions of a group that are above an age. An unknown age is above none."""
+    import pyarrow.compute as pc
+
     if group is not None:
         transactions = transactions.filter(pc.equal(transactions["producer_group"], group))
     if older_than_ms is not None:
@@ -83,7 +91,7 @@ def matching(transactions: pa.Table, group: str | None, older_than_ms: int | Non
     return transactions
 
 
-def _row(row: dict[str, Any], view: PendingView, check_max: int) -> tuple[object, ...]:
+def _row(row: dict[str, Any], view: "PendingView", check_max: int) -> tuple[object, ...]:
     due = "unknown" if view.horizon_ms is None else duration_text(row["next_due_ms"] - view.horizon_ms)
     return (
         row["transaction_id"],
@@ -97,7 +105,7 @@ def _row(row: dict[str, Any], view: PendingView, check_max: int) -> tuple[object
     )
 
 
-def _waits_for(row: dict[str, Any], view: PendingView, check_max: int) -> str:
+def _waits_for(row: dict[str, Any], view: "PendingView", check_max: int) -> str:
     if view.horizon_ms is None:
         return "a tick in every partition"
     if row["producer_group"] in view.absent_groups:
@@ -107,11 +115,12 @@ def _waits_for(row: dict[str, Any], view: PendingView, check_max: int) -> str:
     return "an answer" if row["check_times"] else "its verdict"
 
 
-def _show_json_rows(rows: pa.Table) -> None:
+def _show_json_rows(rows: "pa.Table", view: "PendingView", check_max: int) -> None:
     """Print one JSON list in chunks, so that a million rows are not Python objects at the same time."""
     separator = "["
     for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
         for row in batch.to_pylist():
-            typer.echo(f"{separator}{json.dumps(row, ensure_ascii=False)}", nl=False)
+            facts = {**row, "waits_for": _waits_for(row, view, check_max)}
+            typer.echo(f"{separator}{to_json(facts)}", nl=False)
             separator = ",\n"
     typer.echo("[]" if separator == "[" else "]")

@@ -1,25 +1,27 @@
 """`halfway resolve`: run the job."""
 
 import logging
-import signal
+import os
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from pyspark.sql import SparkSession
 
 from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.resolve.job import ResolveJob
-from halfway.pipelines.resolve.progress import ProgressLog
-from halfway.pipelines.resolve.report import BatchReport
-from halfway.pipelines.resolve.warm_up import start_workers
-from halfway.pipelines.runtime.session import own_session, spark_session
+from halfway.pipelines.runtime.signals import exit_code, on_signals
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from halfway.pipelines.resolve.job import ResolveJob
+    from halfway.pipelines.resolve.report import BatchReport
+
+_STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 
 def resolve(
@@ -33,54 +35,73 @@ def resolve(
 ) -> None:
     """Run the job, which writes outcomes to the tables and check requests to Kafka.
 
-    SIGTERM and Ctrl-C end it between two batches.
+    SIGTERM and Ctrl-C end it between two batches, and a second one at once. Both are safe.
     """
+    from halfway.pipelines.resolve.job import ResolveJob
+    from halfway.pipelines.resolve.warm_up import start_workers
+    from halfway.pipelines.runtime.session import own_session, spark_session
+
     settings = command_settings(config, overrides)
     if available_now:
         settings = settings.model_copy(update={"trigger": settings.trigger.model_copy(update={"available_now": True})})
     settings.kafka.servers()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
+    # A notebook and a wheel task of Databricks have handlers already: without `force` this would change nothing there.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s", force=True)
     logging.getLogger("py4j").setLevel(logging.WARNING)
     watchers, serving = _watchers(settings)
 
-    def on_batch(report: BatchReport) -> None:
+    def on_batch(report: "BatchReport") -> None:
         for watcher in watchers:
             watcher(report)
 
     job = ResolveJob(settings, adopt=adopt, on_batch=on_batch)
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        job.stop()
-
-    def end_by(number: signal.Signals) -> None:
-        # A notebook server, in which a Databricks task runs, may call from another thread, and handles signals itself.
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(number, stop)
-
-    # Set before Spark starts, so that a starting job can be stopped. SIGINT is set afterwards, because PySpark sets
-    # its own handler.
-    end_by(signal.SIGTERM)
-
-    def session() -> SparkSession:
+    def session() -> "SparkSession":
         spark = spark_session(settings, ui=ui)
-        end_by(signal.SIGINT)
         threading.Thread(target=start_workers, args=(spark,), name="start-workers", daemon=True).start()
         return spark
 
-    with own_session(), serving:
+    with on_signals(_stops(job)), own_session(), serving:
         job.run(session)
 
 
-def _watchers(settings: Settings) -> tuple[list[Callable[[BatchReport], None]], AbstractContextManager[None]]:
+def _stops(job: "ResolveJob") -> Callable[[int], None]:
+    """Return the handler of signals: the first one stops the job between two batches, the second one at once.
+
+    While the job starts, there is nothing to wait for: a start that was killed is done again.
+    """
+
+    def stop(number: int) -> None:
+        if not job.is_running or job.is_stopping:
+            _end_now(number)
+        job.stop()
+        # Not by `print` or a logger, in the middle of which the signal may have come.
+        os.write(2, f"{_STOPPING}\n".encode())
+
+    return stop
+
+
+def _end_now(number: int) -> NoReturn:
+    from halfway.pipelines.runtime.jvm import end_jvm_at_once
+
+    # PySpark's threads, which lose their connections, must not print that as an error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    end_jvm_at_once()
+    os._exit(exit_code(number))
+
+
+def _watchers(settings: Settings) -> "tuple[list[Callable[[BatchReport], None]], AbstractContextManager[None]]":
     """Return the functions to call after each batch, and a context that serves metrics if they are on.
 
     Raises:
         SetupError: metrics are on, and prometheus-client is not installed.
     """
+    from halfway.pipelines.resolve.progress import ProgressLog
+
     if not settings.metrics.port:
         return [ProgressLog()], nullcontext()
     try:
-        from halfway.pipelines.resolve.metrics import JobMetrics, served  # noqa: PLC0415  # prometheus-client is an extra
+        from halfway.pipelines.resolve.metrics import JobMetrics, served  # prometheus-client is an extra
     except ModuleNotFoundError as error:
         raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
     metrics = JobMetrics(settings.state.buckets)

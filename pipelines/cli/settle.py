@@ -1,19 +1,24 @@
-"""`halfway commit` and `halfway rollback`: settle a transaction by hand."""
+"""By hand: `halfway commit` and `rollback` settle a transaction, `replay` resends discarded ones, `erase` erases."""
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json
+from halfway.pipelines.cli.output import say, show_json, tell
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.operate.settle import Target, find_pending, settle
-from halfway.pipelines.runtime.reader_session import reader_session
+from halfway.pipelines.operate.settle import Target, settle
 from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import encode_key
 
+if TYPE_CHECKING:
+    from halfway.pipelines.operate.erase import Erasure
+
+_REASONS = (str(Reason.CHECK_MAX), str(Reason.EXPIRED))
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
 RemarkOption = Annotated[str | None, typer.Option(help="The reason. The op record keeps it with your name.")]
 GroupOption = Annotated[str | None, typer.Option(help="Its producer group. Sends the op without looking up the transaction.")]
@@ -41,13 +46,16 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
         if group is not None:
             target = Target(transaction_id, group, incarnation or 0)
         else:
-            with reader_session(settings, say) as spark:
-                target = find_pending(spark, settings.storage, transaction_id)
+            from halfway.pipelines.operate.find_pending import find_pending
+            from halfway.pipelines.runtime.reader_session import reader_session
+
+            with reader_session(settings, say) as session:
+                target = find_pending(session, settings.storage, transaction_id)
         sent = settle(settings.kafka, target, action, remark)
         if as_json:
             show_json(asdict(sent))
             return
-        typer.echo(
+        tell(
             f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
             f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless an earlier verdict exists"
         )
@@ -58,3 +66,98 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
 
 commit = _command(LocalTransactionState.COMMIT, "Commit a pending transaction by hand. Its message goes to the table `messages`.")
 rollback = _command(LocalTransactionState.ROLLBACK, "Roll back a pending transaction by hand. Its message is never delivered.")
+
+
+def _reason(text: str) -> str:
+    if text not in _REASONS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_REASONS)}")
+    return text
+
+
+def replay(
+    transaction_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of discarded transactions.")] = None,
+    *,
+    all_of_them: Annotated[bool, typer.Option("--all", help="Resend all discarded messages.")] = False,
+    reason: Annotated[
+        str | None, typer.Option(parser=_reason, metavar="|".join(_REASONS), help="With --all: only those discarded for this reason.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="With --all: only those of this producer group.")] = None,
+    unproven: Annotated[
+        bool,
+        typer.Option(
+            "--unproven", help="Also resend messages discarded before the half topic's oldest record, which may have been resent before."
+        ),
+    ] = False,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Resend discarded messages as their next incarnation, so that the job asks their service again.
+
+    The command is idempotent: it can be interrupted and repeated, and resends no message twice.
+    """
+    if bool(transaction_ids) == all_of_them:
+        raise typer.BadParameter("give ids, or --all", param_hint="ID")
+    if not all_of_them and (reason or group):
+        raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
+    from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
+    from halfway.pipelines.runtime.reader_session import reader_session
+
+    settings = command_settings(config, overrides)
+    settings.kafka.servers()
+    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
+    with reader_session(settings, say) as session:
+        result = replay_discarded(session(), settings, wanted, say)
+    if as_json:
+        show_json(asdict(result))
+        return
+    typer.echo(f"{result.replayed} resent, {result.already_replayed} already resent")
+    if result.unproven:
+        typer.echo(
+            f"{result.unproven} skipped: the half topic does not reach back to their discard, so they may have been resent before; "
+            "--unproven resends them too"
+        )
+
+
+def erase(
+    transaction_id: IdArgument,
+    *,
+    group: Annotated[str | None, typer.Option(help="Its producer group. Default: every group that has used the id.")] = None,
+    remark: Annotated[str | None, typer.Option(help="The reason. The table `erasures` keeps it with your name.")] = None,
+    vacuum: Annotated[
+        bool, typer.Option("--vacuum", help="Delete the files that hold it at once. Ends reads that use them. On a local disk only.")
+    ] = False,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase the body and properties of a transaction from the tables, for ever. The job may keep running."""
+    from halfway.pipelines.operate.erase import erase as erase_transaction
+    from halfway.pipelines.runtime.reader_session import reader_session
+
+    settings = command_settings(config, overrides)
+    encode_key(transaction_id)
+    with reader_session(settings, say) as session:
+        done = erase_transaction(session(), settings, transaction_id, group, remark, vacuum=vacuum)
+    if as_json:
+        show_json(asdict(done))
+        return
+    for line in _lines(done):
+        tell(line)
+
+
+def _lines(done: "Erasure") -> list[str]:
+    erased = ", ".join(f"{count} in {table}" for table, count in done.rows.items() if count)
+    lines = [f"erased what was sent for {done.transaction_id}: {erased}" if erased else f"{done.transaction_id} was erased before"]
+    if done.files_until_ms is None:
+        lines.append("the files that held it are deleted")
+    else:
+        lines.append(f"`halfway optimize` deletes the files that held it if it runs after {_utc(done.files_until_ms)}")
+    for left in done.topics:
+        until = f"until {_utc(left.until_ms)}, " if left.until_ms is not None else ""
+        lines.append(f"the topic {left.topic} may hold it {until}{left.note}")
+    return lines
+
+
+def _utc(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

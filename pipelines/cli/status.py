@@ -3,16 +3,20 @@
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_json, show_table
-from halfway.pipelines.kafka.transactions import OpenTransaction
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.operate.status import Status, job_status
-from halfway.pipelines.runtime.reader_session import reader_session
 from halfway.transforms.views.durations import duration_text
+from halfway.transforms.views.totals import counted
+
+if TYPE_CHECKING:
+    from halfway.pipelines.kafka.transactions import OpenTransaction
+    from halfway.pipelines.operate.status import Status
+    from halfway.pipelines.relay.relay_status import RelayStatus
 
 _SHOWN_GROUPS = 20
 
@@ -22,10 +26,13 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
 
     A running job is not disturbed.
     """
+    from halfway.pipelines.operate.status import job_status
+    from halfway.pipelines.runtime.reader_session import reader_session
+
     settings = command_settings(config, overrides)
-    with reader_session(settings, say) as spark:
+    with reader_session(settings, say) as session:
         now_ms = time.time_ns() // 1_000_000
-        now = job_status(spark, settings, now_ms)
+        now = job_status(session, settings, now_ms)
     if as_json:
         show_json(_json_facts(now))
         return
@@ -33,19 +40,24 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
     if now.totals:
         rates = now.rates or {}
         over = f"per second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
-        counted = [(name.replace("_", " "), f"{total:,}", rates.get(name, "")) for name, total in now.totals.items()]
-        show_table(["since the checkpoint began", "", over], counted)
+        rows = [
+            (f"  {line.name}" if line.is_reason else line.name.replace("_", " "), f"{line.total:,}", rates.get(line.name, ""))
+            for line in counted(now.totals)
+        ]
+        show_table(["since the checkpoint began", "", over], rows)
     if now.pending_by_group:
         _show_groups(now)
+    if now.relays:
+        _show_relays(now.relays)
 
 
-def _json_facts(now: Status) -> dict[str, object]:
+def _json_facts(now: "Status") -> dict[str, object]:
     """Return the facts for `--json`, whose groups have no `most_checks`."""
     groups = [{name: value for name, value in asdict(group).items() if name != "most_checks"} for group in now.pending_by_group]
     return {**asdict(now), "pending_by_group": groups}
 
 
-def _show_groups(now: Status) -> None:
+def _show_groups(now: "Status") -> None:
     groups = now.pending_by_group
     rows = [
         (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away" if group.is_away else "")
@@ -56,7 +68,17 @@ def _show_groups(now: Status) -> None:
         typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} smaller groups (--json shows all)")
 
 
-def _rows(now: Status, now_ms: int) -> list[tuple[str, str]]:
+def _show_relays(relays: "list[RelayStatus]") -> None:
+    rows = [(each.name, each.after or "before the first batch", each.instances or "none: nothing is relayed") for each in relays]
+    show_table(["relay", "bookmark", "instances"], rows)
+    stopped = [(topic.topic, topic.transaction_id, topic.cause) for each in relays for topic in each.stopped]
+    if stopped:
+        show_table(["stopped topic", "at message", ""], stopped[:_SHOWN_GROUPS])
+    if len(stopped) > _SHOWN_GROUPS:
+        typer.echo(f"... and {len(stopped) - _SHOWN_GROUPS} more stopped topics (--json shows all)")
+
+
+def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
     running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"
@@ -65,9 +87,9 @@ def _rows(now: Status, now_ms: int) -> list[tuple[str, str]]:
     if now.unread is None:
         unread = f"unknown: {now.kafka_error}"
     else:
-        unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items())
+        unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items() if records) or "none"
     held = [("held by a transaction", _held(each, now_ms)) for each in now.open_transactions]
-    rows = [("running", running), ("horizon", horizon), *held, ("consumer lag", unread), ("last batch", _last_batch(now))]
+    rows = [("running", running), ("horizon", horizon), *held, ("not read yet", unread), ("last batch", _last_batch(now))]
     away = ", ".join(now.absent_groups) or "none"
     return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups that are away", away)]
 
@@ -78,13 +100,13 @@ def _lag(lag_ms: int | None) -> str:
     return f"{duration_text(lag_ms)} ago"
 
 
-def _held(transaction: OpenTransaction, now_ms: int) -> str:
+def _held(transaction: "OpenTransaction", now_ms: int) -> str:
     """Return a transaction that is open and holds the horizon (R18), with its age."""
     age = "" if transaction.since_ms is None else f", open for {duration_text(now_ms - transaction.since_ms)}"
     return f"{transaction}{age}"
 
 
-def _last_batch(now: Status) -> str:
+def _last_batch(now: "Status") -> str:
     if now.last_batch is None:
         return "none yet"
     return f"{now.last_batch['batch_id']} took {now.last_batch['seconds']:.2f} s, until {_utc(now.last_batch['written_at_ms'])}"

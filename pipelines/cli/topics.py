@@ -7,7 +7,13 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
-from halfway.pipelines.kafka.topic_setup import BROKER_DEFAULT_REPLICATION, DEFAULT_PARTITIONS, TopicReport, create_topics
+from halfway.pipelines.kafka.topic_setup import (
+    BROKER_DEFAULT_REPLICATION,
+    DEFAULT_PARTITIONS,
+    TopicReport,
+    create_relay_topic,
+    create_topics,
+)
 from halfway.pipelines.local.command_settings import command_settings
 
 app = typer.Typer(no_args_is_help=True, help="Create and verify the topics.")
@@ -20,10 +26,12 @@ def topics() -> None:
 
 @app.command()
 def create(
+    *,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of each new topic.")] = DEFAULT_PARTITIONS,
     replication: Annotated[
         int, typer.Option(min=-1, help="Replicas of each new topic; -1 for the broker's default.")
     ] = BROKER_DEFAULT_REPLICATION,
+    relay: Annotated[bool, typer.Option("--relay", help="Also the topic in which `halfway relay` keeps its bookmark.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -31,7 +39,10 @@ def create(
     """Create the missing topics, and verify the existing ones."""
     if replication == 0:
         raise typer.BadParameter("must be -1 or at least 1", param_hint="--replication")
-    reports = create_topics(command_settings(config, overrides), partitions, replication)
+    settings = command_settings(config, overrides)
+    reports = create_topics(settings, partitions, replication)
+    if relay:
+        reports.append(create_relay_topic(settings, replication))
     if as_json:
         show_json([asdict(report) for report in reports])
         return

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from halfway.pipelines.demo.watch import read_status
+from halfway.pipelines.runtime.guard import guard
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
@@ -59,7 +60,7 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
             env={"SPARK_SUBMIT_OPTS": _SHORT_LIVED_JVM, **os.environ},
             start_new_session=True,
         )
-
+    guard(job.pid)
     deadline_s = time.monotonic() + _START_LIMIT_S
     has_begun = False
 

@@ -139,7 +139,7 @@ class TopicWatch:
         self.last_op_ms = 0
         self._client = admin_client(kafka)
         with operator_consumer(kafka) as consumer:
-            self._read_to = {topic: self._ends(consumer, topic) for topic in (kafka.op_topic, kafka.check_topic)}
+            self._read_to = {topic: self._ends(consumer, topic) for topic in (kafka.op_topic, *kafka.all_check_topics())}
 
     def read(self) -> bool:
         """Read all new records. Return False if Kafka does not answer in time."""
@@ -166,7 +166,7 @@ class TopicWatch:
         if key is None or not key.startswith(self._prefix):
             return
         transaction_id, headers = decode_key(key), record.headers() or []
-        if record.topic() == self._kafka.check_topic:
+        if record.topic() != self._kafka.op_topic:
             self.checks[transaction_id].add(CheckHeaders.from_headers(cast(Any, headers)).check_times)
             return
         op = OpHeaders.from_headers(cast(Any, headers))

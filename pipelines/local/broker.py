@@ -117,12 +117,16 @@ class LocalBroker:
         return pid if str(self._properties) in command_line(pid) else None
 
     def _port(self) -> int | None:
-        """Return the port of the last start, which is kept in the properties file."""
+        """Return the port of the last start, which is kept in the properties file.
+
+        The file of a folder that was copied names the port of the broker that runs in the other one.
+        """
         try:
-            match = re.search(r"^listeners=BROKER://[^:]+:(\d+)", self._properties.read_text(), re.MULTILINE)
+            text = self._properties.read_text()
         except FileNotFoundError:
             return None
-        return int(match[1]) if match else None
+        match = re.search(r"^listeners=BROKER://[^:]+:(\d+)", text, re.MULTILINE)
+        return int(match[1]) if match and f"\n{self._data_line()}\n" in text else None
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self.directory).free
@@ -160,9 +164,12 @@ class LocalBroker:
 
     def _configure(self, port: int) -> None:
         """Write the properties that Kafka starts with: `conf/broker.properties` and those of this machine."""
-        own = {**self._own_properties(port, free_port(but=port)), "log.dirs": str(self.directory / "data")}
+        own = self._own_properties(port, free_port(but=port))
         lines = "".join(f"{name}={value}\n" for name, value in own.items())
-        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# Of this machine\n{lines}")
+        _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# Of this machine\n{lines}{self._data_line()}\n")
+
+    def _data_line(self) -> str:
+        return f"log.dirs={self.directory / 'data'}"
 
     # The tests' brokers override the next four methods: one with TLS and passwords, and the nodes of a cluster.
 

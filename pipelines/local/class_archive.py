@@ -10,25 +10,25 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
-
-from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.local.processes import end_process
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.jars import JarSet, class_archive, ensure_jars
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home, locked
-from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.runtime.session import own_session, spark_session
+from halfway.pipelines.runtime.signals import ended_by_signals
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError, SetupError
 from halfway.schemas.settings import Settings
 
-_EXIT_LIMIT_S = 120
+_ARCHIVED: tuple[JarSet, ...] = ("spark", "kafka")
 _LIMIT_S = 600
+_STOP_LIMIT_S = 60
 
 
 def ensure_class_archives() -> None:
@@ -39,7 +39,7 @@ def ensure_class_archives() -> None:
     """
     java = find_java()
     archives = []
-    for conf in get_args(JarSet):
+    for conf in _ARCHIVED:
         ensure_jars(conf)
         archives.append(class_archive(java, conf))
     folder = home() / "jars"
@@ -60,10 +60,17 @@ def _make_in_own_process(archives: Sequence[Path], log: Path) -> None:
     command = [sys.executable, "-m", "halfway.pipelines.local.class_archive", *map(str, archives)]
     environ = {name: value for name, value in os.environ.items() if name != "SPARK_MASTER"}
     with log.open("w") as output:
-        try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, timeout=_LIMIT_S, check=True)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            raise SetupError(f"the job that loads the classes failed ({type(error).__name__}); see {log}") from None
+        # In its own session: a Ctrl-C reaches only this process, which then ends that one, its broker and its Spark.
+        job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environ, start_new_session=True)
+    try:
+        code = job.wait(_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise SetupError(f"the job that loads the classes took more than {_LIMIT_S} s; see {log}") from None
+    finally:
+        if job.poll() is None:
+            end_process(job.pid, job, _STOP_LIMIT_S)
+    if code != 0:
+        raise SetupError(f"the job that loads the classes failed (exit code {code}); see {log}")
     if not all(archive.is_file() for archive in archives):
         raise SetupError(f"this Java wrote no archive; see {log}")
 
@@ -77,9 +84,8 @@ def _run_a_job(of_spark: Path, of_kafka: Path) -> None:
             settings = load_settings(environ={}, overrides=_overrides(Path(folder), broker))
             create_topics(settings, 1)
             _send_some(settings)
-            spark = spark_session(settings, archive_classes=of_spark)
-            ResolveJob(settings).run(lambda: spark)
-            _end_jvm(spark)
+            with own_session():
+                ResolveJob(settings).run(lambda: spark_session(settings, archive_classes=of_spark))
         finally:
             broker.stop()
 
@@ -105,15 +111,6 @@ def _send_some(settings: Settings) -> None:
     writer.flush()
 
 
-def _end_jvm(spark: SparkSession) -> None:
-    gateway: Any = spark.sparkContext._gateway
-    spark.stop()
-    gateway.shutdown()
-    # The JVM ends when its standard input is closed.
-    gateway.proc.stdin.close()
-    gateway.proc.wait(_EXIT_LIMIT_S)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Create the archives if one is missing. A failure only prints a warning, because the archives are optional.
 
@@ -122,10 +119,12 @@ def main(arguments: Sequence[str]) -> int:
     """
     if arguments:
         of_spark, of_kafka = map(Path, arguments)
-        _run_a_job(of_spark, of_kafka)
+        with ended_by_signals():
+            _run_a_job(of_spark, of_kafka)
         return 0
     try:
-        ensure_class_archives()
+        with ended_by_signals():
+            ensure_class_archives()
     except HalfwayError as error:
         sys.stderr.write(f"warning: no class archive, so Spark and Kafka start more slowly: {error}\n")
     return 0

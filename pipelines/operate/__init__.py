@@ -1,4 +1,4 @@
 """The operator's tools: settle, replay, status, doctor.
 
-May import `schemas`, `transforms/views`, `kafka` and `storage`.
+May import `schemas`, `clients/reading`, `transforms/views`, `kafka`, `relay` and `storage`.
 """

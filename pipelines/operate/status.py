@@ -1,25 +1,31 @@
 """Reads the state of the job from its checkpoint and from Kafka: horizon, lag, pending transactions, counts, rates."""
 
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges
 from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.kafka.transactions import OpenTransaction, open_transactions
-from halfway.pipelines.storage.file_systems import local_path, read_json
+from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
+from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.locks import is_in_use
-from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError
+from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.views.pending import GroupPending, PendingView, pending_by_group, view_pending
 
 RATE_BATCHES = 30
 """Rates cover at most this many batches. Spark keeps a hundred."""
+_READ_AT_MOST = 1_000
+_READ_LIMIT_S = 5.0
 _RATES = (Count.HALVES, Count.OPS, Count.COMMITTED, Count.ROLLED_BACK, Count.CHECKED, Count.DISCARDED)
 
 
@@ -36,7 +42,8 @@ class Status:
     horizon_lag_ms: int | None
     """How far the horizon is behind the current time. With CreateTime topics, producers' clocks set the horizon."""
     unread: dict[str, int] | None
-    """Consumer lag by topic, ticks included; None if Kafka cannot be reached."""
+    """Consumer lag by topic: halves and ops that the job has not read; None if Kafka cannot be reached. Ticks count
+    too where a topic has more than 1,000 unread records, or this user may not read it."""
     kafka_error: str | None
     open_transactions: list[OpenTransaction]
     """Those that hold the horizon (R18)."""
@@ -49,13 +56,15 @@ class Status:
     rates: dict[str, float] | None
     """Rates per second of horizon time, over the last 30 batches."""
     rates_over_s: float | None
+    relays: list[RelayStatus] | None
+    """None if Kafka cannot be reached, or does not let this user ask."""
 
 
-def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
+def job_status(session: Callable[[], SparkSession], settings: Settings, now_ms: int) -> Status:
     """Read the state of the job.
 
     Args:
-        spark: the session that reads the checkpoint.
+        session: returns a session. Only called where the state, or the name of a producer, cannot be read without.
         settings: the job's.
         now_ms: the current time, to compare the horizon with.
 
@@ -63,21 +72,23 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
         HalfwayError: the state cannot be read.
     """
     storage = settings.storage
-    last_batch = read_json(spark, checkpoint_file(storage, STATUS_FILE))
-    stored = read_state(spark, storage)
+    stored = read_state(session, storage)
     view = view_pending(stored.rows)
     unread: dict[str, int] | None = None
     holding: list[OpenTransaction] = []
+    relays: list[RelayStatus] | None = None
     kafka_error = None
     try:
-        unread, holding = _unread(settings.kafka, stored), _holding(spark, settings.kafka)
+        unread, holding = _unread(settings.kafka, stored), _holding(session, settings.kafka)
     except HalfwayError as error:
         kafka_error = str(error)
-    rates, rates_over_s = _rates(spark, storage, stored, view)
+    with suppress(HalfwayError):
+        relays = relay_states(admin_client(settings.kafka), settings.kafka) if kafka_error is None else None
+    rates, rates_over_s = _rates(session, storage, stored, view)
     return Status(
         is_running=None if local_path(storage.checkpoint) is None else is_in_use(storage),
         batch_id=stored.batch_id,
-        last_batch=last_batch,
+        last_batch=stored.last_batch,
         horizon_ms=view.horizon_ms,
         horizon_lag_ms=None if view.horizon_ms is None else now_ms - view.horizon_ms,
         unread=unread,
@@ -90,33 +101,47 @@ def job_status(spark: SparkSession, settings: Settings, now_ms: int) -> Status:
         totals={name: total for name, total in sorted(view.totals.items()) if total},
         rates=rates,
         rates_over_s=rates_over_s,
+        relays=relays,
     )
 
 
-def _holding(spark: SparkSession, kafka: KafkaSettings) -> list[OpenTransaction]:
-    return open_transactions(admin_client(kafka), kafka, (kafka.half_topic, kafka.op_topic), lambda: spark)
+def _holding(session: Callable[[], SparkSession], kafka: KafkaSettings) -> list[OpenTransaction]:
+    return open_transactions(admin_client(kafka), kafka, (kafka.half_topic, kafka.op_topic), session)
 
 
 def _unread(kafka: KafkaSettings, stored: StoredState) -> dict[str, int]:
-    """Count the records after the last committed batch; before the first batch, all records that the topics retain."""
+    """Count what was appended after the last committed batch; before the first batch, all that the topics retain."""
     topics = [kafka.half_topic, kafka.op_topic]
     retained = retained_ranges(kafka, topics)
 
-    def left(topic: str, number: int, place: OffsetRange) -> int:
-        low, high = place
-        return max(0, high - max(low, stored.read_to.get(topic, {}).get(number, low)))
+    def left(topic: str, number: int, place: OffsetRange) -> OffsetRange:
+        first = max(place.first, stored.read_to.get(topic, {}).get(number, place.first))
+        return OffsetRange(first, max(first, place.end))
 
-    return {topic: sum(left(topic, number, place) for number, place in retained[topic].items()) for topic in topics}
+    ranges = {topic: {number: left(topic, number, place) for number, place in retained[topic].items()} for topic in topics}
+    with operator_consumer(kafka) as consumer:
+        return {topic: _without_ticks(consumer, topic, places) for topic, places in ranges.items()}
+
+
+def _without_ticks(consumer: Consumer, topic: str, places: Mapping[int, OffsetRange]) -> int:
+    """Count the records in ranges of a topic without its ticks, where that is quick and allowed."""
+    unread = sum(end - first for first, end in places.values())
+    if unread > _READ_AT_MOST:
+        return unread
+    try:
+        return sum(TICK not in dict(record.headers() or ()) for record in read_ranges(consumer, topic, places, _READ_LIMIT_S))
+    except HalfwayError:
+        return unread
 
 
 def _rates(
-    spark: SparkSession, storage: StorageSettings, stored: StoredState, view: PendingView
+    session: Callable[[], SparkSession], storage: StorageSettings, stored: StoredState, view: PendingView
 ) -> tuple[dict[str, float] | None, float | None]:
     """Compute rates from the totals in an older version of the state, which needs no clock and no waiting."""
     if not stored.batch_id or view.horizon_ms is None:
         return None, None
     try:
-        before = view_pending(read_state(spark, storage, batches_ago=RATE_BATCHES).rows)
+        before = view_pending(read_state(session, storage, batches_ago=RATE_BATCHES).rows)
     except HalfwayError:
         # The job has removed that version, because it is set to keep fewer. Rates are optional.
         return None, None

@@ -1,4 +1,4 @@
-"""What the process runs on: the Spark session, JARs, Java, paths, the garbage collector.
+"""What the process runs on: Spark's session and its JVM, JARs, Java, paths, signals, the garbage collector.
 
 May import `schemas` and `conf`.
 """

@@ -1,4 +1,4 @@
-"""Fetches the JARs of `conf/ivy.xml` once, into `<home>/jars/<set>/`, with the Ivy that PySpark ships."""
+"""Fetches the JARs of `conf/ivy.xml` and `conf/ivy-*.xml` into `<home>/jars/<set>/`, with PySpark's Ivy."""
 
 import hashlib
 import importlib.util
@@ -16,11 +16,18 @@ from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home, locked
 from halfway.schemas.errors import HalfwayError, SetupError
 
-JarSet = Literal["spark", "kafka"]
-_WHAT = {"spark": "Spark's connectors, about 23 MB", "kafka": "the local Kafka, about 45 MB"}
+JarSet = Literal["spark", "kafka", "databases", "s3"]
+_WHAT = {
+    "spark": "Spark's connectors, about 23 MB",
+    "kafka": "the local Kafka, about 45 MB",
+    "databases": "the tests' databases, about 160 MB",
+    "s3": "the connector of s3a://, about 20 MB",
+}
 _MARKER = ".complete"
 _QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _FETCH_LIMIT_S = 1800
+_ROOT = 0
+_OTHERS_MAY_WRITE = 0o022
 
 
 def ensure_jars(conf: JarSet) -> list[Path]:
@@ -34,17 +41,17 @@ def ensure_jars(conf: JarSet) -> list[Path]:
         SetupError: Java or Ivy is missing, the fetch fails (the message names its log), or a JAR differs from the
             pinned one.
     """
-    ivy_xml = conf_file("ivy.xml")
+    ivy_xml = _ivy_xml(conf)
     stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
     folder = home() / "jars" / conf
-    jars = _complete(folder, stamp)
+    jars = _complete(conf, stamp)
     if jars:
         return jars
     with locked(folder.parent / ".lock"):
-        jars = _complete(folder, stamp)
+        jars = _complete(conf, stamp)
         if not jars:
             _fetch(conf, ivy_xml, stamp, folder)
-            jars = _complete(folder, stamp)
+            jars = _complete(conf, stamp)
     if not jars:
         raise SetupError(f"the JARs in {folder} changed while they were fetched: remove that folder and try again")
     return jars
@@ -54,9 +61,9 @@ def jars_present(conf: JarSet) -> list[Path]:
     """Return the JARs of one set that are on this machine; empty if they are not. Fetches nothing.
 
     Raises:
-        SetupError: `conf/ivy.xml` is missing.
+        SetupError: `conf/ivy.xml` is missing, or a JAR differs from the pinned one.
     """
-    return _complete(home() / "jars" / conf, hashlib.sha256(conf_file("ivy.xml").read_bytes()).hexdigest())
+    return _complete(conf, hashlib.sha256(_ivy_xml(conf).read_bytes()).hexdigest())
 
 
 def class_archive(java: Path, conf: JarSet = "spark") -> Path:
@@ -71,8 +78,12 @@ def class_archive(java: Path, conf: JarSet = "spark") -> Path:
 
 
 def use_archive(archive: Path) -> list[str]:
-    """Return the JVM's options to load classes from an archive. The JVM silently ignores one that does not fit."""
-    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET_ARCHIVE] if archive.is_file() else []
+    """Return the JVM's options to load classes from an archive. The JVM silently ignores one that does not fit.
+
+    An archive holds code, which nothing pins. One that another user has made, or may change, is not used.
+    """
+    is_own = archive.is_file() and archive.stat().st_uid in (os.geteuid(), _ROOT) and not archive.stat().st_mode & _OTHERS_MAY_WRITE
+    return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET_ARCHIVE] if is_own else []
 
 
 def make_archive(archive: Path) -> list[str]:
@@ -85,14 +96,26 @@ def class_path(jars: list[Path]) -> str:
     return os.pathsep.join(str(jar) for jar in jars)
 
 
-def _complete(folder: Path, stamp: str) -> list[Path]:
-    """Return the JARs that the marker of `folder` names; empty if it is of another `ivy.xml` or a JAR is missing."""
+def _ivy_xml(conf: JarSet) -> Path:
+    return conf_file("ivy.xml" if conf in ("spark", "kafka") else f"ivy-{conf}.xml")
+
+
+def _complete(conf: JarSet, stamp: str) -> list[Path]:
+    """Return the JARs that the marker of a set names; empty if it is of another `ivy.xml` or a JAR is missing.
+
+    Raises:
+        SetupError: a JAR is not the pinned one. Whoever can write the folder could else put code into each command.
+    """
+    folder = home() / "jars" / conf
     try:
         found_stamp, *names = (folder / _MARKER).read_text().splitlines()
     except (OSError, ValueError):
         return []
     jars = [folder / name for name in names]
-    return jars if found_stamp == stamp and all(jar.is_file() for jar in jars) else []
+    if found_stamp != stamp or not all(jar.is_file() for jar in jars):
+        return []
+    _verify(conf, jars)
+    return jars
 
 
 def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
@@ -120,8 +143,8 @@ def _verify(conf: JarSet, jars: list[Path]) -> None:
         if known.get(name) != digest:
             what = "differs from the one that is pinned" if name in known else "is not pinned"
             raise SetupError(
-                f"{jar.name} was fetched and {what} in {pinned}: if you changed ivy.xml on purpose, put `{digest}  {name}` there; "
-                "if not, the file was changed on its way"
+                f"{jar.name} {what} in {pinned}: if you changed ivy.xml on purpose, put `{digest}  {name}` there; if not, somebody has "
+                f"changed the file: remove {home() / 'jars' / conf}, and it is fetched again"
             )
 
 
@@ -160,7 +183,7 @@ def main(names: list[str]) -> int:
     """Fetch the named sets; return the exit code."""
     wrong = [name for name in names if name not in get_args(JarSet)]
     if wrong or not names:
-        sys.stderr.write("usage: python -m halfway.pipelines.runtime.jars {spark,kafka} ...\n")
+        sys.stderr.write(f"usage: python -m halfway.pipelines.runtime.jars {{{','.join(get_args(JarSet))}}} ...\n")
         return 2
     try:
         for conf in get_args(JarSet):

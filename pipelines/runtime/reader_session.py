@@ -1,7 +1,8 @@
 """Runs a small local Spark for commands that read the checkpoint and the tables."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -13,20 +14,24 @@ from halfway.schemas.settings import Settings
 
 
 @contextmanager
-def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[SparkSession]:
-    """Run a small Spark until the block ends. If this process has a session, use that one and leave it running.
+def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[Callable[[], SparkSession]]:
+    """Provide a small Spark, which runs until the block ends. If this process has a session, it is that one.
 
     Args:
         settings: the job's settings.
         say: called with a sentence for the user.
 
+    Yields:
+        What returns the session. The first call starts it, because much can be read without.
+
     Raises:
-        SetupError: Java or the JARs are missing, or Spark does not start.
+        SetupError: from that call: Java or the JARs are missing, or Spark does not start.
     """
-    running = running_session()
-    if running is not None:
-        yield running
-        return
+    with ExitStack() as stack:
+        yield cache(lambda: running_session() or _started(settings, say, stack))
+
+
+def _started(settings: Settings, say: Callable[[str], None], stack: ExitStack) -> SparkSession:
     say("starting a small Spark to read with ...")
     log_file = home() / "reader-spark.log"
     try:
@@ -35,7 +40,5 @@ def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[S
             spark = spark_session(settings, small=True)
     except (PySparkException, OSError) as error:
         raise SetupError(f"Spark does not start: {str(error).partition(chr(10))[0]} (its log: {log_file})") from None
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    stack.callback(spark.stop)
+    return spark

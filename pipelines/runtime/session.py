@@ -1,18 +1,22 @@
 """Provides the Spark session: the cluster's, or a local one on a single machine."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from halfway.conf.loader import conf_file
 from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm
 from halfway.pipelines.runtime.paths import home
+from halfway.pipelines.runtime.signals import deferred_signals
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 
@@ -20,6 +24,8 @@ REQUIRED_CONF = {
     "spark.sql.session.timeZone": "UTC",
     # Ticks are data, so that the horizon needs no batch without data (decision 1).
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    # `pending`, `status` and the notebooks read its files. Databricks has another default since runtime 17.3.
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
     # Delta uses 50 snapshot partitions by default, which makes each append take 3 s.
     "spark.databricks.delta.snapshotPartitions": "1",
     # Adaptive execution plans again after each stage. That helps long queries, and costs each short one a tenth of a
@@ -43,6 +49,8 @@ _LOCAL_CONF = {
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Hadoop's client does not look at the umask of its process.
+    "spark.hadoop.fs.permissions.umask-mode": "077",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "4g",
@@ -69,15 +77,6 @@ _SMALL_CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 """For commands beside a running job: one core, and a heap that large bodies fit into."""
-_FLOODING_LOGGERS = (
-    # Logs a deleted topic 4,000 times a second, 2 MB, until Spark gives up. The job then reports it in one line.
-    "org.apache.kafka.clients.consumer.internals.FetchCollector",
-    # Logs each batch that takes longer than the trigger's interval. The job's own line has the batch's time.
-    "org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor",
-)
-
-_UNASKED_ADVICE = ".*contains a task of very large size.*"
-"""Spark says so of each small batch of more than 1 MB, whose rows are part of the task that writes them."""
 
 
 def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
@@ -127,14 +126,17 @@ def running_session() -> SparkSession | None:
 
 @contextmanager
 def own_session() -> Iterator[None]:
-    """Stop a session that starts within the block, to free executors and ports. Leave an earlier session running."""
+    """Stop a session that starts within the block, and its JVM. Leave an earlier session running."""
     before = running_session()
     try:
         yield
     finally:
         running = running_session()
         if before is None and running is not None:
+            # Spark reports each thread that it interrupts by a page of Java. The command's own error comes last.
+            running.sparkContext.setLogLevel("OFF")
             running.stop()
+            end_jvm()
 
 
 def is_submitted() -> bool:
@@ -168,24 +170,32 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
     # The JVM's own class path: the class archive cannot hold classes of Spark's class loader.
     conf["spark.driver.extraClassPath"] = class_path(jars)
     # Executors run in their own processes, also those of local-cluster[...].
-    if conf["spark.master"].partition("[")[0] != "local":
+    if conf["spark.master"].partition("[")[0] == "local":
+        # The driver listens on loopback, for every user of the machine. Spark makes a secret by itself only here.
+        conf["spark.authenticate"] = "true"
+    else:
         conf["spark.jars"] = ",".join(map(str, jars))
     archive_options = make_archive(archive_classes) if archive_classes is not None else use_archive(class_archive(java))
-    conf["spark.driver.extraJavaOptions"] += "".join(f' "{option}"' for option in archive_options)
+    options = [f"-Dlog4j2.configurationFile={conf_file('log4j2.properties')}", *archive_options]
+    conf["spark.driver.extraJavaOptions"] += "".join(f' "{option}"' for option in options)
     # Nothing is written there, but Spark creates the folder, in the current directory by default.
     conf["spark.sql.warehouse.dir"] = str(home() / "spark-warehouse")
     conf.setdefault("spark.ui.enabled", str(ui).lower())
-    builder = SparkSession.builder.appName("halfway")
-    for name, value in conf.items():
-        builder = builder.config(name, value)
+    spark_conf = SparkConf().setAppName("halfway").setAll(list(conf.items()))
     with redirected(2, 1):  # Spark's lines must not mix with a command's output.
-        spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel(os.environ.get("HALFWAY_SPARK_LOG", "WARN"))
-    jvm: Any = spark._jvm
-    log4j = jvm.org.apache.logging.log4j
-    for name in _FLOODING_LOGGERS:
-        log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
-    denied, neutral = log4j.core.Filter.Result.DENY, log4j.core.Filter.Result.NEUTRAL
-    unasked = log4j.core.filter.RegexFilter.createFilter(_UNASKED_ADVICE, None, False, denied, neutral)
-    log4j.LogManager.getContext(False).getConfiguration().addFilter(unasked)
-    return spark
+        # A JVM whose launch is interrupted stays for ever: PySpark removes the folder in which it is to write its port,
+        # and a thread of its server outlives the failure.
+        with deferred_signals():
+            SparkContext._ensure_initialized(conf=spark_conf)
+            guard_jvm()
+        with _own_signals():
+            return SparkSession.builder.config(conf=spark_conf).getOrCreate()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handler of Ctrl-C. PySpark sets one that raises KeyboardInterrupt wherever Python is."""
+    former = signal.getsignal(signal.SIGINT)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, former)

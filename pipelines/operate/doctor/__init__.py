@@ -1,4 +1,4 @@
-"""The checks of `halfway doctor`: machine, Kafka, storage.
+"""The checks of `halfway doctor`: machine, Kafka, relays, storage.
 
-May import `schemas`, `kafka`, `storage` and `runtime`.
+May import `schemas`, `kafka`, `relay`, `storage` and `runtime`.
 """

@@ -13,6 +13,7 @@ from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_right
 from halfway.pipelines.kafka.topic_setup import TopicReport, inspect_topics
 from halfway.pipelines.kafka.transactions import open_transactions
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
+from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.settings import KafkaSettings, Settings
@@ -23,7 +24,7 @@ _READ_LIMIT_S = 5.0
 
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
-    """Check Kafka and the three topics. If Kafka cannot be reached, the topics are not checked."""
+    """Check Kafka and the topics. If Kafka cannot be reached, the topics are not checked."""
     clients: list[Admin] = []
     yield from errors_as_findings("kafka", lambda: _reachable(settings.kafka, clients))
     if not clients:
@@ -38,6 +39,7 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.half_topic in descriptions:
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
+    yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))
 
 
 def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:
@@ -53,8 +55,7 @@ def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:
 
 def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> Iterator[Finding]:
     reports.extend(inspect_topics(client, settings))
-    names = [settings.kafka.half_topic, settings.kafka.op_topic, settings.kafka.check_topic]
-    missing = [name for name in names if name not in {report.topic for report in reports}]
+    missing = [name for name in settings.kafka.all_topics() if name not in {report.topic for report in reports}]
     if missing:
         yield Finding("topics", Health.PROBLEM, missing_topics(missing))
     for report in reports:

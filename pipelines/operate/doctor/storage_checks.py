@@ -18,7 +18,8 @@ from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
 from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
-from halfway.pipelines.storage.ownership import Ownership, last_batch_id, read_ownership, verify_ownership
+from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
+from halfway.pipelines.storage.state_reader import OFFSETS, batch_ids
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
@@ -76,11 +77,11 @@ def read_local_ownership(places: StorageSettings) -> Ownership:
         raise SetupError("storage is not on this machine")
     try:
         logs = {table: warehouse / table / "_delta_log" for table in Table}
-        offsets, manifest = checkpoint / "offsets", _json(checkpoint / MANIFEST_FILE)
+        offsets, manifest = checkpoint / OFFSETS, _json(checkpoint / MANIFEST_FILE)
         return Ownership(
             manifest=Manifest.from_json(manifest) if manifest else None,
             query_id=_json(checkpoint / METADATA_FILE).get("id"),
-            last_batch_id=last_batch_id(path.name for path in offsets.iterdir()) if offsets.is_dir() else None,
+            last_batch_id=max(batch_ids(path.name for path in offsets.iterdir()), default=None) if offsets.is_dir() else None,
             tables={table: Owner.of(_table_properties(log)) for table, log in logs.items() if log.is_dir()},
         )
     except (OSError, ValueError) as error:

@@ -1,0 +1,19 @@
+"""`halfway transactions`: the table that a service has in its own database."""
+
+import typer
+
+from halfway.clients.sql.transaction_table import DDL
+
+app = typer.Typer(no_args_is_help=True, help="Show the table of a service's own database.")
+
+
+@app.callback()
+def transactions() -> None:
+    """Show the table of a service's own database."""
+
+
+@app.command()
+def ddl() -> None:
+    """Print the statements that create the table in SQLite, PostgreSQL and MariaDB, for your migrations."""
+    for statement in DDL:
+        typer.echo(f"{statement};")

@@ -1,0 +1,67 @@
+"""Reads committed messages from a table in Spark's catalog, which alone knows where its files are."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.clients.reading.committed import MessageBatch
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, in_order
+from halfway.pipelines.storage.delta_tables import read_table, table_exists, table_name
+from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.errors import TableError
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import Table
+
+_LOOK_S = 1.0
+
+
+def catalog_messages(
+    spark: SparkSession, storage: StorageSettings, position: Bookmark | None, wanted: Wanted, goes_on: Callable[[], bool]
+) -> Iterator[MessageBatch]:
+    """Yield what `messages` holds after a bookmark, as `MessageReader` does.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        position: the bookmark; None to read from the beginning.
+        wanted: which messages, and how many at a time.
+        goes_on: asked when everything was read. While it is true, new messages are waited for.
+
+    Raises:
+        TableError: there is no table.
+    """
+    if not table_exists(spark, storage, Table.MESSAGES):
+        raise TableError(
+            f"there is no table {table_name(storage, Table.MESSAGES)} yet: run `halfway resolve`, or set storage.catalog_schema"
+        )
+    while True:
+        rows = read_table(spark, storage, Table.MESSAGES).withColumn("epoch", F.coalesce("epoch", F.lit(0)))
+        for first, last in _spans(rows if position is None else rows.where(_is_after(position)), wanted.max_rows):
+            is_within = _is_after(Bookmark(first.epoch, first.batch_id - 1)) & ~_is_after(last)
+            found = rows.where(is_within).select(*MESSAGE_SCHEMA.names).toArrow().cast(MESSAGE_SCHEMA)
+            yield MessageBatch(last, in_order(wanted.of(found)))
+            position = last
+        if not goes_on():
+            return
+        time.sleep(_LOOK_S)
+
+
+def _is_after(bookmark: Bookmark) -> Column:
+    epoch, batch_id = F.col("epoch"), F.col("batch_id")
+    return (epoch > bookmark.epoch) | ((epoch == bookmark.epoch) & (batch_id > bookmark.batch_id))
+
+
+def _spans(rows: DataFrame, max_rows: int) -> Iterator[tuple[Bookmark, Bookmark]]:
+    """Yield the first and the last bookmark of as many whole batches as fit."""
+    first = last = None
+    size = 0
+    for epoch, batch_id, count in rows.groupBy("epoch", "batch_id").count().orderBy("epoch", "batch_id").collect():
+        if first is not None and last is not None and size + count > max_rows:
+            yield first, last
+            first, size = None, 0
+        last = Bookmark(epoch, batch_id)
+        first, size = first or last, size + count
+    if first is not None and last is not None:
+        yield first, last

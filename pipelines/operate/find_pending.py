@@ -1,0 +1,60 @@
+"""Looks a pending transaction up in the state, to settle it by hand."""
+
+from collections.abc import Callable
+
+import pyarrow.compute as pc
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from halfway.pipelines.operate.settle import Target
+from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.state_reader import StoredState, read_state
+from halfway.schemas.errors import NotPendingError
+from halfway.schemas.outcomes import Phase
+from halfway.schemas.settings import StorageSettings
+from halfway.schemas.tables import Table
+from halfway.transforms.views.pending import phase_of, view_pending
+
+
+def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, transaction_id: str) -> Target:
+    """Look up a pending transaction in the state.
+
+    Raises:
+        NotPendingError: the transaction is not pending. The message says what is known about it.
+    """
+    stored = read_state(session, storage)
+    pending = view_pending(stored.rows).transactions
+    for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
+        return Target(transaction_id, row["producer_group"], row["incarnation"])
+    known = _what_is_known(session(), storage, stored, transaction_id)
+    raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
+
+
+def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
+    """Return what the tables, or else the state, say about a transaction that is not pending."""
+
+    def latest(table: Table, *columns: str | Column) -> list[object] | None:
+        if not table_exists(spark, storage, table):
+            return None
+        rows = read_table(spark, storage, table).where(F.col("transaction_id") == transaction_id)
+        first = rows.orderBy(F.col("incarnation").desc()).select("incarnation", *columns).first()
+        return list(first) if first is not None else None
+
+    committed = latest(Table.MESSAGES, F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss"))
+    if committed is not None:
+        return f"it was committed at {committed[1]} UTC, see the table messages"
+    discarded = latest(Table.DISCARDED, "reason", "check_times")
+    phase = phase_of(stored.rows, transaction_id)
+    if discarded is not None and phase in (None, Phase.DISCARDED):
+        _, reason, check_times = discarded
+        return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` resends it"
+    if phase is Phase.ROLLED_BACK:
+        return "it was rolled back"
+    if phase is not None:
+        return f"it was settled as {phase.name}"
+    if stored.batch_id is None:
+        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without a lookup"
+    return (
+        f"up to batch {stored.batch_id} its half was not read, or it was rolled back and is forgotten; with --group and --incarnation "
+        "the op is sent without a lookup"
+    )
