@@ -55,6 +55,15 @@ def _jvms_start_quickly() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _each_command_sets_its_own_umask() -> Iterator[None]:
+    """Take back what a command that ran in this process has set: a PostgreSQL of another user could not start."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_copy_of_each_module() -> Iterator[None]:
     """Fail if a folder was imported under its old name, which would be a second copy of its classes."""

@@ -9,7 +9,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.kafka.topic_setup import create_relay_topic, create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
 from tests.support.job_process import JobProcess
@@ -62,7 +62,9 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBr
     for part, user in USERS.items():
         running.add_user(user, PASSWORD)
         running.allow(user, rights_of(part))
-    create_topics(load_settings(environ={}, overrides=running.login_settings(USERS["setup"])), 2)
+    settings = load_settings(environ={}, overrides=running.login_settings(USERS["setup"]))
+    create_topics(settings, 2)
+    create_relay_topic(settings)
     yield running
     running.stop()
 

@@ -22,14 +22,16 @@ from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.paths import home
 from tests.support.delta_rows import delta_rows
+from tests.support.message_tables import append, row
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
 README = (ROOT / "README.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", README, re.DOTALL | re.MULTILINE))
+PAGE = (ROOT / "docs" / "transactions.md").read_text()
 BLOCKS = {name: blocks for name, text in SECTIONS.items() if (blocks := re.findall(r"```sh\n(.*?)```", text, re.DOTALL))}
-TITLES = ["Two commands", "Publish from your service", "Run the job", "Operate it", "See what it does", "Explore"]
-[MAKE], [SERVICE], [JOB], [OPERATE], [OBSERVE], [NOTEBOOKS] = (BLOCKS[title] for title in TITLES)
+TITLES = ["Publish from your service", "Two commands", "Run the job", "Operate it", "See what it does", "Explore"]
+[SERVICE], [MAKE], [JOB], [OPERATE], [OBSERVE], [NOTEBOOKS] = (BLOCKS[title] for title in TITLES)
 
 
 @pytest.fixture
@@ -60,9 +62,9 @@ def send_halves(ids: list[str], environ: dict[str, str]) -> None:
     assert producer.flush(30) == 0
 
 
-def shell(command: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def shell(command: str, environ: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-c", command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
+        ["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
     )
 
 
@@ -98,11 +100,28 @@ def test_the_commands_that_run_the_job_succeed(environ: dict[str, str]) -> None:
     run_lines(JOB, environ)
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_the_first_service_publishes_its_order(environ: dict[str, str], tmp_path: Path) -> None:
+    """Run it in a folder of its own, on another port than the README's. What it says to install is installed."""
+    [code] = re.findall(r"```python\n(.*?)```", SECTIONS["Publish from your service"], re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    (tmp_path / "shop.py").write_text(code)
+    install, *commands = SERVICE.replace("9092", str(free_port())).splitlines()
+    assert install.startswith("pip install '.[job,spark,tables]'")
+    done = shell("\n".join(["set -e; trap 'halfway broker stop' EXIT", *commands]), environ, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [message] = [line for line in done.stdout.splitlines() if "apples" in line]
+    assert "orders" in message
+    assert "order 7" in message
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_the_commands_of_the_service_and_of_the_notebooks_succeed(environ: dict[str, str]) -> None:
+def test_a_service_that_dies_and_the_notebooks(environ: dict[str, str]) -> None:
+    [service] = re.findall(r"^## When the process dies\n.*?```sh\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     # All commands run in one shell, because the job runs beside the others.
-    done = shell(f"set -e; trap 'set +e; kill $(jobs -p) 2>/dev/null; halfway broker stop' EXIT\n{SERVICE}", environ)
+    done = shell(f"set -e; trap 'set +e; kill $(jobs -p) 2>/dev/null; halfway broker stop' EXIT\n{service}", environ)
     printed = done.stdout
     assert done.returncode == 0, printed + done.stderr
     assert printed.count("died") == 2
@@ -119,9 +138,27 @@ def test_the_commands_of_the_service_and_of_the_notebooks_succeed(environ: dict[
     assert re.search(r"order-service +2 +1 ", printed)
 
 
-def test_the_readme_shows_the_methods_of_the_example() -> None:
-    core, _ = re.findall(r"```python\n(.*?)```", SECTIONS["Publish from your service"], re.DOTALL)
-    example = (ROOT / "examples" / "orders.py").read_text()
+def test_the_script_that_reads_prints_each_message_once(tmp_path: Path) -> None:
+    [script] = re.findall(r"```python\n(.*?)```", SECTIONS["Read the results"], re.DOTALL)
+    (tmp_path / "ship.py").write_text(script)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    table = tmp_path / ".halfway" / "warehouse" / "messages"
+
+    def printed() -> str:
+        command = [sys.executable, "ship.py"]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    append(table, [row((0, 1), 1, body=b"3 apples"), row((0, 1), 2, topic="other"), row((0, 2), 3, body=b"1 pears")])
+    assert printed() == "22:13:20  t1  3 apples\n22:13:20  t3  1 pears\n"
+    append(table, [row((0, 3), 4, body=b"2 plums")])
+    assert printed() == "22:13:20  t4  2 plums\n"
+
+
+def test_the_page_shows_the_methods_of_the_example() -> None:
+    core = re.findall(r"```python\n(.*?)```", PAGE[PAGE.index("## Listeners") :], re.DOTALL)[0]
+    example = (ROOT / "examples" / "listener.py").read_text()
     methods = core.strip().split("\n\n")
     assert len(methods) == 2
     for method in methods:

@@ -20,8 +20,6 @@ from tests.support.kafka_topics import topic_settings
 from tests.support.partition_records import headers_of, topic_records
 from tests.support.paths import ROOT
 
-_WIDE = {"COLUMNS": "160"}
-
 
 def as_options(values: Mapping[str, object]) -> list[str]:
     """Return command-line options that set these settings."""
@@ -66,7 +64,7 @@ def run_halfway(
 
 def run(settings: Settings, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the settings of a test, in a process of its own."""
-    return run_halfway(*arguments, *options_of(settings), environ=_WIDE)
+    return run_halfway(*arguments, *options_of(settings))
 
 
 def facts(done: subprocess.CompletedProcess[str] | Result) -> Any:
@@ -78,7 +76,7 @@ def facts(done: subprocess.CompletedProcess[str] | Result) -> Any:
 
 def invoke(settings: Settings, *arguments: str) -> Result:
     """Run a command in this process, which is quick because it uses the Spark session of the tests."""
-    return CliRunner(env=_WIDE).invoke(app, [*arguments, *options_of(settings)])
+    return CliRunner().invoke(app, [*arguments, *options_of(settings)])
 
 
 def records(settings: Settings, topic: str) -> list[Message]:

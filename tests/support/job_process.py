@@ -11,6 +11,7 @@ from tests.support.commands import as_options, halfway_command
 from tests.support.delta_rows import ids_in
 from tests.support.kafka_topics import topic_settings
 from tests.support.paths import ROOT
+from tests.support.waiting import until
 
 
 class JobProcess:
@@ -43,6 +44,17 @@ class JobProcess:
             # A session of its own, so that a kill reaches the JVM and the Python workers too.
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT)
         return self.process
+
+    def until_first_batch(self) -> None:
+        """Wait for the end of a batch, as long as the log grows: a start takes minutes on a busy machine."""
+        until(lambda: "event=batch" in self.log, "the job's first batch", progress=lambda: len(self.log))
+
+    def processes(self) -> list[int]:
+        """Return the job and the processes that it started, on Linux: those of its session that have not ended."""
+        assert self.process is not None
+        listed = subprocess.run(["ps", "-eo", "pid=,sid=,stat="], capture_output=True, text=True, check=True).stdout
+        found = [line.split() for line in listed.splitlines()]
+        return [int(pid) for pid, session, state in found if int(session) == self.process.pid and not state.startswith("Z")]
 
     def kill(self) -> None:
         """Kill the job and every process that it started."""

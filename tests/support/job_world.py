@@ -14,6 +14,7 @@ from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
+from halfway.schemas.signing import Signable, sha256_of
 from halfway.schemas.tables import Table
 from tests.support.partition_records import topic_records
 
@@ -59,6 +60,7 @@ class World:
             }
         )
         kafka = self.settings.kafka
+        self._keyring = kafka.signing.keyring()
         self._partitions = partition_counts(admin_client(self.settings.kafka), [kafka.half_topic, kafka.op_topic])
 
     def produce(
@@ -100,6 +102,9 @@ class World:
         for source, topic in topics.items():
             for partition in range(self._partitions[topic]):
                 headers: Headers = [("TICK", str(START_MS + at_ms).encode()), ("PARTITIONS", str(self._partitions[topic]).encode())]
+                if self._keyring is not None:
+                    signature = self._keyring.sign_as_job(Signable(topic, None, sha256_of(value), headers, partition))
+                    headers += [("SIGNATURE", signature.encode())] if signature else []
                 self.produce(source, None, value, headers, at_ms, partition)
 
     def resolve(self, settings: Settings | None = None, *, adopt: bool = False) -> list[BatchReport]:

@@ -20,6 +20,8 @@ class Life:
     half: Half
     checks: list[int] = field(default_factory=list)
     put_offs: list[int] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    """The horizons at which its last check did not count yet (R5)."""
     ended: str = "PENDING"
     ended_ms: int = -1
 
@@ -52,7 +54,15 @@ def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
 
 def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
     """Return the absent groups of the newest tick (R15)."""
-    return max(ticks, key=lambda tick: (tick.at_ms, tick.source, tick.partition, tick.absent_groups)).absent_groups if ticks else ()
+    return max(ticks, key=lambda tick: (tick.at_ms, tick.source, tick.partition, tick.absent_groups)).absent_groups
+
+
+def asked_of(batches: Sequence[Batch]) -> int:
+    """Return the smallest of what the newest tick of each partition says, in the last batch that has one (R5)."""
+    said: dict[Place, int] = {}
+    for batch in batches:
+        said |= {(tick.source, tick.partition): tick.asked_ms for tick in sorted(batch.ticks, key=lambda t: (t.at_ms, t.asked_ms))}
+    return min(said.values())
 
 
 def all_outcomes(batches: Sequence[Batch], rules: Rules) -> tuple[list[str], dict[str, str]]:
@@ -95,10 +105,9 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
         horizon_ms = horizon_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
         if horizon_ms is None:
             continue
-        away = away_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
         read_mark_ms = read_mark_of(batches[: number + 1], horizon_ms)
         if life is not None and life.ended == "PENDING":
-            told.extend(_due(me, life, horizon_ms, life.half.producer_group in away, rules))
+            told.extend(_due(me, life, horizon_ms, batches[: number + 1], rules))
         if life is not None and life.ended != "PENDING" and read_mark_ms > life.ended_ms + rules.resolved_retention_ms:
             life = None
         for op in list(waiting):
@@ -125,7 +134,7 @@ def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
     return [] if life.ended == verdict else [f"quarantine {me} conflicting_verdict"]
 
 
-def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list[str]:
+def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: Rules) -> list[str]:
     def age(at_ms: int) -> int:
         return at_ms - life.half.at_ms
 
@@ -134,11 +143,15 @@ def _due(me: str, life: Life, horizon_ms: int, away: bool, rules: Rules) -> list
 
     before = [*life.checks, *life.put_offs]
     is_first_due = age(horizon_ms) > (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms)
-    is_next_due = bool(before) and horizon_ms >= max(before) + rules.check_interval_ms
+    looks = [at_ms + max(1, rules.check_interval_ms // 8) for at_ms in life.waits]
+    is_next_due = bool(before) and horizon_ms >= max([*looks, max(before) + rules.check_interval_ms])
     if not (is_next_due if before else is_first_due):
         return []
     checks = len(life.checks)
-    if away:
+    if checks and life.checks[-1] > asked_of(batches):
+        life.waits.append(horizon_ms)
+        return []
+    if life.half.producer_group in away_of([tick for batch in batches for tick in batch.ticks]):
         patience_is_over = len(list(filter(is_past, life.put_offs))) == rules.check_max
         ends = is_past(horizon_ms) and patience_is_over
         if not ends:

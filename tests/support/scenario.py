@@ -8,7 +8,7 @@ from typing import Any
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.horizon import ALL_ASKED, Place, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)
@@ -27,8 +27,10 @@ def half(
     discarded_ms: int = 0,
     partition: int = 0,
     offset: int = 0,
+    binding: int = 0,
+    valid_ms: int = 0,
 ) -> Half:
-    return Half(transaction_id, group, "orders", incarnation, at_ms, partition, offset, immunity_ms, discarded_ms)
+    return Half(transaction_id, group, "orders", incarnation, at_ms, partition, offset, binding, immunity_ms, discarded_ms, valid_ms)
 
 
 def _op(action: LocalTransactionState, transaction_id: str, at_ms: int, group: str, incarnation: int, partition: int, offset: int) -> Op:
@@ -51,9 +53,9 @@ def lost(transaction_id: str, at_ms: int = 1, *, partition: int = 0, offset: int
     return Lost(transaction_id, partition, offset, at_ms)
 
 
-def tick(at_ms: int, *, away: Iterable[str] = ()) -> list[Tick]:
+def tick(at_ms: int, *, away: Iterable[str] = (), asked: int = ALL_ASKED) -> list[Tick]:
     """Move the horizon of a half and an op topic with one partition each."""
-    return [Tick(source, 0, 1, at_ms, tuple(away)) for source in Source]
+    return [Tick(source, 0, 1, at_ms, tuple(away), asked) for source in Source]
 
 
 def read(at_ms: int) -> dict[Place, int]:

@@ -19,16 +19,21 @@ from tests.support.secure_broker import Right
 
 PAGE = (ROOT / "docs" / "security.md").read_text()
 PASSWORD = 'p"a\\ss;word='
-USERS = {"job": 'job "7"; \\', "client": "client", "operator": "operator", "setup": "setup", "doctor": "doctor"}
+USERS = {"job": 'job "7"; \\', "client": "client", "operator": "operator", "setup": "setup", "doctor": "doctor", "relay": "relay"}
 LIMIT_S = 15.0
-_RESOURCES = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "groups": ResourceType.GROUP}
+_RESOURCES = {
+    "topic": ResourceType.TOPIC,
+    "group": ResourceType.GROUP,
+    "groups": ResourceType.GROUP,
+    "transactional-id": ResourceType.TRANSACTIONAL_ID,
+}
 _OPERATIONS = {operation.name.title().replace("_", ""): operation for operation in AclOperation}
 HALF, OP, CHECK = "transactions.half", "transactions.op", "transactions.check"
 
 
 def rights_of(part: str) -> list[Right]:
     """Return the rights of one part, read from docs/security.md."""
-    rows = re.findall(rf"^\| {part} \| (topic|groups?) `([^`]+)` \| ([A-Za-z, ]+) \|", PAGE, re.MULTILINE)
+    rows = re.findall(rf"^\| {part} \| (topic|groups?|transactional-id) `([^`]+)` \| ([A-Za-z, ]+) \|", PAGE, re.MULTILINE)
     return [
         Right(_RESOURCES[kind], name.removesuffix("*"), _OPERATIONS[operation], name.endswith("*"))
         for kind, name, operations in rows
@@ -73,6 +78,6 @@ def settings_in(config: Path) -> Settings:
 
 def named(right: Right) -> str:
     """Return how an error names a missing right."""
-    kind = "topic" if right.kind is ResourceType.TOPIC else "group"
+    kind = {ResourceType.TOPIC: "topic", ResourceType.TRANSACTIONAL_ID: "transactional-id"}.get(right.kind, "group")
     operation = {value: name for name, value in _OPERATIONS.items()}[right.operation]
     return f"may not {operation} {kind} {right.name}"

@@ -21,15 +21,20 @@ GRANTS = {
     "transforms/views": {"transforms", "schemas"},
     "conf": {"schemas"},
     "clients": {"clients/kafka", "schemas"},
+    "clients/aio": {"clients", "clients/kafka", "schemas"},
+    "clients/sql": {"clients", "schemas"},
+    "clients/reading": {"schemas"},
+    "clients/testing": {"clients", "clients/aio", "clients/kafka", "transforms", "schemas"},
     "clients/kafka": {"schemas"},
     "pipelines": {"pipelines/cli"},
     "pipelines/runtime": {"conf", "schemas"},
     "pipelines/kafka": {"clients/kafka", "schemas"},
     "pipelines/storage": {"schemas"},
     "pipelines/resolve": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "transforms", "schemas"},
-    "pipelines/operate": {"pipelines/kafka", "pipelines/storage", "transforms/views", "schemas"},
-    "pipelines/operate/doctor": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "schemas"},
+    "pipelines/operate": {"clients/reading", "pipelines/kafka", "pipelines/relay", "pipelines/storage", "transforms/views", "schemas"},
+    "pipelines/operate/doctor": {"pipelines/kafka", "pipelines/relay", "pipelines/storage", "pipelines/runtime", "schemas"},
     "pipelines/local": {"pipelines/resolve", "pipelines/kafka", "pipelines/runtime", "conf", "schemas"},
+    "pipelines/relay": {"pipelines/kafka", "clients/kafka", "clients/reading", "schemas"},
     "pipelines/demo": {"pipelines/kafka", "pipelines/storage", "pipelines/runtime", "clients", "schemas"},
 }
 """Room → the rooms it may import besides itself. Entry points alone import `pipelines/cli`, which may import all."""
@@ -121,8 +126,8 @@ def test_no_pickle_anywhere() -> None:
 
 def test_one_definition_of_each_row() -> None:
     assert list(Outcome._fields) == OUTCOME_SCHEMA.names
-    of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms", "discarded_ms")]
+    of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms", "discarded_ms", "valid_ms")]
     start_ms = {"at_ms": "start_ms"}
-    timer = ["check_times", "due_ms", "last_called", "late_put_offs"]
+    timer = ["check_times", "due_ms", "checked_ms", "late_put_offs"]
     assert ENTRY_SCHEMA.names == ["transaction_id", "entry", *(start_ms.get(name, name) for name in of_half), *timer]
     assert max(Phase) < WAITING_COMMIT

@@ -181,3 +181,10 @@ def test_python_in_a_page_compiles_and_imports_public_names(page: Path) -> None:
             for node in ast.walk(ast.parse(code)):
                 if isinstance(node, ast.ImportFrom) and node.module == "halfway":
                     assert {alias.name for alias in node.names} <= set(halfway.__all__)
+
+
+def test_the_pages_name_every_public_name() -> None:
+    text = (ROOT / "docs" / "transactions.md").read_text()
+    table = text[text.index("## Names") :]
+    members = {"halfway", "execute", "send", "connection", "transaction_id", "results"}
+    assert set(re.findall(r"`(\w+)`", table)) - members == set(halfway.__all__)

@@ -1,12 +1,29 @@
 """`halfway resolve` in its own process: stopped, killed, started again."""
 
+import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local.broker import LocalBroker
 from tests.support.job_process import JobProcess
+from tests.support.kafka_topics import unique_topics
 from tests.support.waiting import LIMIT_S, until
+
+
+@pytest.fixture
+def own_job(own_broker: LocalBroker, tmp_path: Path) -> Iterator[JobProcess]:
+    """A job on a broker that the test may freeze."""
+    settings = load_settings(environ={}, overrides=unique_topics(own_broker))
+    create_topics(settings, 2)
+    process = JobProcess(settings, tmp_path)
+    yield process
+    process.kill()
 
 
 def send(job: JobProcess, ids: list[str]) -> None:
@@ -59,4 +76,53 @@ def test_without_kafka_the_job_ends_with_one_line(job: JobProcess) -> None:
     assert process.wait(90) == 1
     last = job.log.strip().splitlines()[-1]
     assert last.startswith("error: ")
+    assert "Traceback" not in job.log
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_while_kafka_does_not_answer_a_second_signal_ends_the_job_within_seconds(own_broker: LocalBroker, own_job: JobProcess) -> None:
+    job, kafka = own_job, own_broker.pid()
+    assert kafka is not None
+    process = job.start()
+    job.until_first_batch()
+    os.kill(kafka, signal.SIGSTOP)
+    try:
+        until(lambda: "effect=time_stands_still" in job.log, "a tick that is not published")
+        process.send_signal(signal.SIGTERM)
+        until(lambda: "stopping after the batch that is under way" in job.log, "the answer to the first signal", 2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        until(lambda: job.processes() == [], "the end of what the job has started", 20)
+    finally:
+        os.kill(kafka, signal.SIGCONT)
+    assert "Traceback" not in job.log
+    send(job, ["after"])
+    assert job.start("--available-now").wait(LIMIT_S) == 0, job.log[-2000:]
+    assert job.delivered() == ["after"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_spark_ends_with_a_job_that_is_killed_and_an_error_is_the_last_line(job: JobProcess, tmp_path: Path) -> None:
+    process = job.start()
+    job.until_first_batch()
+    process.kill()
+    process.wait(10)
+    until(lambda: job.processes() == [], "the end of Spark's JVM", 20)
+    other = job.start(**{"storage.checkpoint": tmp_path / "other"})
+    assert other.wait(LIMIT_S) == 1
+    last = job.log.splitlines()[-1]
+    assert last.startswith("error: the table ")
+    assert "belongs to another checkpoint" in last
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_during_a_start_ends_everything_without_a_traceback(job: JobProcess) -> None:
+    """As a terminal sends it: to all processes of the group."""
+    process = job.start()
+    until(lambda: len(job.processes()) > 1, "Spark's JVM")
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(60) in (130, -signal.SIGINT)
+    until(lambda: job.processes() == [], "the end of Spark's JVM", 20)
     assert "Traceback" not in job.log

@@ -96,7 +96,7 @@ def test_a_demo_succeeds_also_a_second_time_on_the_same_tables(overrides: dict[s
     assert "a job is running: the demo uses it" in second.stdout
     assert "created the topic" not in second.stdout
     assert second.stdout.splitlines()[-1].startswith("ok: demo-")
-    found = {line.split()[0]: line.split()[-2] for line in second.stdout.splitlines() if line.endswith("ok ")}
+    found = {line.split()[0]: line.split()[-2] for line in second.stdout.splitlines() if line.endswith(" ok")}
     assert found == {"committed": "4", "rolled": "1", "checked": "5", "discarded": "2", "quarantined": "3", "pending": "0"}
 
     messages = ids(overrides, "messages")

@@ -11,17 +11,18 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from halfway.conf.loader import load_settings
+from halfway.conf.loader import conf_file, load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.local import broker as broker_module
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
 from halfway.pipelines.operate.doctor.machine_checks import disk_findings
 from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
+from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.ticks import TickPublisher
-from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import verify_folder_writable
@@ -55,7 +56,7 @@ def settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 
 def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_path: Path) -> None:
-    TickPublisher(settings, admin_client(settings.kafka)).publish()
+    TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000)).publish()
     places = {f"storage.{name}": getattr(settings.storage, name) for name in ("warehouse", "checkpoint")}
     command = ["doctor", *as_options({**topic_settings(settings.kafka), **places})]
     result = CliRunner().invoke(app, [*command, "--json"])
@@ -83,6 +84,7 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
         ("op_topic", "message.timestamp.type", "CreateTime", "warning", "set the record times by their clocks"),
         ("op_topic", "retention.ms", DAY_MS, "problem", "keeps verdicts for"),
         ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
+        ("op_topic", "compression.type", "producer", "warning", "a small compressed batch may hold any amount of data"),
     ],
 )
 def test_a_wrong_topic_setting_is_found(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
@@ -118,11 +120,10 @@ def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
 @pytest.fixture
 def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalBroker]:
     """A broker with an authorizer that allows everything without an ACL."""
-    monkeypatch.setenv("HALFWAY_HOME", str(home()))
-    (tmp_path / "conf").mkdir()
     own = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\nallow.everyone.if.no.acl.found=true\n"
-    (tmp_path / "conf" / "broker.properties").write_text(Path("conf/broker.properties").read_text() + own)
-    monkeypatch.chdir(tmp_path)
+    guarding = tmp_path / "broker.properties"
+    guarding.write_text(conf_file("broker.properties").read_text() + own)
+    monkeypatch.setattr(broker_module, "conf_file", lambda _: guarding)
     running = LocalBroker(tmp_path / "broker")
     running.start()
     yield running

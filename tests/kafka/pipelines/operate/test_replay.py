@@ -116,6 +116,13 @@ def test_a_message_discarded_again_is_resent_as_the_next_incarnation(world: Make
     assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"a", b"2"): 1}
 
 
+def test_a_warehouse_without_tables_is_refused(world: MakeWorld) -> None:
+    """It is another one than the job's, or its tables are gone: nothing to resend would be a wrong answer."""
+    done = invoke(world().settings, "replay", "--all")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "error: there is no table" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
@@ -143,6 +150,26 @@ def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_
     w.half("a", 40_000, INCARNATION=b"one")
     w.half("a", 40_000, INCARNATION=b"0")
     assert replayed(w, "--all") == (1, 0, 0)
+
+
+def test_a_poisoned_discard_stops_no_other_message(world: MakeWorld) -> None:
+    """An attacker's largest incarnation, and another group's discard of the victim's id."""
+    w = world(**QUICK_DISCARD)
+    w.half("largest", INCARNATION=b"999999")
+    discard(w, "a", "victim")
+    w.tick(150_000)
+    w.resolve()
+    discard(w, "victim", at_ms=200_000, PGROUP=b"attacker", INCARNATION=b"9")
+    done = invoke(w.settings, "replay", "--all")
+    assert done.exit_code == 0, done.output
+    assert "largest is not sent: bad_header: incarnation: " in done.stderr
+    assert incarnations(halves(w)) == {
+        (b"largest", b"999999"): 1,
+        (b"victim", b"9"): 1,
+        (b"a", b"1"): 1,
+        (b"victim", b"1"): 1,
+        (b"victim", b"10"): 1,
+    }
 
 
 @pytest.mark.slow
@@ -174,6 +201,8 @@ def test_a_second_replay_at_the_same_time_is_refused(world: MakeWorld) -> None:
 
 def test_a_replay_before_any_discard_does_nothing(world: MakeWorld) -> None:
     w = world()
+    w.tick(1)
+    w.resolve()
     assert replayed(w, "--all") == (0, 0, 0)
 
 

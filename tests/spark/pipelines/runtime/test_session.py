@@ -1,6 +1,7 @@
 """The local Spark session: its class archive, and the Python workers that start before they are needed."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,31 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.resolve.warm_up import start_workers
 from halfway.pipelines.runtime.jars import class_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
+from tests.support.paths import ROOT
+from tests.support.waiting import until
+
+START = """
+from halfway.conf.loader import load_settings
+from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.runtime.signals import ended_by_signals
+with ended_by_signals():
+    spark_session(load_settings(environ={}), small=True)
+"""
+
+
+def in_session_of(process: "subprocess.Popen[bytes]") -> list[str]:
+    listed = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True, check=True).stdout
+    found = [line.split(None, 2) for line in listed.splitlines()]
+    return [command for session, state, command in found if int(session) == process.pid and not state.startswith("Z")]
+
+
+def test_a_launch_that_is_interrupted_leaves_no_jvm() -> None:
+    """PySpark itself leaves one for ever: it removes the folder in which the JVM is to write its port."""
+    process = subprocess.Popen([sys.executable, "-c", START], stderr=subprocess.DEVNULL, start_new_session=True)
+    until(lambda: len(in_session_of(process)) > 1, "the launch")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    until(lambda: in_session_of(process) == [], "the end of the JVM", 60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's /proc")
@@ -32,6 +58,37 @@ def test_a_class_archive_that_does_not_fit_is_ignored_silently(tmp_path: Path) -
     assert f"-XX:SharedArchiveFile={broken}" in options
     told = with_archive.stdout + with_archive.stderr
     assert re.sub(r", sharing\)", ")", told) == re.sub(r", sharing\)", ")", plain.stdout + plain.stderr)
+
+
+def test_spark_says_little_at_its_start_and_in_the_form_of_the_job(tmp_path: Path) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(
+        "from halfway.conf.loader import load_settings\n"
+        "from halfway.pipelines.runtime.session import spark_session\n"
+        "spark = spark_session(load_settings(environ={}), small=True)\n"
+        "log4j = spark._jvm.org.apache.logging.log4j.LogManager\n"
+        "for name in ('org.apache.spark.Any', 'org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor'):\n"
+        "    log4j.getLogger(name).warn('a warning')\n"
+        "log4j.getLogger('org.apache.spark.Any').warn('Stage 1 contains a task of very large size (1 KiB)')\n"
+        "for _ in range(50):\n"
+        "    log4j.getLogger('org.apache.kafka.clients.NetworkClient').warn('away')\n"
+        "spark.stop()\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
+    # The JVM itself says that Spark's launcher asks for an incubator module.
+    lines = [line for line in done.stderr.splitlines() if "incubator" not in line]
+    assert [line.partition(" level=")[2] for line in lines] == ["WARN logger=Any a warning", *["WARN logger=NetworkClient away"] * 2]
+    assert done.stdout == ""
+
+
+def test_the_driver_answers_nobody_without_its_secret(spark: SparkSession) -> None:
+    """It listens on loopback, where other users of the machine can connect."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    manager = jvm.org.apache.spark.SparkEnv.get().securityManager()
+    assert manager.isAuthenticationEnabled()
+    assert len(manager.getSecretKey()) >= 32
+    assert "spark.authenticate.secret" not in dict(spark.sparkContext.getConf().getAll())
 
 
 def test_started_workers_have_imported_what_the_job_needs(spark: SparkSession) -> None:

@@ -1,5 +1,6 @@
 """The command line: help, exit codes, and errors in one line."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,11 @@ COMMANDS = [
     ["broker", "status"],
     ["topics"],
     ["topics", "create"],
-    *([name] for name in ("resolve", "demo", "status", "pending", "commit", "rollback", "replay", "doctor", "optimize")),
+    ["transactions"],
+    ["transactions", "ddl"],
+    *([name] for name in ("resolve", "demo", "status", "messages", "pending", "commit", "rollback", "replay", "erase", "relay")),
+    ["doctor"],
+    ["optimize"],
 ]
 
 
@@ -33,7 +38,7 @@ def test_every_command_has_help(command: list[str]) -> None:
     assert "Usage: halfway" in result.output.replace("Usage: root", "Usage: halfway")
 
 
-@pytest.mark.parametrize("command", [[], ["broker"], ["topics"]], ids=" ".join)
+@pytest.mark.parametrize("command", [[], ["broker"], ["topics"], ["transactions"]], ids=" ".join)
 def test_a_group_alone_shows_its_help(command: list[str]) -> None:
     assert "Commands" in CliRunner().invoke(app, command).output
 
@@ -41,6 +46,15 @@ def test_a_group_alone_shows_its_help(command: list[str]) -> None:
 def test_a_broker_never_started_has_no_address() -> None:
     result = CliRunner().invoke(app, ["broker", "status", "--json"])
     assert (result.exit_code, result.output) == (0, '{"running": false, "bootstrap_servers": null}\n')
+
+
+def test_what_a_command_writes_is_for_its_user_alone() -> None:
+    before = os.umask(0o000)
+    try:
+        CliRunner().invoke(app, ["broker", "status"])
+    finally:
+        during = os.umask(before)
+    assert during == 0o077
 
 
 def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:

@@ -1,5 +1,6 @@
 """Finding Java, and fetching JARs with Ivy: once, pinned, and never in part."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -10,8 +11,9 @@ from typing import get_args
 
 import pytest
 
-from halfway.conf.loader import conf_file
-from halfway.pipelines.runtime.jars import JarSet, ensure_jars, jars_present
+from halfway.conf import loader
+from halfway.conf.loader import PACKAGED, conf_file
+from halfway.pipelines.runtime.jars import JarSet, ensure_jars, jars_present, use_archive
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
@@ -26,9 +28,11 @@ NOWHERE = "0.0.0-none"
 
 
 @pytest.fixture
-def project(empty_directory: Path) -> Path:
-    """A current directory with its own home and ivy.xml."""
+def project(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with its own home, and a package with its own ivy.xml."""
     write_ivy(empty_directory, IN_REACH)
+    (empty_directory / "conf" / "jars.sha256").write_bytes((PACKAGED / "jars.sha256").read_bytes())
+    monkeypatch.setattr(loader, "PACKAGED", empty_directory / "conf")
     return empty_directory
 
 
@@ -58,9 +62,9 @@ def test_home_is_below_the_current_directory(project: Path, monkeypatch: pytest.
     assert home() == project / "elsewhere"
 
 
-def test_a_file_in_conf_of_the_current_directory_wins_over_the_shipped_one(project: Path) -> None:
-    assert conf_file("ivy.xml") == project / "conf" / "ivy.xml"
-    assert conf_file("broker.properties") == ROOT / "conf" / "broker.properties"
+def test_a_file_that_somebody_put_into_the_current_directory_does_not_count(empty_directory: Path) -> None:
+    write_ivy(empty_directory, NOWHERE)
+    assert conf_file("ivy.xml") == ROOT / "conf" / "ivy.xml"
     with pytest.raises(SetupError, match=r"conf/none\.xml is missing"):
         conf_file("none.xml")
 
@@ -113,12 +117,42 @@ def test_a_failed_fetch_names_its_log_and_leaves_no_jar(project: Path) -> None:
 )
 def test_a_jar_that_differs_from_the_pinned_one_is_refused(project: Path, line: str, what: str) -> None:
     (project / "conf" / "jars.sha256").write_text(line)
-    with pytest.raises(SetupError, match=f"slf4j-api-{IN_REACH}.jar was fetched and {what}") as caught:
+    with pytest.raises(SetupError, match=f"slf4j-api-{IN_REACH}.jar {what}") as caught:
         ensure_jars("kafka")
     [right] = re.findall(r"put `([^`]+)` there", str(caught.value))
     assert not (project / ".halfway" / "jars" / "kafka").exists()
     (project / "conf" / "jars.sha256").write_text(right)
     assert ensure_jars("kafka")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_jar_that_somebody_changed_later_is_refused() -> None:
+    [jar] = ensure_jars("kafka")
+    jar.write_bytes(jar.read_bytes() + b"more")
+    for look in (ensure_jars, jars_present):
+        with pytest.raises(
+            SetupError, match=rf"slf4j-api-{IN_REACH}.jar differs from the one that is pinned .* somebody has changed the file"
+        ):
+            look("kafka")
+
+
+def test_a_planted_set_of_jars_is_refused(project: Path) -> None:
+    """A directory with `.halfway/jars` of its own, where a command is started."""
+    folder = project / ".halfway" / "jars" / "kafka"
+    folder.mkdir(parents=True)
+    (folder / "evil.jar").write_bytes(b"PK")
+    (folder / ".complete").write_text(f"{hashlib.sha256(conf_file('ivy.xml').read_bytes()).hexdigest()}\nevil.jar\n")
+    with pytest.raises(SetupError, match=r"evil\.jar is not pinned"):
+        ensure_jars("kafka")
+
+
+def test_a_class_archive_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+    archive = tmp_path / "classes.jsa"
+    assert use_archive(archive) == []
+    archive.touch(0o600)
+    assert use_archive(archive)[0] == f"-XX:SharedArchiveFile={archive}"
+    archive.chmod(0o660)
+    assert use_archive(archive) == []
 
 
 @pytest.mark.skipif(not all(jars_present(conf) for conf in get_args(JarSet)), reason="`make jars` was not run yet")
@@ -128,7 +162,8 @@ def test_exactly_the_fetched_jars_are_pinned() -> None:
 
 
 def test_calls_at_the_same_time_fetch_once(project: Path) -> None:
-    command = [sys.executable, "-m", "halfway.pipelines.runtime.jars", "kafka"]
+    code = "from pathlib import Path; from halfway.conf import loader; from halfway.pipelines.runtime.jars import ensure_jars\n"
+    command = [sys.executable, "-c", code + "loader.PACKAGED = Path('conf').absolute(); ensure_jars('kafka')"]
     calls = [subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     told = "".join(call.communicate()[1] for call in calls)
     assert [call.returncode for call in calls] == [0, 0, 0]
@@ -144,7 +179,7 @@ def test_wrong_usage_names_the_sets_of_jars(project: Path) -> None:
             text=True,
             check=False,
         )
-        assert (done.returncode, done.stderr) == (2, "usage: python -m halfway.pipelines.runtime.jars {spark,kafka} ...\n")
+        assert (done.returncode, done.stderr) == (2, "usage: python -m halfway.pipelines.runtime.jars {spark,kafka,databases,s3} ...\n")
 
 
 @pytest.mark.parametrize("line", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21" 2023-09-19', 'java version "25-ea"'])

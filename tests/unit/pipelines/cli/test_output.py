@@ -1,0 +1,70 @@
+"""What a terminal is shown of text that anyone who may write to a topic has chosen."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from halfway.pipelines.cli.options import HalfwayGroup
+from halfway.pipelines.cli.output import printable, say, show_json, show_table, tell
+from halfway.schemas.errors import NotPendingError
+
+HOSTILE = "\x1b]0;owned\x07\x9b2J\r\n\u202eid\u2028\x00\x7f"
+SHOWN = r"\x1b]0;owned\x07\x9b2J\r\n\u202eid\u2028\x00\x7f"
+
+
+def fail(text: str) -> None:
+    raise NotPendingError(text)
+
+
+@pytest.mark.parametrize("show", [say, tell, fail, lambda text: show_table([""], [[text]])], ids=["notice", "result", "error", "table"])
+def test_what_does_not_print_is_escaped(show: Callable[[str], None]) -> None:
+    app = typer.Typer(cls=HalfwayGroup)
+    app.command("show")(lambda: show(f"before{HOSTILE}after"))
+    app.command("other")(lambda: None)
+    done = CliRunner().invoke(app, ["show"])
+    # An error collapses white space into one line before that.
+    expected = SHOWN.replace(r"\r\n", " ").replace(r"\u2028", " ") if show is fail else SHOWN
+    assert f"before{expected}after" in done.output
+    assert all(character.isprintable() for character in done.output.replace("\n", ""))
+
+
+def test_json_is_the_same_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = {"transaction_id": HOSTILE, "größe": "\U000e0001", "n": [1, None]}
+    show_json(facts)
+    text = capsys.readouterr().out
+    assert json.loads(text) == facts
+    assert text.removesuffix("\n").isprintable()
+    assert "größe" in text
+
+
+@pytest.mark.parametrize("text", ["", "order-7", "größe", "日本", "a b", "🎉", r"\x1b"])
+def test_what_prints_is_shown_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_half_a_character_is_escaped() -> None:
+    assert printable("\ud800") == r"\ud800"
+
+
+LONG_ID = "e2fa2f80a4/4849bbbf21 " + "x" * 200
+SENTENCE = "its group, which is away"
+
+
+@pytest.mark.parametrize("columns", ["20", "80"])
+def test_without_a_terminal_a_row_is_one_line(columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    show_table(["transaction", "group", "waits for"], [[LONG_ID, "g", SENTENCE], ["a", "g", SENTENCE]])
+    assert f" {LONG_ID}   g       {SENTENCE}" in capsys.readouterr().out.splitlines()
+
+
+def test_a_terminal_folds_sentences_and_no_ids(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    show_table(["transaction", "group", "waits for"], [[LONG_ID, "g", SENTENCE], ["a", "g", SENTENCE]])
+    out = capsys.readouterr().out
+    assert LONG_ID in out
+    assert SENTENCE not in out

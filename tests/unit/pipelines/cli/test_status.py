@@ -1,0 +1,54 @@
+"""What `halfway status` shows to a person, and what to a program."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.operate import status as operate
+from halfway.pipelines.operate.status import Status
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+TOTALS = {"halves": 1_200, "ops": 1_190, "committed": 1_000, "discarded": 3, "check_max": 2, "expired": 1, "lost": 1}
+TOTALS |= {"bad_header": 4, "late_verdict": 1, "latency_le_50_ms": 900, "latency_more": 2, "latency_sum_ms": 123_456}
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *options: str, **facts: Any) -> str:
+    known: dict[str, Any] = dict.fromkeys(Status.__dataclass_fields__)
+    known |= {"pending": 0, "waiting": 0, "totals": {}, "open_transactions": [], "pending_by_group": [], "absent_groups": []}
+    known |= {"is_running": True, "unread": {"half": 0, "op": 0}, **facts}
+    monkeypatch.setattr(operate, "job_status", lambda *_: Status(**known))
+    done = CliRunner().invoke(app, ["status", *options])
+    assert done.exit_code == 0
+    return done.stdout
+
+
+def test_reasons_follow_what_they_are_the_reasons_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, totals=TOTALS, rates={"halves": 1.5}, rates_over_s=30.0).splitlines()
+    counted = [line.split() for line in lines[next(n for n, line in enumerate(lines) if "since the checkpoint began" in line) + 2 :]]
+    assert [row for row in counted if row] == [
+        ["halves", "1,200", "1.5"],
+        ["ops", "1,190"],
+        ["committed", "1,000"],
+        ["discarded", "3"],
+        ["check_max", "2"],
+        ["expired", "1"],
+        ["quarantined", "6"],
+        ["late_verdict", "1"],
+        ["half_lost", "1"],
+        ["bad_header", "4"],
+    ]
+
+
+def test_a_histogram_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "latency" not in shown(monkeypatch, totals=TOTALS)
+    assert json.loads(shown(monkeypatch, "--json", totals=TOTALS))["totals"] == TOTALS
+
+
+@pytest.mark.parametrize(("unread", "text"), [({"half": 0, "op": 0}, "none"), ({"half": 1_234, "op": 0}, "half 1,234")])
+def test_only_a_backlog_is_named(unread: dict[str, int], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [line] = [line for line in shown(monkeypatch, unread=unread).splitlines() if "not read yet" in line]
+    assert line.split(maxsplit=3)[3].strip() == text

@@ -1,0 +1,72 @@
+"""`make run` stops the broker that it has started, whenever it is interrupted. A script stands for the command."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+from tests.support.waiting import until
+
+COMMAND = """#!/bin/sh
+echo "$* begins" >> {log}
+trap 'echo "$* is terminated" >> {log}; exit 143' TERM
+while [ "$*" = "{held}" ]; do [ -e {release} ] && break; sleep 0.05; done
+[ "$*" = "broker start" ] && echo "the broker {found} at 127.0.0.1:1"
+[ "$*" != "demo" ] || exit {code}
+"""
+
+
+class Run:
+    """`make run` with a command that waits in one of its steps."""
+
+    def __init__(self, folder: Path, held: str = "", found: str = "is running", code: int = 0) -> None:
+        self._log, self._release = folder / "log", folder / "release"
+        command = folder / "halfway"
+        command.write_text(COMMAND.format(log=self._log, held=held, release=self._release, found=found, code=code))
+        command.chmod(0o700)
+        make = ["make", "--silent", "--old-file=setup", "run", f"HALFWAY={command}"]
+        self.process = subprocess.Popen(make, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        if held:
+            until(lambda: f"{held} begins" in self.steps, held, 20)
+
+    @property
+    def steps(self) -> list[str]:
+        return self._log.read_text().splitlines() if self._log.exists() else []
+
+    def release(self) -> None:
+        self._release.touch()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_broker_is_stopped_and_the_demos_outcome_is_the_targets(tmp_path: Path, code: int) -> None:
+    run = Run(tmp_path, code=code)
+    assert bool(run.process.wait(30)) == bool(code)
+    assert run.steps == ["broker start begins", "demo begins", "broker stop begins"]
+
+
+def test_a_broker_that_was_running_is_left_running(tmp_path: Path) -> None:
+    run = Run(tmp_path, found="was already running")
+    assert run.process.wait(30) == 0
+    assert run.steps == ["broker start begins", "demo begins"]
+
+
+def test_terminated_while_the_broker_starts_it_stops_the_broker(tmp_path: Path) -> None:
+    run = Run(tmp_path, held="broker start")
+    run.process.send_signal(signal.SIGTERM)
+    run.release()
+    assert run.process.wait(30) != 0
+    assert run.steps[-1] == "broker stop begins"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted_during_the_demo_it_ends_the_demo_and_stops_the_broker(tmp_path: Path, number: signal.Signals) -> None:
+    run = Run(tmp_path, held="demo")
+    if number is signal.SIGINT:
+        os.killpg(run.process.pid, number)  # as a terminal sends it
+    else:
+        run.process.send_signal(number)
+    assert run.process.wait(30) != 0
+    assert run.steps == ["broker start begins", "demo begins", "demo is terminated", "broker stop begins"]
