@@ -76,7 +76,7 @@ page.table("By producer group, times in ms", by_group)
 
 # MAGIC %md
 # MAGIC ## Discarded and quarantined, by reason
-# MAGIC `docs/contract.md` explains each reason.
+# MAGIC `docs/rules.md` explains each reason.
 
 # COMMAND ----------
 
