@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from pydantic import BaseModel
 
 import halfway
+from halfway.pipelines.cli.app import app
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
 from tests.support.paths import ROOT
@@ -146,29 +149,53 @@ def test_the_rules_explain_every_reason() -> None:
     assert sorted(rows) == sorted(Reason)
 
 
-def test_contributing_names_files_and_targets_that_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    code = [*re.findall(r"`([^`\n]+)`", text), *(match[3] for match in FENCE.findall(text))]
-    paths = {name for name in code if re.fullmatch(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.\w+", name)}
+def code_of(page: Path) -> list[str]:
+    """Return the code within the lines of a page, and the lines of its blocks of commands and text."""
+    text = page.read_text()
+    blocks = [line for _, _, language, block in FENCE.findall(text) if language in ("sh", "text", "yaml") for line in block.splitlines()]
+    return [*re.findall(r"`([^`\n]+)`", without_fences(text)), *blocks]
+
+
+def settings_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from settings_of(field.annotation, f"{prefix}{name}.")
+
+
+@pages
+def test_a_page_names_settings_and_variables_that_exist(page: Path) -> None:
+    code, known = "\n".join(code_of(page)), set(settings_of(Settings))
+    groups = "|".join(Settings.model_fields)
+    assert set(re.findall(rf"(?<![\w./-])((?:{groups})(?:\.\w+)+)", code)) - known <= {"storage.py"}
+    assert set(re.findall(r"\bHALFWAY__(\w+)", code)) <= {name.replace(".", "__").upper() for name in known}
+
+
+@pages
+def test_a_page_names_commands_options_and_targets_that_exist(page: Path) -> None:
+    unknown, targets = [], set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for text in code_of(page):
+        unknown += [f"make {target}" for target in re.findall(r"\bmake ([a-z-]+)", text) if target not in targets]
+        for words in re.findall(r"(?<![\w./=-])(?<!put-secret )halfway ([^#|;&`]+)", text):
+            command: Any = typer.main.get_command(app)
+            for word in words.split():
+                options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+                if hasattr(command, "commands") and not word.startswith("-"):
+                    command = command.commands.get(word, command)
+                    unknown += [f"halfway {words}"] * (command.name != word)
+                elif (option := re.match(r"\[?(--[a-z-]+)", word)) and option[1] not in options:
+                    unknown.append(f"halfway {words}")
+    assert unknown == []
+
+
+def test_contributing_names_files_that_exist() -> None:
+    paths = {name for name in code_of(ROOT / "CONTRIBUTING.md") if re.fullmatch(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.\w+", name)}
     assert len(paths) > 30
     assert sorted(name for name in paths if not (ROOT / name).exists()) == []
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = set(re.findall(r"\bmake ([a-z-]+)", "\n".join(code)))
-    assert len(named) > 10
-    assert named <= targets
 
 
-def test_the_page_for_rocketmqs_users_names_settings_and_metrics_that_exist() -> None:
-    def names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-        for name, field in model.model_fields.items():
-            yield prefix + name
-            if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-                yield from names(field.annotation, f"{prefix}{name}.")
-
+def test_the_page_for_rocketmqs_users_names_metrics_that_exist() -> None:
     text = (ROOT / "docs" / "rocketmq.md").read_text()
-    settings = set(re.findall(rf"\b((?:{'|'.join(Settings.model_fields)})\.\w+)`", text))
-    assert len(settings) > 5
-    assert settings <= set(names(Settings))
     metrics = set(re.findall(r"`(halfway_\w+)`", text))
     assert len(metrics) >= 4
     assert [name for name in metrics if f"`{name}" not in (ROOT / "docs" / "operations.md").read_text()] == []
