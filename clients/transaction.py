@@ -41,7 +41,7 @@ class DatabaseTransaction(Protocol):
         """Return the DB-API connection that the transaction is in."""
 
     def mark(self) -> None:
-        """Mark where the block begins, so that `write_row` notices if the transaction is over before the block."""
+        """Mark where the block begins, so that its end shows if the transaction was over before it."""
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits. Raise RolledBackError if its place is taken, or if it is over."""

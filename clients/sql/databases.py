@@ -52,7 +52,7 @@ class _Transaction(ABC):
         connection = self.raw()
         driver = driver_of(connection)
         if driver.commits_each_statement(connection):
-            raise SettingsError("the connection is in autocommit mode, so that order and message would not commit together: turn it off")
+            raise SettingsError("the connection is in autocommit mode, so that what a block writes would not commit together: turn it off")
         driver.set_savepoint(connection)
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:

@@ -5,7 +5,7 @@ SQLAlchemy adapts the connections of aiosqlite and psycopg.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
@@ -220,3 +220,10 @@ def driver_of(connection: Any) -> Driver:
     raise TypeError(
         f"{kind.__module__}.{kind.__qualname__} is no connection of sqlite3, aiosqlite, psycopg 3 or PyMySQL: use one of these drivers"
     )
+
+
+def execute_all(connection: Any, statements: Iterable[str], lock_wait_ms: int) -> None:
+    """Execute statements in a short transaction of their own (`Driver.short_transaction`)."""
+    with driver_of(connection).short_transaction(connection, lock_wait_ms), closing(connection.cursor()) as cursor:
+        for statement in statements:
+            cursor.execute(statement)

@@ -5,13 +5,13 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
 from halfway.clients.sql.databases import database_of
-from halfway.clients.sql.drivers import driver_of, errors_of
+from halfway.clients.sql.drivers import driver_of, errors_of, execute_all
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
 from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of
@@ -77,7 +77,7 @@ class SqlTransactions:
             for tries_left in (2, 1, 0):
                 try:
                     if not self._can_read(connection):
-                        self._create(connection)
+                        execute_all(connection, DDL, self._lock_wait_ms)
                     self._mark = self._look(connection, TransactionTable.mark)
                     return
                 except errors_of(connection).Error:  # Instances that start together may be in each other's way.
@@ -195,12 +195,6 @@ class SqlTransactions:
         except errors_of(connection).Error:
             return False
         return True
-
-    def _create(self, connection: Any) -> None:
-        driver = driver_of(connection)
-        with driver.short_transaction(connection, self._lock_wait_ms), closing(connection.cursor()) as cursor:
-            for statement in DDL:
-                cursor.execute(statement)
 
     def _known_mark(self) -> str:
         """Return the database's mark. The first call makes sure that the table is there."""

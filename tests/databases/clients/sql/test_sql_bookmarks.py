@@ -113,6 +113,24 @@ def test_a_block_that_has_rolled_its_transaction_back_writes_nothing(shop: SqlWo
         assert shop.orders() == []
 
 
+def test_a_block_that_has_committed_by_itself_is_refused(shop: SqlWorld) -> None:
+    """What it has written since would commit in another transaction than the bookmark."""
+    mine = bookmarks(shop)
+    mine.load()
+
+    def commit_halfway() -> None:
+        with mine.advance(Bookmark(0, 5)) as tx:
+            order(tx, "with the bookmark")
+            tx.raw().commit()
+            order(tx, "without it")
+
+    with pytest.raises(BookmarkMovedError, match="was over before its block"):
+        commit_halfway()
+    assert mine.load() == Bookmark(0, 5)
+    if shop.kind != "sqlite":
+        assert shop.orders() == ["with the bookmark"]
+
+
 def test_wrong_use_is_refused(shop: SqlWorld) -> None:
     mine = bookmarks(shop)
     with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 1)):
