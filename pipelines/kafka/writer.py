@@ -11,7 +11,7 @@ from halfway.clients.kafka.diagnosis import alter_topic
 from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.schemas.errors import KafkaUnavailableError, RecordTooLargeError, TopicError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES, HeaderList
 from halfway.schemas.settings import KafkaSettings
 
 _DELIVERY_LIMIT_MS = 30_000
@@ -21,7 +21,6 @@ _BUFFER_BYTES = 64 * 1024 * 1024
 _RECORD_BYTES = 128
 _HEADER_BYTES = 10
 
-HeaderList = list[tuple[str, bytes | None]]
 Compression = Literal["none", "gzip"]
 ANY_PARTITION = -1
 
