@@ -192,7 +192,7 @@ class ResolveJob:
             self._hand_on_reports(query, ended=True)
 
     def _hand_on_reports(self, query: StreamingQuery, *, ended: bool = False) -> None:
-        """Hand on the reports of finished batches. Spark publishes the consumer lag after a batch, not within it."""
+        """Hand on the reports of finished batches. Spark tells the backlog after a batch, not within it."""
         progress = query.lastProgress if self._reports else None
         done_id = -1 if progress is None else progress.batchId
         while self._reports and (ended or self._reports[0].batch_id <= done_id):
