@@ -117,7 +117,7 @@ class ResolveJob:
             verify_ownership(settings, ownership, adopt=self._adopt)
             manifest = ownership.complete_manifest or self._begin(spark, ownership)
             upgrade_tables(spark, settings.storage)
-            if ownership.last_batch_id is not None:
+            if ownership.query_id is not None:  # this is not the very first start
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
             with self._ticks(spark, client, manifest.epoch):
                 self._run_query(spark, client, manifest)

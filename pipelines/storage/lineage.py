@@ -66,20 +66,21 @@ def origin_of(files: CheckpointFiles, query_id: str, batch_id: int) -> BatchOrig
     return BatchOrigin.of(query_id, batch_id, files.text(f"{OFFSETS}/{batch_id}") or "")
 
 
-def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int) -> None:
+def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> None:
     """Refuse a checkpoint that is older than its tables, or that they were not written with. No job runs on it.
 
     Args:
         spark: the session.
         storage: where checkpoint and tables are.
         manifest: the checkpoint's.
-        last_batch_id: the last batch that the checkpoint has planned.
+        last_batch_id: the last batch that the checkpoint has planned; None before the first one.
 
     Raises:
         OwnershipError: the message says what to do.
     """
-    for table, batch_id in _batches_after(spark, storage, manifest.epoch, last_batch_id):
-        _refuse(storage, table, f"ends with batch {last_batch_id}, and the table {{}} holds batch {batch_id} of it")
+    end = "has run no batch" if last_batch_id is None else f"ends with batch {last_batch_id}"
+    for table, batch_id in _batches_after(spark, storage, manifest.epoch, -1 if last_batch_id is None else last_batch_id):
+        _refuse(storage, table, f"{end}, and the table {{}} holds batch {batch_id} of it")
     verify_commits(HadoopFiles(spark, storage), storage, manifest.query_id, partial(notes_in, spark, storage))
 
 

@@ -174,4 +174,23 @@ FOUND = (
             Action("wait", 0, {"ms": 20000, "steps": 200}),
         ),
     ),
+    *(
+        Found(
+            f"decision 6, a copy from before {what}",
+            "lost",
+            (
+                Action("kill_at", 0, {"step": step}),
+                Action("start", 0, {}),
+                Action("back_up", 0, {}),
+                Action("start", 0, {}),
+                _send(1000, "g1", "t1", Fate.COMMIT, "op", delay_ms=0),
+                Action("kill", 1000, {}),
+                _send(1000, "g1", "t2", Fate.COMMIT, "op", delay_ms=0),
+                Action("restore", 100, {}),
+                Action("start", 1000, {}),
+                Action("wait", 0, {"ms": 31000, "steps": 4}),
+            ),
+        )
+        for step, what in ((1, "the tables"), (5, "the first batch"))
+    ),
 )

@@ -68,9 +68,9 @@ def _ownership(settings: Settings) -> Iterator[Finding]:
     else:
         found, files, notes = read_local_ownership(storage), LocalFiles(_local(storage.checkpoint)), partial(_local_notes, storage)
     verify_ownership(settings, found, adopt=False)
-    if found.manifest is not None and found.last_batch_id is not None:
+    if found.query_id is not None and found.tables.keys() == set(Table):
         with _reading(storage):
-            verify_commits(files, storage, found.manifest.query_id, notes)
+            verify_commits(files, storage, found.query_id, notes)
     new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
 
