@@ -208,6 +208,7 @@ class LocalTransaction:
 
         Raises:
             BaseException: the commit's error, if nothing is committed.
+            OutcomeUnknownError: nobody knows whether the transaction is committed.
         """
         self._transaction.abandon()
         if not self._halves:

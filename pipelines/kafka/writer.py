@@ -65,7 +65,12 @@ class _DeliveryReports:
         return report
 
     def raise_failure(self) -> None:
-        """Raise the first failure since the last call."""
+        """Raise the first failure since the last call.
+
+        Raises:
+            RecordTooLargeError: a topic refuses a record for its size. It comes before all others.
+            KafkaUnavailableError: a record failed for another reason.
+        """
         failure, self._failure = self._failure, None
         size, self._refused_bytes = self._refused_bytes, 0
         if failure is not None:
