@@ -66,7 +66,7 @@ class RelayProducer:
             AccessError: this user may not use the transactional id.
             TransactionLostError: Kafka does not answer in time, or refuses.
         """
-        self._user, self._id = settings.kafka.security.user, relay_id(settings.kafka, settings.relay.name)
+        self._user, self._id = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
         self._limit_s = settings.relay.transaction_timeout / 1000
         self._failure: tuple[RelayedRecord, KafkaError, bool] | None = None
         self._transaction = 0
