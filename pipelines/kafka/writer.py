@@ -76,8 +76,7 @@ class _DeliveryReports:
         if failure is not None:
             topic, error = failure
             if size:
-                what = f"topic {topic} refuses a record of {size} bytes, which is over its max.message.bytes"
-                raise RecordTooLargeError(f"{what}: {alter_topic(topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}")
+                raise RecordTooLargeError(too_large(topic, size))
             raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")
 
 
@@ -187,3 +186,9 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: HeaderList) ->
     """Return a record's size in Kafka without compression, or a few bytes more."""
     own = sum(len(name.encode()) + len(content or b"") + _HEADER_BYTES for name, content in headers)
     return _RECORD_BYTES + len(key or b"") + len(value or b"") + own
+
+
+def too_large(topic: str, size: int) -> str:
+    """Return the message for a record of `size` bytes that a topic refuses, with the command that raises its limit."""
+    what = f"topic {topic} refuses a record of {size} bytes, which is over its max.message.bytes"
+    return f"{what}: {alter_topic(topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}"
