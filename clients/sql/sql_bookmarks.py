@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from halfway.clients.sql.databases import database_of
-from halfway.clients.sql.drivers import driver_of, errors_of, execute_all, values_of
+from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import BookmarkMovedError
@@ -59,11 +60,8 @@ class SqlBookmarks:
             Exception: of the driver, if the database cannot be reached, or the table cannot be created.
         """
         with self._database.own_connection() as connection:
-            try:
-                self._position = self._stored(connection)
-            except errors_of(connection).Error:
-                execute_all(connection, _DDL, _LOCK_WAIT_MS)
-                self._position = self._stored(connection)
+            look = partial(self._stored, connection)
+            self._position = with_table(connection, _TABLE, _DDL, _LOCK_WAIT_MS, look)
         self._is_loaded = True
         return self._position
 
