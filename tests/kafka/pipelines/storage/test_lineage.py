@@ -56,20 +56,6 @@ def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld,
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
 
 
-def test_a_copy_from_before_the_first_batch_is_refused(world: MakeWorld, tmp_path: Path) -> None:
-    """It would begin with batch 0 again, and Delta would skip what has come since."""
-    w = world()
-    w.resolve()
-    save(w, tmp_path / "first")
-    send(w, 1)
-    restore(w, tmp_path / "first")
-    w.half("t2", 2)
-    w.op("t2", b"COMMIT", 2)
-    with pytest.raises(OwnershipError, match=r"has run no batch, and the table .*messages` holds batch 0 of it: it is an older copy"):
-        w.resolve()
-    assert "it is an older copy" in told_by_doctor(w, Health.PROBLEM)
-
-
 def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Path) -> None:
     """Both have a batch 1, and the tables hold that of the second copy."""
     w = world()
