@@ -19,6 +19,7 @@ from halfway.pipelines.kafka.topic_setup import create_relay_topic
 from halfway.pipelines.local.processes import end_process
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.schemas.settings import Settings
+from tests.support.commands import as_options
 from tests.support.waiting import until
 
 _TOPIC = "orders0"
@@ -117,7 +118,7 @@ def _command(rig: Rig, settings: Settings) -> Iterator[None]:
     relayed = settings.relay
     own = {"kafka.relay_topic": settings.kafka.relay_topic, "relay.name": relayed.name}
     own["relay.topics"] = f'{{"{_TOPIC}": "{relayed.topics[_TOPIC]}"}}'
-    options = [*options_of(settings), *(part for name, value in own.items() for part in ("--set", f"{name}={value}"))]
+    options = [*options_of(settings), *as_options(own)]
     with (rig.folder / "relay.log").open("wb") as log:
         command = [sys.executable, "-m", "halfway", "relay", "--begin", "earliest", *options]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

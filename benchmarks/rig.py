@@ -30,6 +30,7 @@ from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import Settings
+from tests.support.commands import as_options
 from tests.support.delta_rows import delta_rows
 from tests.support.waiting import until
 
@@ -199,7 +200,7 @@ def options_of(settings: Settings) -> list[str]:
         "state.shuffle_partitions": settings.state.shuffle_partitions,
         "resolution.transactionTimeOut": settings.resolution.transactionTimeOut,
     }
-    return [part for name, value in values.items() for part in ("--set", f"{name}={value}")]
+    return as_options(values)
 
 
 def in_own_process(name: str, scale: float, environ: Mapping[str, str] | None = None) -> Figures:

@@ -10,7 +10,7 @@ from benchmarks.cpu import core_seconds
 from benchmarks.live import quantiles
 from benchmarks.rig import LONG_S, PARTITIONS, Figures, Rig, command_of_job, commits, count_rows, latencies_ms
 from benchmarks.service import Client, produce
-from halfway.pipelines.storage.state_reader import ends_in
+from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, LocalFiles, ends_in
 from halfway.schemas.settings import Settings
 from tests.support.waiting import until
 
@@ -62,13 +62,11 @@ def _steady(rig: Rig, client: Client) -> Figures:
 
 def _wait_for_all(settings: Settings) -> None:
     """Wait until the job has read every record. Then the table holds every committed message."""
-    checkpoint, sent = Path(settings.storage.checkpoint), _ends(settings)
+    files, sent = LocalFiles(Path(settings.storage.checkpoint)), _ends(settings)
 
     def is_read() -> bool:
-        last = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
-        if last is None:
-            return False
-        read = ends_in((checkpoint / "offsets" / str(last)).read_text())
+        committed = files.batches(COMMITS)
+        read = ends_in(files.text(f"{OFFSETS}/{committed[-1]}") or "") if committed else {}
         return all(read.get(topic, {}).get(partition, 0) >= end for (topic, partition), end in sent.items())
 
     until(is_read, "the last record", LONG_S)

@@ -29,7 +29,8 @@ from tests.support.waiting import until
 
 OUT = ROOT / "docs" / "pictures"
 _HOME = ROOT / "build" / "pictures"
-_COLUMNS = 100
+_SHOWN_AT = 0.6
+"""The width of a picture as shown, of that as drawn."""
 _ENVIRON = {
     "HALFWAY_HOME": str(_HOME),
     "HALFWAY__STORAGE__WAREHOUSE": str(_HOME / "warehouse"),
@@ -37,7 +38,7 @@ _ENVIRON = {
 }
 # Time enough that nothing is discarded while the pictures are taken.
 _PATIENT = {"HALFWAY__RESOLUTION__TRANSACTIONCHECKINTERVAL": "5s", "HALFWAY__RESOLUTION__TRANSACTIONCHECKMAX": "100"}
-_TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(_COLUMNS)}
+_TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
 _RUN_LIMIT_S = 400
 _AWAY_LIMIT_S = 200
 
@@ -59,12 +60,15 @@ class Unsure:
 def picture(name: str, command: str, output: str) -> None:
     """Write a picture of a terminal that shows a command and its output, which may have colours."""
     text = Text.from_ansi(masked(output).strip("\n"))
-    console = Console(record=True, width=max([_COLUMNS, *(len(line) + 1 for line in text.plain.splitlines())]), file=io.StringIO())
-    console.print(Text(f"$ {command}", style="bold"))
+    shown = f"$ {command}"
+    console = Console(record=True, width=max(map(len, (shown, *text.plain.splitlines()))) + 1, file=io.StringIO())
+    console.print(Text(shown, style="bold"))
     console.print(text, soft_wrap=True)
     svg = console.export_svg(title=command, unique_id=name)
     # A picture loads no font from elsewhere.
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    # Of its own width, so that the letters of a narrow picture are not larger than those of a wide one.
+    svg = re.sub(r'viewBox="0 0 (\S+) ', lambda found: f'width="{float(found[1]) * _SHOWN_AT:.0f}" {found[0]}', svg, count=1)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / f"{name}.svg").write_text("\n".join(line.rstrip() for line in svg.splitlines()) + "\n")
 

@@ -185,16 +185,6 @@ def refuse_reserved(properties: Mapping[str, str]) -> None:
 
 
 def _fields(headers: HalfHeaders) -> dict[str, Any]:
-    names = (
-        "producer_group",
-        "queue_id",
-        "tags",
-        "keys",
-        "properties",
-        "immunity_s",
-        "born_at_ms",
-        "incarnation",
-        "signed_at_ms",
-        "signature",
-    )
-    return {"topic": headers.real_topic, **{name: getattr(headers, name) for name in names}}
+    """Return what headers say, by the names of the fields of a `HalfMessage`."""
+    fields = {name: getattr(headers, name) for name in HalfHeaders.model_fields}
+    return {"topic": fields.pop("real_topic"), **fields}

@@ -112,7 +112,7 @@ class OpenTelemetry(Telemetry):
         """Report the answering of a check: a span in the trace of its half."""
         token = self._context.attach(self._context_of(message))
         try:
-            with self._span("process", self._settings.check_topic, self._trace.SpanKind.CONSUMER):
+            with self._span("process", self._settings.check_topic_of(message.producer_group), self._trace.SpanKind.CONSUMER):
                 yield
         finally:
             self._context.detach(token)

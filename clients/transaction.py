@@ -41,7 +41,7 @@ class DatabaseTransaction(Protocol):
         """Return the DB-API connection that the transaction is in."""
 
     def mark(self) -> None:
-        """Mark where the block begins, so that `write_row` notices if the transaction is over before the block."""
+        """Mark where the block begins, so that its end shows if the transaction was over before it."""
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits. Raise RolledBackError if its place is taken, or if it is over."""
@@ -208,6 +208,7 @@ class LocalTransaction:
 
         Raises:
             BaseException: the commit's error, if nothing is committed.
+            OutcomeUnknownError: nobody knows whether the transaction is committed.
         """
         self._transaction.abandon()
         if not self._halves:

@@ -143,6 +143,7 @@ _Name = Annotated[_Required, AfterValidator(_short)]
 _Incarnation = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INCARNATION)]
 _NotNegative = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INT)]
 _Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
+_TimeMs = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)]
 
 
 class _Headers(BaseModel):
@@ -202,13 +203,9 @@ class HalfHeaders(_Headers):
     tags: Annotated[str | None, Field(alias=h.TAGS)] = None
     keys: Annotated[str | None, Field(alias=h.KEYS)] = None
     immunity_s: Annotated[_Positive | None, Field(alias=h.CHECK_IMMUNITY_TIME_IN_SECONDS)] = None
-    born_at_ms: Annotated[
-        Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.BORN_TIMESTAMP)
-    ] = None
+    born_at_ms: Annotated[_TimeMs | None, Field(alias=h.BORN_TIMESTAMP)] = None
     incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
-    signed_at_ms: Annotated[Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_TIMESTAMP_MS)] | None, Field(alias=h.SIGNED_AT)] = (
-        None
-    )
+    signed_at_ms: Annotated[_TimeMs | None, Field(alias=h.SIGNED_AT)] = None
     signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
     properties: Annotated[Mapping[str, str | None], AfterValidator(_own_properties)] = {}
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,14 +19,25 @@ class SettingsGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def by_group(value: object) -> object:
-    """Parse what each producer group has: `{group: …}`; a string, as from the environment, is JSON."""
-    if isinstance(value, str):
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError:
-            raise ValueError('expected {"group": "value"}') from None
-    return value if value is not None else {}
+def parse_text(expected: str) -> Callable[[object], object]:
+    """Return what parses a value that holds several: a string, as from the environment, is JSON, and None is empty.
+
+    Args:
+        expected: an example, for the error.
+    """
+
+    def parse(value: object) -> object:
+        if isinstance(value, str):
+            try:
+                value = yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise ValueError(f"expected {expected}") from None
+        return value if value is not None else {}
+
+    return parse
+
+
+by_group = parse_text('{"group": "value"}')
 
 
 class OAuthSettings(SettingsGroup):
@@ -154,14 +165,9 @@ def _read_keys(value: object) -> object:
 
 def _as_list(value: object) -> object:
     """Read one key, or several: a string that is a JSON list, as from the environment, holds several."""
-    if isinstance(value, str):
-        if not value.lstrip().startswith("["):
-            return [value] if value else []
-        try:
-            return _as_list(yaml.safe_load(value))
-        except yaml.YAMLError:
-            raise ValueError('expected a key or ["new key", "old key"]') from None
-    return value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not isinstance(value, str) or value.lstrip().startswith("["):
+        value = parse_text('a key or ["new key", "old key"]')(value)
+    return value if isinstance(value, list | tuple) else [value] if value else []
 
 
 Keys = Annotated[Mapping[str, Annotated[tuple[SecretStr, ...], Field(min_length=1)]], BeforeValidator(_read_keys)]

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-import yaml
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
-from halfway.schemas.security import Security, SettingsGroup, SigningSettings, by_group
+from halfway.schemas.security import Security, SettingsGroup, SigningSettings, by_group, parse_text
 
 ENV_PREFIX = "HALFWAY__"
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -166,14 +165,7 @@ class MetricsSettings(SettingsGroup):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
-def _read_names(value: object) -> object:
-    """Read names: `{from: to}` or `[name, …]`; a string, as from the environment, is JSON."""
-    if not isinstance(value, str):
-        return {} if value is None else value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ValueError('expected JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]') from None
+_read_names = parse_text('JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]')
 
 
 class RelaySettings(SettingsGroup):

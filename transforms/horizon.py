@@ -3,10 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from halfway.schemas.headers import Source
 
+_T = TypeVar("_T")
 Place = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
@@ -81,9 +82,9 @@ class Clock:
         for source in Source:
             of_topic = [tick for tick in ticks if tick.source is source]
             asked[source] = self._asked_after(source, of_topic)
-            heard[source] = _newest(self.heard_ms[source], [(tick.partition, tick.at_ms) for tick in of_topic])
-            newest = _newest(self.read_ms[source], [(partition, at_ms) for (of, partition), at_ms in read_ms.items() if of is source])
-            read[source] = {partition: at_ms for partition, at_ms in newest.items() if at_ms > heard[source].get(partition, -1)}
+            heard[source] = newest(self.heard_ms[source], [(tick.partition, tick.at_ms) for tick in of_topic])
+            times_ms = newest(self.read_ms[source], [(partition, at_ms) for (of, partition), at_ms in read_ms.items() if of is source])
+            read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
             if of_topic:
                 size = TopicSize(*max(map(_SIZE, of_topic)))
                 sizes[source] = max(sizes.get(source, size), size)
@@ -138,9 +139,9 @@ _LATEST = attrgetter(*LatestTick._fields)
 _LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups", "asked_ms")
 
 
-def _newest(times_ms: Mapping[int, int], more: Iterable[tuple[int, int]]) -> dict[int, int]:
-    newest = dict(times_ms)
-    for partition, at_ms in more:
-        if at_ms >= newest.get(partition, at_ms):
-            newest[partition] = at_ms
-    return newest
+def newest(times_ms: Mapping[_T, int], more: Iterable[tuple[_T, int]]) -> dict[_T, int]:
+    """Return the newest time of each place, of those that were known and more, which may name a place twice."""
+    found = dict(times_ms)
+    for place, at_ms in more:
+        found[place] = max(found.get(place, at_ms), at_ms)
+    return found

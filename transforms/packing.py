@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -23,7 +24,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once
+from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once, newest
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
 
@@ -37,6 +38,16 @@ UNDIVIDED = -1
 TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class OutcomePack(NamedTuple):
+    """A row of PACKED_OUTCOMES_SCHEMA."""
+
+    kind: int
+    slot: int
+    may_be_held: bool
+    rows: int
+    outcomes: bytes
 
 
 def to_records(records: DataFrame, op_topic: str, *, digests: bool = False) -> DataFrame:
@@ -81,8 +92,7 @@ def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], for
             decoded = decode(batch, config)
             kept.append(decoded.events if former is None else former.value.mark(decoded.events))
             ticks = latest_ticks([*ticks, *decoded.ticks])
-            for place, at_ms in decoded.read_ms.items():
-                read_ms[place] = max(read_ms.get(place, at_ms), at_ms)
+            read_ms = newest(read_ms, decoded.read_ms.items())
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
                 yield _by_bucket(kept, b"", bucket_keys)
                 kept = []
@@ -112,30 +122,28 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, few: int, adopted: Mapping[int, int]) -> list[tuple[int, int, bool, int, bytes]]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, adopted: Mapping[int, int]) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
-        few: up to this many outcomes are not divided among the tasks.
+        max_undivided: up to this many outcomes are not divided among the tasks.
         adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
-
-    Returns:
-        Rows of PACKED_OUTCOMES_SCHEMA.
     """
     if not outcomes:
         return []
     table = pa.Table.from_arrays(list(zip(*outcomes, strict=True)), schema=OUTCOME_SCHEMA)
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
-    is_few = len(outcomes) <= few
-    of_slot = np.zeros(len(outcomes), np.int64) if is_few else (partitions + offsets // CHUNK_OFFSETS) % slots
+    is_undivided = len(outcomes) <= max_undivided
+    of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
     ends = np.fromiter((adopted.get(partition, 0) for partition in partitions.tolist()), np.int64) if adopted else 0
     may_be_held = (offsets < ends) & (kinds != Kind.QUARANTINE)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
-        rows.append((kind_and_held // 2, UNDIVIDED if is_few else slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
+        slot = UNDIVIDED if is_undivided else slot
+        rows.append(OutcomePack(kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
 
 
@@ -157,9 +165,8 @@ def packed(outcomes: DataFrame) -> DataFrame:
         for batch in batches:
             table = pa.Table.from_batches([batch]).cast(OUTCOME_SCHEMA)
             for kind, of_kind in _grouped(table, table["kind"].to_numpy()):
-                values = (kind, of_kind["partition"][0].as_py(), False, of_kind.num_rows, _to_bytes(of_kind))
-                row = dict(zip(PACKED_OUTCOMES_SCHEMA.names, values, strict=True))
-                yield pa.RecordBatch.from_pylist([row], schema=PACKED_OUTCOMES_SCHEMA)
+                row = OutcomePack(kind, of_kind["partition"][0].as_py(), False, of_kind.num_rows, _to_bytes(of_kind))
+                yield pa.RecordBatch.from_pylist([row._asdict()], schema=PACKED_OUTCOMES_SCHEMA)
 
     return outcomes.mapInArrow(packs, from_arrow_schema(PACKED_OUTCOMES_SCHEMA))
 

@@ -52,7 +52,7 @@ class _Transaction(ABC):
         connection = self.raw()
         driver = driver_of(connection)
         if driver.commits_each_statement(connection):
-            raise SettingsError("the connection is in autocommit mode, so that order and message would not commit together: turn it off")
+            raise SettingsError("the connection is in autocommit mode, so that what a block writes would not commit together: turn it off")
         driver.set_savepoint(connection)
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
@@ -87,7 +87,11 @@ class DbApiDatabase:
         self._connect = connect
 
     def begin(self, using: Any) -> DatabaseTransaction:
-        """Begin a transaction on a new connection."""
+        """Begin a transaction on a new connection.
+
+        Raises:
+            TypeError: `using` is not None.
+        """
         if using is not None:
             raise TypeError("transaction(...) takes a Session or Connection only if SqlTransactions has a SQLAlchemy engine")
         return _DbApiTransaction(self._connect())
@@ -231,7 +235,11 @@ class DjangoDatabase:
         self._alias = alias
 
     def begin(self, using: Any) -> DatabaseTransaction:
-        """Enter `transaction.atomic(durable=True)`: Django refuses it inside another one, whose end would decide."""
+        """Enter `transaction.atomic(durable=True)`: Django refuses it inside another one, whose end would decide.
+
+        Raises:
+            TypeError: `using` is not None.
+        """
         if using is not None:
             raise TypeError("transaction() takes no argument with Django")
         return _DjangoTransaction(self._alias)

@@ -5,10 +5,11 @@ SQLAlchemy adapts the connections of aiosqlite and psycopg.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _SAVEPOINT = "halfway"
 
 
@@ -220,3 +221,42 @@ def driver_of(connection: Any) -> Driver:
     raise TypeError(
         f"{kind.__module__}.{kind.__qualname__} is no connection of sqlite3, aiosqlite, psycopg 3 or PyMySQL: use one of these drivers"
     )
+
+
+def with_table(connection: Any, table: str, ddl: Iterable[str], lock_wait_ms: int, use: Callable[[], T]) -> T:
+    """Return what `use` returns, after the table was created if it cannot be read.
+
+    Args:
+        connection: a DB-API connection without a transaction.
+        table: the name of the table.
+        ddl: the statements that create it. The right to create tables is needed only if it is missing.
+        lock_wait_ms: as for `Driver.short_transaction`.
+        use: runs its own transactions on the connection.
+
+    Raises:
+        Exception: of the driver, if the table is missing and cannot be created.
+    """
+    tries = 3  # Instances that start together may be in each other's way.
+    while True:
+        tries -= 1
+        try:
+            if not _can_read(connection, table, lock_wait_ms):
+                _execute(connection, ddl, lock_wait_ms)
+            return use()
+        except errors_of(connection).Error:
+            if not tries:
+                raise
+
+
+def _can_read(connection: Any, table: str, lock_wait_ms: int) -> bool:
+    try:
+        _execute(connection, [f"SELECT 1 FROM {table} WHERE 1 = 0"], lock_wait_ms)
+    except errors_of(connection).Error:
+        return False
+    return True
+
+
+def _execute(connection: Any, statements: Iterable[str], lock_wait_ms: int) -> None:
+    with driver_of(connection).short_transaction(connection, lock_wait_ms), closing(connection.cursor()) as cursor:
+        for statement in statements:
+            cursor.execute(statement)

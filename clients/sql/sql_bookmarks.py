@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 from halfway.clients.sql.databases import database_of
-from halfway.clients.sql.drivers import driver_of, values_of
+from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
-from halfway.schemas.errors import BookmarkMovedError, SettingsError
+from halfway.schemas.errors import BookmarkMovedError
 
 _TABLE = "halfway_bookmarks"
 _DDL = (f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(255) NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL, batch_id BIGINT NOT NULL)",)
@@ -59,11 +60,8 @@ class SqlBookmarks:
             Exception: of the driver, if the database cannot be reached, or the table cannot be created.
         """
         with self._database.own_connection() as connection:
-            try:
-                self._position = self._stored(connection)
-            except connection.Error:
-                self._create(connection)
-                self._position = self._stored(connection)
+            look = partial(self._stored, connection)
+            self._position = with_table(connection, _TABLE, _DDL, _LOCK_WAIT_MS, look)
         self._is_loaded = True
         return self._position
 
@@ -81,8 +79,8 @@ class SqlBookmarks:
             The transaction. `execute` runs a statement; `connection` is the connection or session.
 
         Raises:
-            BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has rolled its
-                transaction back and gone on.
+            BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has ended its
+                transaction itself and gone on.
             ValueError: the bookmark is not after the one before, or was not loaded.
             SettingsError: the connection commits each statement by itself.
             Exception: what the block or the driver raises. If the commit failed, `load` tells whether it counts.
@@ -94,13 +92,10 @@ class SqlBookmarks:
         self._is_loaded = False
         transaction = self._database.begin(using)
         try:
+            transaction.mark()
             self._move(transaction.raw(), bookmark)
             yield transaction
-            if self._row(transaction.raw()) != bookmark:
-                raise BookmarkMovedError(
-                    f"the block has rolled its transaction back, and with it the bookmark {self._name!r}, or the database has, as after a "
-                    "deadlock: nothing was written here. Let such an error leave the block, call load() and go on from there"
-                )
+            self._verify_not_over(transaction.raw())
             transaction.commit()
         except BaseException:
             transaction.abandon()
@@ -110,8 +105,6 @@ class SqlBookmarks:
     def _move(self, connection: Any, bookmark: Bookmark) -> None:
         """Move the bookmark in the connection's transaction. Another instance waits from here to the commit."""
         driver = driver_of(connection)
-        if driver.commits_each_statement(connection):
-            raise SettingsError("the connection is in autocommit mode, so that effect and bookmark would not commit together: turn it off")
         name, epoch, batch_id = (driver.parameter(column) for column in ("name", "epoch", "batch_id"))
         values: dict[str, object] = {"name": self._name, **bookmark._asdict()}
         if self._position is None:
@@ -124,10 +117,20 @@ class SqlBookmarks:
         with closing(connection.cursor()) as cursor:
             try:
                 cursor.execute(statement, values)
-            except connection.IntegrityError as error:
+            except errors_of(connection).IntegrityError as error:
                 raise self._moved() from error
             if cursor.rowcount != 1:
                 raise self._moved()
+
+    def _verify_not_over(self, connection: Any) -> None:
+        """Refuse to commit in another transaction than the one that has moved the bookmark."""
+        try:
+            driver_of(connection).release_savepoint(connection)
+        except errors_of(connection).Error as error:
+            raise BookmarkMovedError(
+                f"the transaction that moves the bookmark {self._name!r} was over before its block: the block has rolled it back or "
+                "committed it, or the database has, as after a deadlock. Let such an error leave the block, call load() and go on"
+            ) from error
 
     def _moved(self) -> BookmarkMovedError:
         place = self._position or "the beginning"
@@ -137,17 +140,8 @@ class SqlBookmarks:
         )
 
     def _stored(self, connection: Any) -> Bookmark | None:
-        with driver_of(connection).short_transaction(connection, _LOCK_WAIT_MS):
-            return self._row(connection)
-
-    def _row(self, connection: Any) -> Bookmark | None:
         driver = driver_of(connection)
-        with closing(connection.cursor()) as cursor:
+        with driver.short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
             cursor.execute(f"SELECT epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
             row = cursor.fetchone()
         return None if row is None else Bookmark(*(int(value) for value in values_of(row)))
-
-    def _create(self, connection: Any) -> None:
-        with driver_of(connection).short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
-            for statement in _DDL:
-                cursor.execute(statement)

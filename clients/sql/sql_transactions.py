@@ -5,13 +5,12 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
 from halfway.clients.sql.databases import database_of
-from halfway.clients.sql.drivers import driver_of, errors_of
+from halfway.clients.sql.drivers import driver_of, errors_of, with_table
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
 from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of
@@ -56,7 +55,7 @@ class SqlTransactions:
         """Store the configuration. Does not connect."""
         if lock_wait_ms < 1 or retention_s < 1:
             raise ValueError("lock_wait_ms and retention_s must be at least 1")
-        self._database: _Database = database_of(database)
+        self._database = database_of(database)
         self._lock_wait_ms, self._retention_s = lock_wait_ms, retention_s
         self._lock = threading.Lock()
         self._mark: str | None = None
@@ -74,15 +73,8 @@ class SqlTransactions:
             Exception: of the driver, if the table is missing and cannot be created.
         """
         with self._database.own_connection() as connection:
-            for tries_left in (2, 1, 0):
-                try:
-                    if not self._can_read(connection):
-                        self._create(connection)
-                    self._mark = self._look(connection, TransactionTable.mark)
-                    return
-                except errors_of(connection).Error:  # Instances that start together may be in each other's way.
-                    if not tries_left:
-                        raise
+            look = partial(self._look, connection, TransactionTable.mark)
+            self._mark = with_table(connection, TABLE, DDL, self._lock_wait_ms, look)
 
     def begin(self, using: Any = None) -> DatabaseTransaction:
         """Begin a database transaction. `TransactionProducer.transaction` calls it.
@@ -187,31 +179,8 @@ class SqlTransactions:
             table.insert(transaction_id, state, born_at_ms)
         return state
 
-    def _can_read(self, connection: Any) -> bool:
-        driver = driver_of(connection)
-        try:
-            with driver.short_transaction(connection, self._lock_wait_ms):
-                TransactionTable(driver, connection).cleaned_before_ms()
-        except errors_of(connection).Error:
-            return False
-        return True
-
-    def _create(self, connection: Any) -> None:
-        driver = driver_of(connection)
-        with driver.short_transaction(connection, self._lock_wait_ms), closing(connection.cursor()) as cursor:
-            for statement in DDL:
-                cursor.execute(statement)
-
     def _known_mark(self) -> str:
         """Return the database's mark. The first call makes sure that the table is there."""
         if self._mark is None:
             self.create_table()
         return cast(str, self._mark)
-
-
-class _Database(Protocol):
-    """What a service gave us to reach its database (`clients/sql/databases.py`)."""
-
-    def begin(self, using: Any) -> DatabaseTransaction: ...
-
-    def own_connection(self) -> AbstractContextManager[Any]: ...

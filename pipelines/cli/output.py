@@ -6,6 +6,7 @@ whatever does not print is escaped: it could command the terminal, or look like 
 
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 import typer
 from rich import box
@@ -31,6 +32,11 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Print a line of the result."""
     typer.echo(printable(text))
+
+
+def utc_text(at_ms: int) -> str:
+    """Return a time (ms since 1970) for people."""
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def to_json(facts: object) -> str:

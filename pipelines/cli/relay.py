@@ -1,7 +1,6 @@
 """`halfway relay`: send committed messages on to their Kafka topics."""
 
 import logging
-import signal
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.places import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
+from halfway.pipelines.runtime.signals import on_signals
 from halfway.schemas.errors import RelayError, SetupError
 from halfway.schemas.settings import MetricsSettings
 
@@ -39,9 +39,7 @@ def relay(
     settings.kafka.servers()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
     running = Relay(settings, _begin(begin))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: running.stop())
-    with _served(running, settings.metrics):
+    with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
         running.run(available_now=available_now)
     stopped = running.report.places.stopped if running.report.places is not None else {}
     if available_now and stopped:

@@ -2,23 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json, tell
+from halfway.pipelines.cli.output import say, show_json, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, settle
 from halfway.schemas.headers import LocalTransactionState
-from halfway.schemas.outcomes import Reason
+from halfway.schemas.outcomes import DISCARD_REASONS
 from halfway.schemas.records import encode_key
 
 if TYPE_CHECKING:
     from halfway.pipelines.operate.erase import Erasure
 
-_REASONS = (str(Reason.CHECK_MAX), str(Reason.EXPIRED))
+_REASONS = tuple(map(str, DISCARD_REASONS))
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
 RemarkOption = Annotated[str | None, typer.Option(help="The reason. The op record keeps it with your name.")]
 GroupOption = Annotated[str | None, typer.Option(help="Its producer group. Sends the op without looking up the transaction.")]
@@ -152,12 +151,8 @@ def _lines(done: "Erasure") -> list[str]:
     if done.files_until_ms is None:
         lines.append("the files that held it are deleted")
     else:
-        lines.append(f"`halfway optimize` deletes the files that held it if it runs after {_utc(done.files_until_ms)}")
+        lines.append(f"`halfway optimize` deletes the files that held it if it runs after {utc_text(done.files_until_ms)}")
     for left in done.topics:
-        until = f"until {_utc(left.until_ms)}, " if left.until_ms is not None else ""
+        until = f"until {utc_text(left.until_ms)}, " if left.until_ms is not None else ""
         lines.append(f"the topic {left.topic} may hold it {until}{left.note}")
     return lines
-
-
-def _utc(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

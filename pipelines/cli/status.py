@@ -2,13 +2,12 @@
 
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json, show_table
+from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.transforms.views.durations import duration_text
 from halfway.transforms.views.totals import counted
@@ -83,7 +82,7 @@ def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"
     else:
-        horizon = f"{_utc(now.horizon_ms)}, {_lag(now.horizon_lag_ms)}"
+        horizon = f"{utc_text(now.horizon_ms)}, {_lag(now.horizon_lag_ms)}"
     if now.unread is None:
         unread = f"unknown: {now.kafka_error}"
     else:
@@ -109,8 +108,4 @@ def _held(transaction: "OpenTransaction", now_ms: int) -> str:
 def _last_batch(now: "Status") -> str:
     if now.last_batch is None:
         return "none yet"
-    return f"{now.last_batch['batch_id']} took {now.last_batch['seconds']:.2f} s, until {_utc(now.last_batch['written_at_ms'])}"
-
-
-def _utc(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return f"{now.last_batch['batch_id']} took {now.last_batch['seconds']:.2f} s, until {utc_text(now.last_batch['written_at_ms'])}"

@@ -64,7 +64,7 @@ def run_demo(
         show: gets the progress twice a second.
 
     Raises:
-        SetupError: the package deltalake is missing, or the checkpoint is not on this machine.
+        SetupError: the checkpoint is not on this machine.
         SettingsError: no Kafka is configured, or ticks are off, so that time would stand still.
         TopicError: a topic breaks a rule.
         KafkaUnavailableError: Kafka cannot be reached.

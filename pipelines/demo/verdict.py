@@ -28,7 +28,7 @@ class DemoJudge:
         """Start to watch, before `traffic` sends anything.
 
         Raises:
-            SetupError: the package deltalake is missing, or the checkpoint is not on this machine.
+            SetupError: the checkpoint is not on this machine.
             KafkaUnavailableError: Kafka cannot be reached.
         """
         self._storage = settings.storage

@@ -10,6 +10,8 @@ from typing import Any, cast
 
 import pyarrow
 from confluent_kafka import Consumer, Message
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
@@ -22,14 +24,6 @@ from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
 from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
-
-try:
-    from deltalake import DeltaTable, QueryBuilder
-    from deltalake.exceptions import DeltaError, TableNotFoundError
-
-    _HAS_DELTALAKE = True
-except ImportError:
-    _HAS_DELTALAKE = False
 
 Row = dict[str, Any]
 
@@ -64,13 +58,7 @@ class TableWatch:
     """Reads the demo's rows of a table when it has a new version, and only from the files that may hold them."""
 
     def __init__(self, storage: StorageSettings, prefix: str) -> None:
-        """Prepare to read the rows whose transaction id begins with `prefix`.
-
-        Raises:
-            SetupError: the package deltalake is missing.
-        """
-        if not _HAS_DELTALAKE:
-            raise SetupError("the demo reads the tables with the package deltalake, which is missing: pip install 'halfway[tables]'")
+        """Prepare to read the rows whose transaction id begins with `prefix`."""
         self._storage = storage
         self._prefix = prefix
         self._tables: dict[Table, DeltaTable] = {}

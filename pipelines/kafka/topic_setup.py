@@ -124,8 +124,8 @@ def create_topics(
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     client = admin_client(settings.kafka)
-    existing = partition_counts(client, _names(settings))
-    missing = [topic for topic in _names(settings) if topic not in existing]
+    existing = partition_counts(client, settings.kafka.all_topics())
+    missing = [topic for topic in settings.kafka.all_topics() if topic not in existing]
     created = [topic for topic in missing if _create(client, topic, partitions, replication, new_topic_config(settings, topic))]
     _wait_until_known(client, missing)
     timed = {topic: partitions for topic in created if _is_timed(settings, topic)}
@@ -143,7 +143,7 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     Raises:
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    counts = partition_counts(client, _names(settings))
+    counts = partition_counts(client, settings.kafka.all_topics())
     configs = _configs(client, list(counts)) if counts else {}
     reports = [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
     problem = _verdicts_problem(settings, configs)
@@ -173,8 +173,8 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         AccessError: this user may not describe the half topic's configuration.
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    half, op, *checks = _names(settings)
-    _verify_existing(settings, partition_counts(client, _names(settings)))
+    half, op, *checks = settings.kafka.all_topics()
+    _verify_existing(settings, partition_counts(client, settings.kafka.all_topics()))
     configs = _configs(client, [half])
     for topic in (op, *checks):
         try:
@@ -214,10 +214,6 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
         config["compression.type"] = UNCOMPRESSED
         config["retention.ms"] = str(_good_retention_ms(settings))
     return config
-
-
-def _names(settings: Settings) -> list[str]:
-    return settings.kafka.all_topics()
 
 
 def _is_timed(settings: Settings, topic: str) -> bool:
@@ -285,7 +281,7 @@ def _verify(client: Admin, settings: Settings, created: list[str], partitions: i
 
 
 def _verify_existing(settings: Settings, known: Collection[str]) -> None:
-    missing = [topic for topic in _names(settings) if topic not in known]
+    missing = [topic for topic in settings.kafka.all_topics() if topic not in known]
     if missing:
         raise TopicError(missing_topics(missing))
 

@@ -11,7 +11,7 @@ from halfway.clients.kafka.diagnosis import alter_topic
 from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.schemas.errors import KafkaUnavailableError, RecordTooLargeError, TopicError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
+from halfway.schemas.headers import RECORD_OVERHEAD_BYTES, HeaderList
 from halfway.schemas.settings import KafkaSettings
 
 _DELIVERY_LIMIT_MS = 30_000
@@ -21,7 +21,6 @@ _BUFFER_BYTES = 64 * 1024 * 1024
 _RECORD_BYTES = 128
 _HEADER_BYTES = 10
 
-HeaderList = list[tuple[str, bytes | None]]
 Compression = Literal["none", "gzip"]
 ANY_PARTITION = -1
 
@@ -66,14 +65,18 @@ class _DeliveryReports:
         return report
 
     def raise_failure(self) -> None:
-        """Raise the first failure since the last call."""
+        """Raise the first failure since the last call.
+
+        Raises:
+            RecordTooLargeError: a topic refuses a record for its size. It comes before all others.
+            KafkaUnavailableError: a record failed for another reason.
+        """
         failure, self._failure = self._failure, None
         size, self._refused_bytes = self._refused_bytes, 0
         if failure is not None:
             topic, error = failure
             if size:
-                what = f"topic {topic} refuses a record of {size} bytes, which is over its max.message.bytes"
-                raise RecordTooLargeError(f"{what}: {alter_topic(topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}")
+                raise RecordTooLargeError(too_large(topic, size))
             raise KafkaUnavailableError(f"cannot write to {topic}: {error.str()}")
 
 
@@ -183,3 +186,9 @@ def record_bytes(key: bytes | None, value: bytes | None, headers: HeaderList) ->
     """Return a record's size in Kafka without compression, or a few bytes more."""
     own = sum(len(name.encode()) + len(content or b"") + _HEADER_BYTES for name, content in headers)
     return _RECORD_BYTES + len(key or b"") + len(value or b"") + own
+
+
+def too_large(topic: str, size: int) -> str:
+    """Return the message for a record of `size` bytes that a topic refuses, with the command that raises its limit."""
+    what = f"topic {topic} refuses a record of {size} bytes, which is over its max.message.bytes"
+    return f"{what}: {alter_topic(topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}"

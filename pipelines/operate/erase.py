@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import pyarrow.compute as pc
 from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.topic_setup import inspect_topics
+from halfway.pipelines.kafka.topic_setup import UNLIMITED, inspect_topics
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
@@ -23,7 +22,6 @@ from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import ERASURES_SCHEMA, Table
 from halfway.transforms.views.pending import view_pending
 
-_FOR_EVER = -1
 _LATEST = {Table.MESSAGES: "committed_at", Table.DISCARDED: "discarded_at", Table.QUARANTINE: "source_timestamp"}
 
 
@@ -112,13 +110,12 @@ def erase(
 
 def _verify_settled(state: StoredState, transaction_id: str, producer_group: str | None) -> None:
     """Refuse a transaction that is pending: its body is still needed, and would come to the tables later."""
-    pending = view_pending(state.rows).transactions
-    for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
-        if producer_group in (None, row["producer_group"]):
-            raise NotErasableError(
-                f"the transaction {transaction_id} of the group {row['producer_group']} is pending: settle it first, with "
-                f"`halfway rollback {transaction_id}`, and erase it when the job has read that"
-            )
+    pending = view_pending(state.rows).find(transaction_id)
+    if pending is not None and producer_group in (None, pending["producer_group"]):
+        raise NotErasableError(
+            f"the transaction {transaction_id} of the group {pending['producer_group']} is pending: settle it first, with "
+            f"`halfway rollback {transaction_id}`, and erase it when the job has read that"
+        )
 
 
 def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]], transaction_id: str, producer_group: str | None) -> None:
@@ -168,7 +165,7 @@ def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Rema
     for topic in topics:
         if topic not in kept_ms:
             yield Remains(topic, None, f"for as long as its retention.ms says, which is not known: {problem}")
-        elif kept_ms[topic] == _FOR_EVER:
+        elif kept_ms[topic] == UNLIMITED:
             yield Remains(topic, None, "for ever: its retention.ms is -1")
         else:
             yield Remains(topic, latest_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")

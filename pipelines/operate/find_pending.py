@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,9 +22,9 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
         NotPendingError: the transaction is not pending. The message says what is known about it.
     """
     stored = read_state(session, storage)
-    pending = view_pending(stored.rows).transactions
-    for row in pending.filter(pc.equal(pending["transaction_id"], transaction_id)).to_pylist():
-        return Target(transaction_id, row["producer_group"], row["incarnation"])
+    pending = view_pending(stored.rows).find(transaction_id)
+    if pending is not None:
+        return Target(transaction_id, pending["producer_group"], pending["incarnation"])
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 

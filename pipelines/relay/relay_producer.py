@@ -8,12 +8,12 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config
-from halfway.clients.kafka.diagnosis import alter_topic, missing_right
+from halfway.clients.kafka.diagnosis import missing_right
+from halfway.pipelines.kafka.writer import record_bytes, too_large
 from halfway.pipelines.relay.places import PlaceRecord, Refusal
 from halfway.pipelines.relay.route import RelayedRecord
 from halfway.pipelines.relay.seat import relay_id
 from halfway.schemas.errors import AccessError
-from halfway.schemas.headers import RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
 
 _POLL_S = 0.05
@@ -66,7 +66,7 @@ class RelayProducer:
             AccessError: this user may not use the transactional id.
             TransactionLostError: Kafka does not answer in time, or refuses.
         """
-        self._user, self._id = settings.kafka.security.user, relay_id(settings.kafka, settings.relay.name)
+        self._user, self._id = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
         self._limit_s = settings.relay.transaction_timeout / 1000
         self._failure: tuple[RelayedRecord, KafkaError, bool] | None = None
         self._transaction = 0
@@ -175,9 +175,7 @@ class RelayProducer:
 
     def _cause(self, record: RelayedRecord, refusal: Refusal, failure: KafkaError) -> str:
         if refusal is Refusal.TOO_LARGE:
-            size = len(record.key) + len(record.value) + sum(len(name) + len(value or b"") for name, value in record.headers)
-            what = f"topic {record.topic} refuses a record of {size} bytes, which is over its max.message.bytes"
-            return f"{what}: {alter_topic(record.topic, 'max.message.bytes', size + RECORD_OVERHEAD_BYTES)}"
+            return too_large(record.topic, record_bytes(record.key, record.value, record.headers))
         if refusal is Refusal.NO_RIGHT:
             return missing_right(self._user, "Write", "topic", record.topic)
         return f"topic {record.topic} does not take it: {failure.str()}"

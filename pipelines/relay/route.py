@@ -5,11 +5,11 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from halfway.clients.reading.committed import CommittedMessage
+from halfway.pipelines.kafka.writer import ANY_PARTITION
 from halfway.pipelines.relay.places import Refusal
 from halfway.schemas.headers import BORN_TIMESTAMP, KEYS, PGROUP, TAGS, TRANSACTION_ID, HeaderList
 from halfway.schemas.settings import Settings
 
-ANY_PARTITION = -1
 _KAFKAS_OWN = "__"
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 

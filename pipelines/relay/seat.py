@@ -35,7 +35,7 @@ class Seat:
 
     def __init__(self, settings: Settings) -> None:
         """Join in the background."""
-        self._user, self._group = settings.kafka.security.user, relay_id(settings.kafka, settings.relay.name)
+        self._user, self._group = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
         self.is_held = False
         options: dict[str, Any] = {
             **librdkafka_config(settings.kafka, ClientLog()),

@@ -27,7 +27,7 @@ ROWS_PER_TASK = 2_000
 """With fewer rows, another task, and with it another file, costs more than it saves."""
 
 
-def few_of(buckets: int) -> int:
+def max_undivided(buckets: int) -> int:
     """Return how many outcomes of a bucket the driver may collect: twice an even share, as buckets differ."""
     return max(1, 2 * ROWS_ON_DRIVER // buckets)
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -19,7 +18,7 @@ from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms
 from halfway.pipelines.kafka.topic_setup import verify_topics
-from halfway.pipelines.resolve.batch_outcomes import few_of
+from halfway.pipelines.resolve.batch_outcomes import max_undivided
 from halfway.pipelines.resolve.failures import explain
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.report import BatchReport
@@ -118,7 +117,7 @@ class ResolveJob:
             verify_ownership(settings, ownership, adopt=self._adopt)
             manifest = ownership.complete_manifest or self._begin(spark, ownership)
             upgrade_tables(spark, settings.storage)
-            if ownership.last_batch_id is not None:
+            if ownership.query_id is not None:  # this is not the very first start
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
             with self._ticks(spark, client, manifest.epoch):
                 self._run_query(spark, client, manifest)
@@ -193,7 +192,7 @@ class ResolveJob:
             self._hand_on_reports(query, ended=True)
 
     def _hand_on_reports(self, query: StreamingQuery, *, ended: bool = False) -> None:
-        """Hand on the reports of finished batches. Spark publishes the consumer lag after a batch, not within it."""
+        """Hand on the reports of finished batches. Spark tells the backlog after a batch, not within it."""
         progress = query.lastProgress if self._reports else None
         done_id = -1 if progress is None else progress.batchId
         while self._reports and (ended or self._reports[0].batch_id <= done_id):
@@ -214,9 +213,9 @@ class ResolveJob:
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
-        slots, few = spark.sparkContext.defaultParallelism, few_of(manifest.buckets)
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
-        function = without_collector(bucket_function(rules, slots, few, adopted))
+        slots = spark.sparkContext.defaultParallelism
+        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), adopted))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)
@@ -254,9 +253,9 @@ class ResolveJob:
 
 def stop_between_batches(query: StreamingQuery) -> None:
     """Stop a query while no batch is under way. Stopped in the middle of one, Spark prints a StackOverflowError."""
-    deadline = monotonic() + _STOP_LIMIT_S
+    deadline = time.monotonic() + _STOP_LIMIT_S
     pause = threading.Event()
-    while query.isActive and monotonic() < deadline:
+    while query.isActive and time.monotonic() < deadline:
         status = query.status
         if not status["isTriggerActive"] or status["message"].startswith(_BETWEEN_BATCHES):
             break

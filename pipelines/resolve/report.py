@@ -21,8 +21,8 @@ class BatchReport:
     known: Mapping[int, BucketReport] = field(default_factory=dict)
     """The last report of every bucket that had input since the start of the job."""
     unread: dict[str, int] | None = None
-    """The consumer lag when the batch was done: by topic, the records that the job had not read; None if it is not
-    known."""
+    """The backlog that the batch left: by topic, the records that Kafka had when the batch was planned and that are
+    above its limit; None if they are not known."""
     lost: int = 0
     """Halves that could not be read back (R17)."""
 

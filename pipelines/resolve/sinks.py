@@ -19,6 +19,7 @@ from halfway.pipelines.storage.delta_tables import append_id, append_once, read_
 from halfway.pipelines.storage.lineage import BatchOrigin, origin_of
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import verify_still_owner
+from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.events import OUTCOME_SCHEMA
@@ -187,7 +188,7 @@ class BatchWriter:
 
     def _origin(self, spark: SparkSession, batch_id: int) -> BatchOrigin:
         if self._last_origin is None or self._last_origin.batch_id != batch_id:
-            self._last_origin = origin_of(spark, self._settings.storage, self._query_id, batch_id)
+            self._last_origin = origin_of(HadoopFiles(spark, self._settings.storage), self._query_id, batch_id)
         return self._last_origin
 
     def _bookmark(self, report: BatchReport) -> Bookmark:

@@ -78,7 +78,10 @@ def records_since(spark: SparkSession, kafka: KafkaSettings, topics: Sequence[st
 
 
 def unread_records(progress: StreamingQueryProgress | None) -> dict[str, int] | None:
-    """Return the consumer lag after the batch of this progress: by topic, the records that were not read.
+    """Return the backlog that the batch of this progress left: by topic, the records above its limit.
+
+    Spark asks Kafka for the ends when it plans a batch, so that this is 0 wherever no rate limit cuts the batch short:
+    ticks that come meanwhile are no backlog. Among the records of a backlog ticks count too, as Spark tells offsets.
 
     Returns None before the first batch and for a trigger without data, for which Spark reports no offsets.
     """

@@ -6,9 +6,9 @@ made of from the commit that appended it: the job writes how far the batch had r
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from hashlib import sha256
 from typing import NoReturn
 
@@ -16,14 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.delta_tables import read_table, table_name
-from halfway.pipelines.storage.file_systems import read_text
-from halfway.pipelines.storage.manifest import Manifest, checkpoint_file
-from halfway.pipelines.storage.state_reader import OFFSETS, batches_in, ends_in
+from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, ends_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
-_COMMITS = 100
+COMMITS_LOOKED_AT = 100
 """The newest commits of a table to look through: compactions follow the last append."""
 
 
@@ -62,30 +61,52 @@ def origin_in(commits: Iterable[str | None], query_id: str) -> BatchOrigin | Non
     return None
 
 
-def origin_of(spark: SparkSession, storage: StorageSettings, query_id: str, batch_id: int) -> BatchOrigin:
+def origin_of(files: CheckpointFiles, query_id: str, batch_id: int) -> BatchOrigin:
     """Return the origin of a batch that the checkpoint has planned."""
-    return BatchOrigin.of(query_id, batch_id, read_text(spark, checkpoint_file(storage, f"{OFFSETS}/{batch_id}")) or "")
+    return BatchOrigin.of(query_id, batch_id, files.text(f"{OFFSETS}/{batch_id}") or "")
 
 
-def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int) -> None:
-    """Refuse a checkpoint that is older than its tables, or that they were not written with.
+def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> None:
+    """Refuse a checkpoint that is older than its tables, or that they were not written with. No job runs on it.
 
     Args:
         spark: the session.
         storage: where checkpoint and tables are.
         manifest: the checkpoint's.
-        last_batch_id: the last batch that the checkpoint has planned.
+        last_batch_id: the last batch that the checkpoint has planned; None before the first one.
 
     Raises:
         OwnershipError: the message says what to do.
     """
-    for table, batch_id in _batches_after(spark, storage, manifest.epoch, last_batch_id):
-        _refuse(storage, table, f"ends with batch {last_batch_id}, and the table {{}} holds batch {batch_id} of it")
+    end = "has run no batch" if last_batch_id is None else f"ends with batch {last_batch_id}"
+    for table, batch_id in _batches_after(spark, storage, manifest.epoch, -1 if last_batch_id is None else last_batch_id):
+        _refuse(storage, table, f"{end}, and the table {{}} holds batch {batch_id} of it")
+    verify_commits(HadoopFiles(spark, storage), storage, manifest.query_id, partial(notes_in, spark, storage))
+
+
+def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, notes: Callable[[Table], Iterable[str | None]]) -> None:
+    """Refuse a checkpoint that has not read what the last commits of its query were made of. A job may run on it.
+
+    Args:
+        files: the checkpoint's.
+        storage: where checkpoint and tables are.
+        query_id: the checkpoint's.
+        notes: returns the `userMetadata` of the newest commits of a table, the newest first.
+
+    Raises:
+        OwnershipError: the message says what to do.
+    """
     for table in Table:
-        history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {_COMMITS}").orderBy(F.desc("version"))
-        origin = origin_in((row[0] for row in history.select("userMetadata").collect()), manifest.query_id)
-        if origin is not None and not _has_read(spark, storage, origin):
+        # Before the checkpoint: a job that runs plans a batch before it commits it.
+        origin = origin_in(notes(table), query_id)
+        if origin is not None and not _has_read(files, origin):
             _refuse(storage, table, f"has not read what batch {origin.batch_id} of the table {{}} was made of")
+
+
+def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str | None]:
+    """Return the `userMetadata` of the newest commits of a table, the newest first."""
+    history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}").orderBy(F.desc("version"))
+    return [row[0] for row in history.select("userMetadata").collect()]
 
 
 def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, batch_id: int) -> list[tuple[Table, int]]:
@@ -99,12 +120,12 @@ def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, ba
     return [(Table(table), number) for table, number in found if number is not None]
 
 
-def _has_read(spark: SparkSession, storage: StorageSettings, origin: BatchOrigin) -> bool:
+def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
     """Return True if the checkpoint has this very batch or, where Spark has removed it, has read at least as far."""
-    later = [number for number in batches_in(spark, storage, OFFSETS) if number >= origin.batch_id]
+    later = [number for number in files.batches(OFFSETS) if number >= origin.batch_id]
     if not later:
         return False
-    own = origin_of(spark, storage, origin.query_id, later[0])
+    own = origin_of(files, origin.query_id, later[0])
     return own == origin if own.batch_id == origin.batch_id else own.read >= origin.read
 
 

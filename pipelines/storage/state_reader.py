@@ -58,18 +58,18 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     folder = local_path(storage.checkpoint)
     # Where Hadoop is configured, a path without a scheme may be on another file system.
     is_local = folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ)
-    files = _LocalFiles(folder) if folder is not None and is_local else _HadoopFiles(session(), storage)
+    files = LocalFiles(folder) if folder is not None and is_local else HadoopFiles(session(), storage)
     if not files.exist():
         raise _no_state(storage)
     for left in reversed(range(_TRIES)):
-        batch_id = _chosen(files.batches(), batches_ago)
+        batch_id = _chosen(files.batches(COMMITS), batches_ago)
         if batch_id is None:
             return StoredState(None, [], {})
         try:
             return _read(files, session, storage, batch_id)
         except (PySparkException, Py4JJavaError, FileNotFoundError, KeyError, ValueError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
-            if not left and _chosen(files.batches(), batches_ago) == batch_id:
+            if not left and _chosen(files.batches(COMMITS), batches_ago) == batch_id:
                 first_line = str(error).strip().partition("\n")[0]
                 raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line}") from None
             log.info("event=state_read_again batch_id=%d", batch_id)
@@ -81,41 +81,54 @@ def _no_state(storage: StorageSettings) -> HalfwayError:
 
 
 @dataclass(frozen=True)
-class _LocalFiles:
+class LocalFiles:
+    """The files of a checkpoint on the local disk."""
+
     folder: Path
 
     def exist(self) -> bool:
+        """Return True if there is a checkpoint."""
         return self.folder.is_dir()
 
-    def batches(self) -> list[int]:
-        commits = self.folder / COMMITS
-        return batch_ids(path.name for path in commits.iterdir()) if commits.is_dir() else []
+    def batches(self, of: str) -> list[int]:
+        """Return the ids of the batches in a folder, OFFSETS or COMMITS, in order."""
+        folder = self.folder / of
+        return batch_ids(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
     def text(self, name: str) -> str | None:
+        """Return what a file holds; None if it does not exist."""
         file = self.folder / name
         return file.read_text() if file.exists() else None
 
 
 @dataclass(frozen=True)
-class _HadoopFiles:
+class HadoopFiles:
+    """The same files, wherever Spark can reach them."""
+
     spark: SparkSession
     storage: StorageSettings
 
     def exist(self) -> bool:
+        """Return True if there is a checkpoint."""
         return bool(names_in(self.spark, self.storage.checkpoint))
 
-    def batches(self) -> list[int]:
-        return batches_in(self.spark, self.storage, COMMITS)
+    def batches(self, of: str) -> list[int]:
+        """Return the ids of the batches in a folder, OFFSETS or COMMITS, in order."""
+        return batches_in(self.spark, self.storage, of)
 
     def text(self, name: str) -> str | None:
+        """Return what a file holds; None if it does not exist."""
         return read_text(self.spark, checkpoint_file(self.storage, name))
 
 
-def _read(files: _LocalFiles | _HadoopFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
+CheckpointFiles = LocalFiles | HadoopFiles
+
+
+def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
     offsets, manifest, status = (files.text(name) for name in (f"{OFFSETS}/{batch_id}", MANIFEST_FILE, STATUS_FILE))
     if offsets is None:
         raise FileNotFoundError(f"{OFFSETS}/{batch_id}")
-    if isinstance(files, _LocalFiles) and manifest is not None and is_known_format(offsets):
+    if isinstance(files, LocalFiles) and manifest is not None and is_known_format(offsets):
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
         rows = _rows(session(), storage, batch_id)

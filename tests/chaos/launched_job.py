@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from halfway.pipelines.storage.state_reader import ends_in
+from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, LocalFiles, ends_in
 from tests.chaos.launcher import ARM_FILE, GO_FILE, REACHED_FILE, Step, write_atomically
 from tests.chaos.waiting import ChaosError, until
 from tests.support.commands import as_options, run_halfway
@@ -106,12 +106,11 @@ class LaunchedJob:
 
     def last_batch(self) -> int:
         """Return the number of the last batch committed in this checkpoint; -1 before the first."""
-        folder = self.checkpoint / "commits"
-        return max((int(file.name) for file in folder.glob("[0-9]*")), default=-1) if folder.exists() else -1
+        return max(LocalFiles(self.checkpoint).batches(COMMITS), default=-1)
 
     def read_to(self, topic: str) -> dict[int, int]:
         """Return the offset up to which the committed batches have read each partition of a topic."""
-        return ends_in((self.checkpoint / "offsets" / str(self.last_batch())).read_text())[topic]
+        return ends_in((self.checkpoint / OFFSETS / str(self.last_batch())).read_text())[topic]
 
     def wait_for_batches(self, count: int) -> None:
         """Wait until `count` more batches are committed."""

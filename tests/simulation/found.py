@@ -14,25 +14,20 @@ class Found(NamedTuple):
     actions: tuple[Action, ...]
 
 
+def _send(
+    dt_ms: int, group: str, transaction_id: str, fate: Fate, way: str, *, delay_ms: int, immunity_s: int = 0, size: int = 0
+) -> Action:
+    arguments = {"group": group, "transaction_id": transaction_id, "fate": fate, "way": way, "delay_ms": delay_ms}
+    return Action("send", dt_ms, {**arguments, "immunity_s": immunity_s, "size": size})
+
+
 FOUND = (
     Found(
         "line 2",
         "lost after an adoption",
         (
             Action("start", 0, {"adopt": True}),
-            Action(
-                "send",
-                0,
-                {
-                    "group": "g1",
-                    "transaction_id": "t5",
-                    "fate": Fate.COMMIT,
-                    "way": "dies after",
-                    "delay_ms": 500,
-                    "immunity_s": 0,
-                    "size": 0,
-                },
-            ),
+            _send(0, "g1", "t5", Fate.COMMIT, "dies after", delay_ms=500),
             Action("wait", 7000, {"ms": 31000, "steps": 4}),
             Action("new_checkpoint", 0, {}),
             Action("wait", 100, {"ms": 65000, "steps": 2}),
@@ -43,11 +38,7 @@ FOUND = (
         "line 3",
         "R8 no last call",
         (
-            Action(
-                "send",
-                0,
-                {"group": "g2", "transaction_id": "t3", "fate": Fate.NEVER, "way": "op", "delay_ms": 500, "immunity_s": 0, "size": 0},
-            ),
+            _send(0, "g2", "t3", Fate.NEVER, "op", delay_ms=500),
             Action("kill", 7000, {}),
             Action("start", 1000, {}),
             Action("wait", 3000, {"ms": 9000000, "steps": 1}),
@@ -59,19 +50,7 @@ FOUND = (
         (
             Action("set", 7000, {"name": "resolution.max_body_bytes", "value": 50}),
             Action("start", 0, {}),
-            Action(
-                "send",
-                3000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t21",
-                    "fate": Fate.COMMIT,
-                    "way": "dies before",
-                    "delay_ms": 0,
-                    "immunity_s": 0,
-                    "size": 100,
-                },
-            ),
+            _send(3000, "g2", "t21", Fate.COMMIT, "dies before", delay_ms=0, size=100),
             Action("kill", 7000, {}),
             Action("lose_commit", 0, {}),
         ),
@@ -83,54 +62,14 @@ FOUND = (
             Action("start", 1000, {}),
             Action("half", 0, {"group": "g2", "transaction_id": "t0", "incarnation": 1, "size": 4}),
             Action("kill_at", 100, {"step": 12}),
-            Action(
-                "send",
-                0,
-                {
-                    "group": "g1",
-                    "transaction_id": "t0",
-                    "fate": Fate.NEVER,
-                    "way": "unsure",
-                    "delay_ms": 40000,
-                    "immunity_s": 0,
-                    "size": 100,
-                },
-            ),
-            Action(
-                "send",
-                7000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t4",
-                    "fate": Fate.COMMIT,
-                    "way": "unknown",
-                    "delay_ms": 4000,
-                    "immunity_s": 1,
-                    "size": 4,
-                },
-            ),
+            _send(0, "g1", "t0", Fate.NEVER, "unsure", delay_ms=40000, size=100),
+            _send(7000, "g2", "t4", Fate.COMMIT, "unknown", delay_ms=4000, immunity_s=1, size=4),
             Action("kill_at", 0, {"step": 20}),
-            Action(
-                "send",
-                7000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t10",
-                    "fate": Fate.COMMIT,
-                    "way": "dies before",
-                    "delay_ms": 9000,
-                    "immunity_s": 0,
-                    "size": 4,
-                },
-            ),
+            _send(7000, "g2", "t10", Fate.COMMIT, "dies before", delay_ms=9000, size=4),
             Action("wait", 7000, {"ms": 7000, "steps": 4}),
             Action("scale_service", 3000, {"group": "g1", "instances": 2}),
             Action("scale_service", 0, {"group": "g2", "instances": 1}),
-            Action(
-                "send",
-                3000,
-                {"group": "g1", "transaction_id": "t12", "fate": Fate.COMMIT, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 0},
-            ),
+            _send(3000, "g1", "t12", Fate.COMMIT, "op", delay_ms=40000),
             Action("set", 7000, {"name": "resolution.transactionCheckMax", "value": 1}),
             Action("start", 0, {}),
             Action("half", 100, {"group": "g2", "transaction_id": "t14", "incarnation": 0, "size": 4}),
@@ -141,32 +80,12 @@ FOUND = (
         "R15 behind",
         (
             Action("start", 0, {}),
-            Action(
-                "send",
-                0,
-                {"group": "g2", "transaction_id": "t9", "fate": Fate.COMMIT, "way": "op", "delay_ms": 9000, "immunity_s": 0, "size": 0},
-            ),
-            Action(
-                "send",
-                1000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t11",
-                    "fate": Fate.ROLLBACK,
-                    "way": "dies before",
-                    "delay_ms": 0,
-                    "immunity_s": 0,
-                    "size": 0,
-                },
-            ),
+            _send(0, "g2", "t9", Fate.COMMIT, "op", delay_ms=9000),
+            _send(1000, "g2", "t11", Fate.ROLLBACK, "dies before", delay_ms=0),
             Action("wait", 0, {"ms": 130000, "steps": 4}),
             Action("replay", 3000, {}),
             Action("start", 1000, {"adopt": True}),
-            Action(
-                "send",
-                3000,
-                {"group": "g2", "transaction_id": "t18", "fate": Fate.NEVER, "way": "unsure", "delay_ms": 0, "immunity_s": 20, "size": 4},
-            ),
+            _send(3000, "g2", "t18", Fate.NEVER, "unsure", delay_ms=0, immunity_s=20, size=4),
             Action("wait", 0, {"ms": 31000, "steps": 1}),
         ),
     ),
@@ -175,30 +94,14 @@ FOUND = (
         "aborted",
         (
             Action("begin_tx", 1000, {}),
-            Action(
-                "send",
-                1000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t11",
-                    "fate": Fate.ROLLBACK,
-                    "way": "dies before",
-                    "delay_ms": 0,
-                    "immunity_s": 0,
-                    "size": 0,
-                },
-            ),
+            _send(1000, "g2", "t11", Fate.ROLLBACK, "dies before", delay_ms=0),
         ),
     ),
     Found(
         "line 9",
         "R1 twice",
         (
-            Action(
-                "send",
-                1000,
-                {"group": "g1", "transaction_id": "t4", "fate": Fate.COMMIT, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 4},
-            ),
+            _send(1000, "g1", "t4", Fate.COMMIT, "op", delay_ms=40000, size=4),
             Action("freeze_at", 100, {"step": 1}),
             Action("start", 1000, {"adopt": True}),
             Action("new_checkpoint", 1000, {}),
@@ -212,33 +115,9 @@ FOUND = (
         (
             Action("start", 0, {}),
             Action("back_up", 7000, {}),
-            Action(
-                "send",
-                1000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t5",
-                    "fate": Fate.COMMIT,
-                    "way": "unsure",
-                    "delay_ms": 4000,
-                    "immunity_s": 0,
-                    "size": 100,
-                },
-            ),
+            _send(1000, "g2", "t5", Fate.COMMIT, "unsure", delay_ms=4000, size=100),
             Action("settle", 7000, {"transaction_id": "t5", "action": "COMMIT"}),
-            Action(
-                "send",
-                3000,
-                {
-                    "group": "g2",
-                    "transaction_id": "t6",
-                    "fate": Fate.COMMIT,
-                    "way": "dies after",
-                    "delay_ms": 0,
-                    "immunity_s": 0,
-                    "size": 100,
-                },
-            ),
+            _send(3000, "g2", "t6", Fate.COMMIT, "dies after", delay_ms=0, size=100),
             Action("kill", 1000, {}),
             Action("restore", 100, {}),
         ),
@@ -249,24 +128,8 @@ FOUND = (
         (
             Action("start", 0, {}),
             Action("back_up", 7000, {}),
-            Action(
-                "send",
-                7000,
-                {
-                    "group": "g1",
-                    "transaction_id": "t9",
-                    "fate": Fate.COMMIT,
-                    "way": "unknown",
-                    "delay_ms": 9000,
-                    "immunity_s": 1,
-                    "size": 4,
-                },
-            ),
-            Action(
-                "send",
-                7000,
-                {"group": "g2", "transaction_id": "t10", "fate": Fate.ROLLBACK, "way": "op", "delay_ms": 40000, "immunity_s": 0, "size": 0},
-            ),
+            _send(7000, "g1", "t9", Fate.COMMIT, "unknown", delay_ms=9000, immunity_s=1, size=4),
+            _send(7000, "g2", "t10", Fate.ROLLBACK, "op", delay_ms=40000),
             Action("kill", 1000, {}),
             Action("restore", 100, {}),
         ),
@@ -289,46 +152,45 @@ FOUND = (
         "bookmark",
         (
             Action("start", 1000, {}),
-            Action(
-                "send",
-                7000,
-                {"group": "g1", "transaction_id": "t2", "fate": Fate.COMMIT, "way": "op", "delay_ms": 4000, "immunity_s": 0, "size": 100},
-            ),
+            _send(7000, "g1", "t2", Fate.COMMIT, "op", delay_ms=4000, size=100),
             Action("new_checkpoint", 0, {}),
             Action("kill_at", 3000, {"step": 3}),
-            Action(
-                "send",
-                0,
-                {"group": "g2", "transaction_id": "t11", "fate": Fate.COMMIT, "way": "op", "delay_ms": 0, "immunity_s": 1, "size": 4},
-            ),
+            _send(0, "g2", "t11", Fate.COMMIT, "op", delay_ms=0, immunity_s=1, size=4),
         ),
     ),
     Found(
         "R5",
         "R5 unheard",
         (
-            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 600_000}),
-            Action("start", 1_000, {}),
-            Action(
-                "send",
-                1_000,
-                {
-                    "group": "g1",
-                    "transaction_id": "t1",
-                    "fate": Fate.COMMIT,
-                    "way": "op",
-                    "delay_ms": 510_000,
-                    "immunity_s": 0,
-                    "size": 4,
-                },
-            ),
-            Action("wait", 0, {"ms": 470_000, "steps": 470}),
-            Action("kill", 10_000, {}),
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 600000}),
+            Action("start", 1000, {}),
+            _send(1000, "g1", "t1", Fate.COMMIT, "op", delay_ms=510000, size=4),
+            Action("wait", 0, {"ms": 470000, "steps": 470}),
+            Action("kill", 10000, {}),
             Action("new_checkpoint", 0, {}),
-            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 6_000}),
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 6000}),
             Action("set", 0, {"name": "kafka.max_offsets_per_trigger", "value": 200}),
             Action("start", 0, {"adopt": True}),
-            Action("wait", 0, {"ms": 20_000, "steps": 200}),
+            Action("wait", 0, {"ms": 20000, "steps": 200}),
         ),
+    ),
+    *(
+        Found(
+            f"decision 6, a copy from before {what}",
+            "lost",
+            (
+                Action("kill_at", 0, {"step": step}),
+                Action("start", 0, {}),
+                Action("back_up", 0, {}),
+                Action("start", 0, {}),
+                _send(1000, "g1", "t1", Fate.COMMIT, "op", delay_ms=0),
+                Action("kill", 1000, {}),
+                _send(1000, "g1", "t2", Fate.COMMIT, "op", delay_ms=0),
+                Action("restore", 100, {}),
+                Action("start", 1000, {}),
+                Action("wait", 0, {"ms": 31000, "steps": 4}),
+            ),
+        )
+        for step, what in ((1, "the tables"), (5, "the first batch"))
     ),
 )

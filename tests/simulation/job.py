@@ -62,7 +62,7 @@ class Job:
         found = read_ownership(spark, settings.storage)
         verify_ownership(settings, found, adopt=adopt)
         self.manifest: Manifest = found.complete_manifest or self._begin(found)
-        if found.last_batch_id is not None:
+        if found.query_id is not None:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
         adopted = self.manifest.adopted.get(HALF, {})

@@ -262,7 +262,7 @@ _FILES = {
     ownership: ("read_json", "table_exists", "owner_of"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
     terms: ("read_json", "write_json"),
-    lineage: ("read_text", "_batches_after"),
+    lineage: ("_batches_after",),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),
 }

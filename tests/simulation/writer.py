@@ -11,6 +11,7 @@ from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.pipelines.storage.lineage import origin_of
 from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
@@ -137,7 +138,7 @@ class SimulatedWriter(BatchWriter):
         """Append once, and fail if the table has another owner by then, as `_append_once` does."""
         self._job.step(f"before {table}")
         storage: Any = self._job.storage
-        origin = origin_of(storage, self._settings.storage, self._query_id, report.batch_id).to_json()
+        origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id).to_json()
         storage.append(table, append_id(self._query_id, what), report.batch_id, rows, self._job.name, origin)
         self._verify_still_owner(storage, table)
         self._job.step(f"after {table}")

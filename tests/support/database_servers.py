@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tarfile
 import tempfile
@@ -20,6 +19,7 @@ from typing import Any
 import psycopg
 import pymysql
 
+from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.pipelines.runtime.paths import locked
 from tests.support.waiting import until
@@ -67,7 +67,7 @@ def postgres_server() -> Iterator[PostgresServer]:
             tarfile.open(fileobj=inner, mode="r:xz") as tar,
         ):
             tar.extractall(folder, filter="data")
-        data, port = folder / "data", _free_port()
+        data, port = folder / "data", free_port()
         command = [
             folder / "bin" / "initdb",
             "--pgdata",
@@ -93,7 +93,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 def mariadb_server() -> Iterator[MariaDbServer]:
     """Run a MariaDB."""
     with _folder() as (folder, user):
-        program, port, log = _unpacked_mariadb(), _free_port(), folder / "log"
+        program, port, log = _unpacked_mariadb(), free_port(), folder / "log"
         command = [program / "bin" / "mariadbd", "--no-defaults", f"--datadir={folder}", f"--lc-messages-dir={program / 'share'}"]
         command += [f"--port={port}", "--bind-address=127.0.0.1", f"--socket={folder / 'socket'}", "--skip-grant-tables"]
         command += [
@@ -172,10 +172,3 @@ def _running(command: list[str], log: Path, **options: Any) -> "Iterator[subproc
         process.send_signal(signal.SIGCONT)
         process.send_signal(signal.SIGQUIT if "postgres" in command[0] else signal.SIGKILL)
         process.wait(_LIMIT_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -6,6 +6,7 @@ It works on whole Arrow columns: a million pending transactions need no Python o
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -49,6 +50,11 @@ class PendingView:
     """Number of verdicts that wait for their half (R10)."""
     remembered: int
     """Number of settled ids that are not forgotten yet (R11)."""
+
+    def find(self, transaction_id: str) -> dict[str, Any] | None:
+        """Return the pending transaction with this id, a row of PENDING_SCHEMA; None if there is none."""
+        found = self.transactions.filter(pc.equal(self.transactions["transaction_id"], transaction_id)).to_pylist()
+        return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

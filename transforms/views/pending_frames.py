@@ -171,7 +171,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
         producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (of one of the answers), example
         (the id of the oldest).
     """
-    is_unknown = F.col("action").isin("UNKNOWN", "UNKNOW")
+    is_unknown = F.col("action").isin([said for said, action in h.ACTIONS.items() if action is h.LocalTransactionState.UNKNOWN])
     why = (
         F.when(F.col("producer_group").isin(sorted(absent_groups)), Why.AWAY)
         .when(F.col("check_times") == 0, Why.NOT_ASKED)

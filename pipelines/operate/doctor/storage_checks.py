@@ -5,7 +5,9 @@ Local folders are read as plain files, because Spark takes 10 s to start. Other 
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
+from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, notes_in, verify_commits
 from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
-from halfway.pipelines.storage.state_reader import OFFSETS, batch_ids
+from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, LocalFiles
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
@@ -56,12 +59,18 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _ownership(settings: Settings) -> Iterator[Finding]:
-    places = (settings.storage.warehouse, settings.storage.checkpoint)
-    if settings.storage.catalog_schema or any(local_path(uri) is None for uri in places):
-        found = read_ownership(spark_session(settings), settings.storage)
+    storage = settings.storage
+    files: CheckpointFiles
+    notes: Callable[[Table], Iterable[str | None]]
+    if storage.catalog_schema or any(local_path(uri) is None for uri in (storage.warehouse, storage.checkpoint)):
+        spark = spark_session(settings)
+        found, files, notes = read_ownership(spark, storage), HadoopFiles(spark, storage), partial(notes_in, spark, storage)
     else:
-        found = read_local_ownership(settings.storage)
+        found, files, notes = read_local_ownership(storage), LocalFiles(_local(storage.checkpoint)), partial(_local_notes, storage)
     verify_ownership(settings, found, adopt=False)
+    if found.query_id is not None and found.tables.keys() == set(Table):
+        with _reading(storage):
+            verify_commits(files, storage, found.query_id, notes)
     new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
 
@@ -72,20 +81,42 @@ def read_local_ownership(places: StorageSettings) -> Ownership:
     Raises:
         SetupError: a file cannot be read or is damaged.
     """
-    warehouse, checkpoint = local_path(places.warehouse), local_path(places.checkpoint)
-    if warehouse is None or checkpoint is None:
-        raise SetupError("storage is not on this machine")
-    try:
-        logs = {table: warehouse / table / "_delta_log" for table in Table}
-        offsets, manifest = checkpoint / OFFSETS, _json(checkpoint / MANIFEST_FILE)
+    checkpoint = _local(places.checkpoint)
+    with _reading(places):
+        logs = {table: _log_of(places, table) for table in Table}
+        manifest = _json(checkpoint / MANIFEST_FILE)
         return Ownership(
             manifest=Manifest.from_json(manifest) if manifest else None,
             query_id=_json(checkpoint / METADATA_FILE).get("id"),
-            last_batch_id=max(batch_ids(path.name for path in offsets.iterdir()), default=None) if offsets.is_dir() else None,
+            last_batch_id=max(LocalFiles(checkpoint).batches(OFFSETS), default=None),
             tables={table: Owner.of(_table_properties(log)) for table, log in logs.items() if log.is_dir()},
         )
+
+
+def _local_notes(places: StorageSettings, table: Table) -> Iterator[str | None]:
+    """Yield the `userMetadata` of the newest commits of a table, the newest first."""
+    for commit in sorted(_log_of(places, table).glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]:
+        actions = map(json.loads, commit.read_text().splitlines())
+        yield next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
+
+
+@contextmanager
+def _reading(places: StorageSettings) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError) as error:
-        raise SetupError(f"cannot read the checkpoint {checkpoint} or the tables in {warehouse}: {error}") from None
+        raise SetupError(f"cannot read the checkpoint {places.checkpoint} or the tables in {places.warehouse}: {error}") from None
+
+
+def _log_of(places: StorageSettings, table: Table) -> Path:
+    return _local(places.warehouse) / table / "_delta_log"
+
+
+def _local(uri: str) -> Path:
+    folder = local_path(uri)
+    if folder is None:
+        raise SetupError("storage is not on this machine")
+    return folder
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -33,3 +33,14 @@ def test_no_path_of_this_machine_is(svg: str) -> None:
 
 def test_nothing_is_loaded_from_elsewhere(svg: str) -> None:
     assert re.findall(r"(?:url\(|href=)\"?'?http", svg) == []
+
+
+def test_a_narrow_text_has_a_narrow_picture_with_letters_of_the_same_size(svg: str, tmp_path: Path) -> None:
+    terminal.picture("version", "halfway --version", "1.0\n")
+    narrow = (tmp_path / "version.svg").read_text()
+    (shown, drawn), (wide_shown, wide_drawn) = (
+        map(float, re.findall(r'width="(\d+)" viewBox="0 0 (\S+)', picture)[0]) for picture in (narrow, svg)
+    )
+    assert drawn < 300
+    assert wide_drawn > 1_000
+    assert shown / drawn == pytest.approx(wide_shown / wide_drawn, rel=0.01)

@@ -10,7 +10,6 @@ from tests.chaos.plans import Decision, Fate, body_of, digest, plan_of
 from tests.chaos.reading import Tick
 
 GROUP = "alpha"
-HORIZON_MS = 9_000
 
 
 def body(name: str) -> str:

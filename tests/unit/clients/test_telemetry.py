@@ -17,7 +17,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.testclient import TestClient
 
-from halfway import LocalTransactionState, SqlTransactions
+from halfway import CheckRequest, KafkaSettings, LocalTransactionState, SqlTransactions
+from halfway.clients.telemetry import OpenTelemetry
 from halfway.schemas.headers import Source
 from halfway.schemas.records import Record
 from halfway.testing import InMemoryHalfway, in_memory_halfway
@@ -122,6 +123,14 @@ def test_one_trace_leads_from_the_request_to_the_consumer(
     attributes = spans["send transactions.op"].attributes
     assert attributes is not None
     assert (attributes["messaging.system"], attributes["messaging.destination.name"]) == ("kafka", "transactions.op")
+
+
+def test_the_span_of_a_check_names_the_topic_of_its_group(reported: Reported) -> None:
+    settings = KafkaSettings(bootstrap_servers="in-memory:1", check_topics={"shop": "shop.check"})
+    request = CheckRequest(transaction_id="t", topic="orders", body=b"", producer_group="shop", check_times=1, check_id="t:0.0:1")
+    with OpenTelemetry(settings, "shop").check(request):
+        pass
+    assert reported.spans().keys() == {"process shop.check"}
 
 
 def test_sends_failures_times_and_answers_are_counted(reported: Reported) -> None:

@@ -117,18 +117,18 @@ def outcome(kind: Kind, offset: int, partition: int = 0) -> Outcome:
     return Outcome(kind, f"id{offset}", source, partition, offset, 5, 6, "g", "orders", 1, 2, "", "größe")
 
 
-@pytest.mark.parametrize("few", [0, 1_000])
-def test_outcomes_come_out_as_they_went_in(few: int) -> None:
+@pytest.mark.parametrize("max_undivided", [0, 1_000])
+def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
     sent = [outcome(kind, offset, offset % 3) for offset in range(0, 5 * CHUNK_OFFSETS, 1_000) for kind in Kind if kind is not Kind.REPORT]
-    rows = pack_outcomes(sent, 2, few, {})
+    rows = pack_outcomes(sent, 2, max_undivided, {})
     found = []
     for kind, slot, may_be_held, count, pack in rows:
         table = unpack(pack)
         assert (table.num_rows, may_be_held, set(table["kind"].to_pylist())) == (count, False, {kind})
-        assert slot in ((UNDIVIDED,) if few else (0, 1))
+        assert slot in ((UNDIVIDED,) if max_undivided else (0, 1))
         found.extend(Outcome(*row.values()) for row in table.to_pylist())
     assert Counter(found) == Counter(sent)
-    assert len(rows) == (4 if few else 8)
+    assert len(rows) == (4 if max_undivided else 8)
 
 
 def test_records_that_lie_together_are_read_by_one_task() -> None:

@@ -1,6 +1,7 @@
 """The bookmark moves with the effect, on real databases, in each way that a service may reach them."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -37,6 +38,20 @@ def test_effect_and_bookmark_commit_together(shop: SqlWorld) -> None:
         assert bookmarks(shop).load() == place
     assert bookmarks(shop, "another reader").load() is None
     assert shop.orders() == ["0.7", "0.8", "1.0"]
+
+
+def test_readers_that_start_together_make_the_table_once(shop: SqlWorld) -> None:
+    for _ in range(5):
+        shop.run("DROP TABLE IF EXISTS halfway_bookmarks")
+        together = threading.Barrier(4)
+
+        def load(name: str, together: threading.Barrier = together) -> Bookmark | None:
+            mine = bookmarks(shop, name)
+            together.wait(30)
+            return mine.load()
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(load, "abcd")) == [None] * 4
 
 
 def test_a_block_that_fails_moves_nothing_and_asks_for_the_bookmark_again(shop: SqlWorld) -> None:
@@ -111,6 +126,24 @@ def test_a_block_that_has_rolled_its_transaction_back_writes_nothing(shop: SqlWo
                     pass
     if shop.kind != "sqlite":  # It never rolls back by itself; after a rollback by hand sqlite3 commits each statement.
         assert shop.orders() == []
+
+
+def test_a_block_that_has_committed_by_itself_is_refused(shop: SqlWorld) -> None:
+    """What it has written since would commit in another transaction than the bookmark."""
+    mine = bookmarks(shop)
+    mine.load()
+
+    def commit_halfway() -> None:
+        with mine.advance(Bookmark(0, 5)) as tx:
+            order(tx, "with the bookmark")
+            tx.raw().commit()
+            order(tx, "without it")
+
+    with pytest.raises(BookmarkMovedError, match="was over before its block"):
+        commit_halfway()
+    assert mine.load() == Bookmark(0, 5)
+    if shop.kind != "sqlite":
+        assert shop.orders() == ["with the bookmark"]
 
 
 def test_wrong_use_is_refused(shop: SqlWorld) -> None:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipelines.operate.doctor.finding import Health
+from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World
@@ -26,6 +28,13 @@ def restore(w: World, folder: Path) -> None:
     shutil.copytree(folder, w.settings.storage.checkpoint)
 
 
+def told_by_doctor(w: World, health: Health) -> str:
+    """Return what `halfway doctor` says of the ownership."""
+    [finding] = [each for each in storage_findings(w.settings) if each.check == "ownership"]
+    assert finding.health is health, finding
+    return finding.text
+
+
 def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld, tmp_path: Path) -> None:
     w = world()
     send(w, 1)
@@ -40,7 +49,9 @@ def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld,
     ) as caught:
         w.resolve()
     assert "\n" not in str(caught.value)
+    assert "it is an older copy" in told_by_doctor(w, Health.PROBLEM)
     restore(w, tmp_path / "newest")
+    assert told_by_doctor(w, Health.OK) == "checkpoint and tables belong together"
     w.resolve()
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
 

@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.pipelines.operate.doctor.kafka_checks import copy_problems
 from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
 from halfway.pipelines.resolve.metrics import JobMetrics, served
+from halfway.pipelines.storage.delta_tables import Owner
+from halfway.pipelines.storage.lineage import BatchOrigin
+from halfway.pipelines.storage.manifest import Manifest
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings
+from halfway.schemas.state_format import FORMAT_VERSION
+from halfway.schemas.tables import Table
 from tests.support.commands import run_halfway
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -125,3 +131,30 @@ def test_a_damaged_checkpoint_is_a_finding_and_no_traceback(tmp_path: Path) -> N
     with pytest.raises(SetupError, match="cannot read the checkpoint"):
         read_local_ownership(settings.storage)
     assert states(list(storage_findings(settings))) == [("warehouse", Health.OK), ("checkpoint", Health.OK), ("ownership", Health.PROBLEM)]
+
+
+def test_an_older_copy_of_a_checkpoint_is_found_without_spark(tmp_path: Path) -> None:
+    """As after a backup was restored: the tables hold a batch that the checkpoint has not read."""
+    settings = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
+    offsets = [f'v1\n{{}}\n{{"half": {{"0": {batch}}}}}' for batch in range(3)]
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    for batch, text in enumerate(offsets):
+        (tmp_path / "c" / "offsets" / str(batch)).write_text(text)
+    kafka, keys = settings.kafka, tuple(range(settings.state.buckets))
+    manifest = Manifest(FORMAT_VERSION, "q", 0, len(keys), kafka.half_topic, kafka.op_topic, {}, 0, keys)
+    (tmp_path / "c" / "halfway.json").write_text(json.dumps(asdict(manifest)))
+    (tmp_path / "c" / "metadata").write_text('{"id": "q"}')
+    for table in Table:
+        log = tmp_path / "w" / table / "_delta_log"
+        log.mkdir(parents=True)
+        created = {"metaData": {"configuration": Owner("q").properties()}}
+        appended = {"commitInfo": {"userMetadata": BatchOrigin.of("q", 2, offsets[2]).to_json()}}
+        for version, action in enumerate((created, appended, {"commitInfo": {}})):
+            (log / f"{version:020}.json").write_text(json.dumps(action) + "\n")
+    [*_, ownership] = storage_findings(settings)
+    assert (ownership.health, ownership.text) == (Health.OK, "checkpoint and tables belong together")
+    (tmp_path / "c" / "offsets" / "2").unlink()
+    [*_, ownership] = storage_findings(settings)
+    assert ownership.health is Health.PROBLEM
+    assert "has not read what batch 2 of the table" in ownership.text
+    assert "it is an older copy" in ownership.text
