@@ -120,18 +120,18 @@ class ResolveJob:
             upgrade_tables(spark, settings.storage)
             if ownership.last_batch_id is not None:
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
-            with self._ticks(spark, client, manifest.epoch):
+            with self._ticks(spark, client, manifest.query_id):
                 self._run_query(spark, client, manifest)
 
     @contextmanager
-    def _ticks(self, spark: SparkSession, client: Admin, epoch: int) -> Iterator[None]:
+    def _ticks(self, spark: SparkSession, client: Admin, query_id: str) -> Iterator[None]:
         """Publish ticks until the block ends, or for `available_now` one before it; none without an interval."""
         settings = self._settings
         if settings.resolution.tick_interval == 0:
             yield
             return
         self._take_up_sent(spark)
-        ticks = TickPublisher(settings, client, self._sent, epoch)
+        ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
@@ -210,7 +210,7 @@ class ResolveJob:
         read = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         adopted = manifest.adopted.get(kafka.half_topic, {})
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.epoch)) for first, resolution in terms])
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))

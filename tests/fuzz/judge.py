@@ -228,7 +228,7 @@ def _is_tick(record: Record, max_clock_skew_ms: int) -> bool:
 
 
 def _is_said(value: bytes) -> bool:
-    """Return True if a tick's value is empty or `{"absent_groups": [...], "asked_ms": number}`; each may be missing."""
+    """Return True if a tick's value is empty, or the contract's object, of which each part may be missing."""
     if not value:
         return True
     try:
@@ -239,4 +239,5 @@ def _is_said(value: bytes) -> bool:
         return False
     groups, asked = content.get("absent_groups", []), content.get("asked_ms", 0)
     is_number = isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63
-    return is_number and isinstance(groups, list) and all(isinstance(group, str) for group in groups)
+    is_text = isinstance(content.get("job", ""), str)
+    return is_number and is_text and isinstance(groups, list) and all(isinstance(group, str) for group in groups)

@@ -66,8 +66,8 @@ class Job:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
         adopted = self.manifest.adopted.get(HALF, {})
-        epoch = self.manifest.epoch
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, epoch)) for first, resolution in terms])
+        query_id = self.manifest.query_id
+        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, query_id)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest)
         self.writer = SimulatedWriter(self, self.manifest)

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -153,9 +154,11 @@ def test_ticks() -> None:
     events, ticks, _ = decoded(of_op, of_half)
     assert events.num_rows == 0
     assert ticks == [Tick(Source.OP, 3, 4, AT_MS - 1, ("g", "h")), Tick(Source.HALF, 3, 4, AT_MS)]
-    assert decoded(tick(*TICK, value=tick_value(["h", "g"], 0, 7))).ticks[0][-2:] == (("g", "h"), 7)
-    assert decoded(tick(*TICK, value=tick_value([], 1, 7))).ticks[0].asked_ms == 0, "of a former checkpoint"
-    assert decoded(tick(*TICK, value=b'{"epoch": 1}')).ticks[0].asked_ms == ALL_ASKED
+    assert decoded(tick(*TICK, value=tick_value(["h", "g"], "", 7))).ticks[0][-2:] == (("g", "h"), 7)
+    for job, asked_ms in (("own", 7), ("another", 0)):
+        value = tick_value([], "own", 7)
+        assert decoded(tick(*TICK, value=value), config=replace(CONFIG, job=job)).ticks[0].asked_ms == asked_ms
+    assert decoded(tick(*TICK, value=b'{"job": "own"}')).ticks[0].asked_ms == ALL_ASKED
 
 
 def test_read_time_is_the_newest_of_the_brokers_times_of_good_records() -> None:
@@ -299,7 +302,8 @@ TICK_VALUES = [
     b'{"asked_ms": "5"}',
     b'{"asked_ms": true}',
     b'{"asked_ms": -1}',
-    b'{"epoch": "1"}',
+    b'{"job": 1}',
+    b'{"job": null}',
     b'{"asked_ms": 9223372036854775808}',
     b'{"absent_groups": []} {}',
     b"[" * 30_000,
@@ -314,7 +318,7 @@ TICK_VALUES = [
 def test_a_tick_whose_value_is_not_as_documented_is_broken(value: bytes) -> None:
     assert problem_of(tick(*TICK, value=value)) == (
         "bad_tick",
-        'the value is not {"absent_groups": [...], "epoch": number, "asked_ms": number}',
+        'the value is not {"absent_groups": [...], "job": "...", "asked_ms": number}',
     )
 
 
@@ -354,7 +358,7 @@ GOOD = {
     "half": signed(half(*HALF, AT, ("own", b"x"), ("null", None), value=b"body")),
     "op": signed(op(*OP, ("HALF_SIGNATURE", b"00"))),
     "tick": signed(tick(*TICK), JOB_KEY, partition=3),
-    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], 0, 7)), JOB_KEY, partition=3),
+    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], "", 7)), JOB_KEY, partition=3),
     "notice": signed(half(*LOST), JOB_KEY),
 }
 NO_FIT = "the signature does not fit this record, its topic and its cluster"
@@ -387,7 +391,7 @@ def test_r14_a_signature_is_for_one_record_only(name: str) -> None:
     if good.key is not None:
         others += [good._replace(key=b"other"), good._replace(value=b"another body")]
     else:
-        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], 0, 8))]
+        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], "", 8))]
         others += [signed(good._replace(headers=headers[:-1]), JOB_KEY, partition=2)]
     unsigned = good._replace(headers=headers[:-1])
     place = None if good.key is not None else 3
