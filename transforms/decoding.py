@@ -232,6 +232,9 @@ def _header_problems(records: RecordColumns, headers: tuple[_Header, ...]) -> It
     for header in headers:
         if header.is_required:
             yield ~records.has(header.name), Reason.MISSING_HEADER, header.name
+    at_ms = records.columns["at_ms"]
+    is_shown = (at_ms >= h.MIN_TIMESTAMP_MS) & (at_ms <= h.MAX_TIMESTAMP_MS)
+    yield ~is_shown, bad, lambda row: f"the record's timestamp is {at_ms[row]} ms, which is not in the years 1 to 9999"
     for name, _, max_bytes, numbers in headers:
         has, first = records.has(name), records.first[name]
         if numbers and has.any():

@@ -206,6 +206,11 @@ PROBLEMS: list[tuple[Sent, str, str]] = [
     (op(("ACTION", b"\xff"), OP[1]), "bad_header", "ACTION is not UTF-8"),
     (op(*OP, ("FROM_CHECK", None)), "bad_header", "FROM_CHECK is null"),
     (op(*OP, ("REMARK", b"\xed\xa0\x80")), "bad_header", "REMARK is not UTF-8"),
+    *(
+        (good._replace(at_ms=at_ms), "bad_header", f"the record's timestamp is {at_ms} ms, which is not in the years 1 to 9999")
+        for good in (half(*HALF), op(*OP))
+        for at_ms in (h.MIN_TIMESTAMP_MS - 1, h.MAX_TIMESTAMP_MS + 1, AT_MS * 1000)
+    ),
     (half(*HALF, HALF[1], HALF[0]), "duplicate_header", "REAL_TOPIC PGROUP"),
     (op(*OP, ("REMARK", b""), ("REMARK", None)), "duplicate_header", "REMARK"),
     (half(*LOST, *LOST), "duplicate_header", "HALF_LOST"),
@@ -283,6 +288,8 @@ def test_records_at_their_limits_are_good() -> None:
         half(*HALF, ("p", b"x" * FILL), key=b"k" * 255, value=b"x" * 100),
         half(("REAL_TOPIC", b"t" * 255), ("PGROUP", b"g" * 255), ("TAGS", b""), ("KEYS", b"")),
         half(*HALF, ("own", b"\0"), key=b"\0", value=None),
+        half(*HALF, at_ms=h.MIN_TIMESTAMP_MS),
+        op(*OP, at_ms=h.MAX_TIMESTAMP_MS),
         op(*OP, ("INCARNATION\0", b"x")),
         op(*OP, ("REMARK", b""), ("FROM_CHECK", b""), ("SIGNATURE", b"\xff"), ("SIGNATURE", None), value=b"x" * 101),
         tick(*TICK, value=b'{"absent_groups": []}'.ljust(h.MAX_TICK_BYTES), at_ms=AT_MS + SKEW_MS),
@@ -502,7 +509,7 @@ ANY = st.builds(
     headers=LISTS,
     key=st.sampled_from([None, b"id", *shapes.KEYS]) | st.binary(max_size=3),
     value=st.sampled_from([*shapes.TICK_VALUES, *shapes.BAD_TICK_VALUES, b"x" * 101]) | st.binary(max_size=20),
-    at_ms=st.sampled_from([AT_MS, 0, 5_000]),
+    at_ms=st.sampled_from([AT_MS, 0, 5_000, -1, h.MIN_TIMESTAMP_MS - 1, AT_MS * 1000]),
     timestamp_type=st.integers(0, 1),
 )
 
