@@ -144,7 +144,8 @@ def _half_signature_problems(records: RecordColumns, config: DecoderConfig, keyr
     why[halves] = list(map(keyring.topic_problem, groups[halves].tolist(), topics))
     yield why.astype(bool), bad, why.__getitem__
     yield _signature_problem(records, EventKind.HALF, config, keyring.problem)
-    are_signed = records.are(EventKind.HALF) & np.fromiter(map(keyring.has, groups.tolist()), bool, len(groups))
+    has_key = np.fromiter(map(keyring.has, groups.tolist()), bool, len(groups))
+    are_signed = records.are(EventKind.HALF) & has_key & records.has(h.SIGNATURE)
     signed_ms = records.numbers(h.SIGNED_AT, are_signed)
     skew_ms = np.abs(signed_ms - records.columns["at_ms"])
     yield are_signed & ~records.has(h.SIGNED_AT), bad, f"{h.SIGNED_AT} is missing"

@@ -383,6 +383,16 @@ def test_r14_a_signed_record_is_good_and_the_same_without_its_signature_is_not(n
 
 
 @pytest.mark.parametrize("name", GOOD)
+def test_r14_while_not_everybody_signs_only_wrong_signatures_are_refused(name: str) -> None:
+    good, keys = GOOD[name], {"g": [b"k" * 32]}
+    config = replace(SIGNED, keyring=Keyring(keys, required=False, cluster="c", job_keys=[JOB_KEY], accept_unsigned=True))
+    unsigned = good._replace(headers=[header for header in good.headers or () if header[0] not in ("SIGNATURE", "SIGNED_AT")])
+    assert [problem_of(each, config) for each in (good, unsigned)] == [None, None]
+    wrong = good._replace(headers=[*(good.headers or ())[:-1], ("SIGNATURE", b"0" * 64)])
+    assert problem_of(wrong, config) == ("bad_signature", NO_FIT)
+
+
+@pytest.mark.parametrize("name", GOOD)
 def test_r14_a_signature_is_for_one_record_only(name: str) -> None:
     """Each change of what a record says, and each other place for it, is refused."""
     good = GOOD[name]
