@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
-from halfway.pipelines.kafka.admin import Admin, admin_client
+from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms
 from halfway.pipelines.kafka.topic_setup import verify_topics
@@ -115,8 +115,9 @@ class ResolveJob:
             verify_topics(client, settings, adopt=self._adopt)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
-            verify_ownership(settings, ownership, adopt=self._adopt)
-            manifest = ownership.complete_manifest or self._begin(spark, ownership)
+            ids = topic_ids(client, (settings.kafka.half_topic, settings.kafka.op_topic))
+            verify_ownership(settings, ownership, ids, adopt=self._adopt)
+            manifest = ownership.complete_manifest or self._begin(spark, ownership, ids)
             upgrade_tables(spark, settings.storage)
             if ownership.last_batch_id is not None:
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
@@ -154,13 +155,13 @@ class ResolveJob:
         except (KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
             log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
 
-    def _begin(self, spark: SparkSession, found: Ownership) -> Manifest:
+    def _begin(self, spark: SparkSession, found: Ownership, ids: Mapping[str, str]) -> Manifest:
         """Do what only the first start of a checkpoint does."""
         kafka, since_ms = self._settings.kafka, 0
         if found.tables:
             # A verdict that is older by its time-out would be an orphan anyhow (R10).
             since_ms = max(0, deleted_before_ms(kafka, kafka.half_topic) - self._settings.resolution.transactionTimeOut)
-        return begin_checkpoint(spark, self._settings, found, since_ms)
+        return begin_checkpoint(spark, self._settings, found, since_ms, ids)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

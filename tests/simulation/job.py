@@ -60,7 +60,7 @@ class Job:
         spark: Any = self.storage
         settings, checkpoint = self.settings, self.checkpoint
         found = read_ownership(spark, settings.storage)
-        verify_ownership(settings, found, adopt=adopt)
+        verify_ownership(settings, found, {}, adopt=adopt)
         self.manifest: Manifest = found.complete_manifest or self._begin(found)
         if found.last_batch_id is not None:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
@@ -82,7 +82,7 @@ class Job:
         if found.tables:
             since_ms = max(0, self.kafka.deleted_before_ms(HALF) - self.settings.resolution.transactionTimeOut)
         spark: Any = self.storage
-        return begin_checkpoint(spark, self.settings, found, since_ms)
+        return begin_checkpoint(spark, self.settings, found, since_ms, {})
 
     def batch(self) -> bool:
         """Run one batch; return False if there is nothing to read."""
