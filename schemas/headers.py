@@ -65,6 +65,8 @@ MAX_TICK_BYTES = 32 * 1024
 MAX_INT = 2**31 - 1
 SIGNED_WINDOW_MS = 5 * 60_000
 """How far `SIGNED_AT` may be from the record's timestamp. This long after it, a half's signature is valid."""
+MIN_TIMESTAMP_MS = -62_135_596_800_000
+"""0001-01-01T00:00Z, the earliest one. A producer sets the times of its records on a CreateTime topic."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z, the latest time that every reader of the tables can show."""
 RECORD_OVERHEAD_BYTES = 1024 * 1024

@@ -186,12 +186,15 @@ class SigningSettings(SettingsGroup):
     job_keys: JobKeys = ()
     topics: TopicsOfGroups = {}
     required: bool = False
+    accept_unsigned: bool = False
 
     @model_validator(mode="after")
     def _are_long(self) -> Self:
         for owner, keys in {**self.keys, "the job": self.job_keys}.items():
             if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
                 raise ValueError(f"a key of {owner} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
+        if self.required and self.accept_unsigned:
+            raise ValueError("required refuses what accept_unsigned accepts: set one of them")
         if self._is_on() and not self.cluster:
             raise ValueError("cluster is missing: signed records name their Kafka, so that a copy in another one does not count")
         return self
@@ -204,7 +207,14 @@ class SigningSettings(SettingsGroup):
         if not self._is_on():
             return None
         keys = {group: _bytes_of(of_group) for group, of_group in self.keys.items()}
-        return Keyring(keys, required=self.required, cluster=self.cluster or "", job_keys=_bytes_of(self.job_keys), topics=self.topics)
+        return Keyring(
+            keys,
+            required=self.required,
+            cluster=self.cluster or "",
+            job_keys=_bytes_of(self.job_keys),
+            topics=self.topics,
+            accept_unsigned=self.accept_unsigned,
+        )
 
     def keyring_of_job(self) -> Keyring | None:
         """Return the keys for the job; None if records are not signed.
@@ -227,6 +237,7 @@ class SigningSettings(SettingsGroup):
                 [key.get_secret_value() for key in self.job_keys],
                 sorted((group, sorted(topics)) for group, topics in self.topics.items()),
                 self.cluster,
+                self.accept_unsigned,
             )
         )
         return hashlib.pbkdf2_hmac("sha256", f"{self.required} {secret}".encode(), b"halfway-signing", 100_000).hex()

@@ -81,6 +81,7 @@ class Keyring:
         cluster: str = "",
         job_keys: Sequence[bytes] = (),
         topics: Mapping[str, Collection[str]] | None = None,
+        accept_unsigned: bool = False,
     ) -> None:
         """Store the keys.
 
@@ -90,11 +91,12 @@ class Keyring:
             cluster: the name of this Kafka.
             job_keys: the keys that sign ticks and notices of lost halves.
             topics: producer group → the `REAL_TOPIC`s that it may send to; a group without an entry may send to any.
+            accept_unsigned: True to refuse wrong signatures only, not missing ones.
         """
         self._keys = {group: tuple(of_group) for group, of_group in keys.items()}
         self._job_keys, self._cluster = tuple(job_keys), cluster
         self._topics = {group: frozenset(of_group) for group, of_group in (topics or {}).items()}
-        self.required = required
+        self.required, self._accept_unsigned = required, accept_unsigned
 
     def has(self, producer_group: str) -> bool:
         """Return True if a group has a key."""
@@ -127,7 +129,7 @@ class Keyring:
 
     def _problem(self, keys: Iterable[bytes], record: Signable, signature: str | None) -> str | None:
         if signature is None:
-            return "the record is not signed"
+            return None if self._accept_unsigned else "the record is not signed"
         right = (signature_of(key, self._cluster, record) for key in keys)
         # Every key is compared, so that the time taken does not tell which one matched.
         matches = [hmac.compare_digest(each.encode(), signature.encode()) for each in right]

@@ -74,16 +74,16 @@ class DecoderConfig:
     """The names of the half and op topics, which signatures cover."""
     adopted: Mapping[int, int] = field(default_factory=dict)
     """Partition of the half topic → the offset before which a former checkpoint has judged all bodies (decision 6)."""
-    epoch: int = 0
-    """The checkpoint's."""
+    job: str = ""
+    """The checkpoint's query, which its ticks name."""
 
     @staticmethod
     def of(
-        resolution: ResolutionSettings, kafka: KafkaSettings, adopted: Mapping[int, int] | None = None, epoch: int = 0
+        resolution: ResolutionSettings, kafka: KafkaSettings, adopted: Mapping[int, int] | None = None, job: str = ""
     ) -> "DecoderConfig":
         """Return what the job decodes with."""
         topics = {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
-        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring(), topics, adopted or {}, epoch)
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring(), topics, adopted or {}, job)
 
 
 class Decoded(NamedTuple):
@@ -108,7 +108,7 @@ def decode(batch: pa.RecordBatch, config: DecoderConfig) -> Decoded:
             for row in np.flatnonzero(broken & records.are(kind)).tolist():
                 records.kinds[row], records.reasons[row] = EventKind.BROKEN, str(reason)
                 records.details[row] = (detail if isinstance(detail, str) else detail(row))[:MAX_DETAIL]
-    return Decoded(_events(records), _ticks(records, config.epoch), _read_ms(records))
+    return Decoded(_events(records), _ticks(records, config.job), _read_ms(records))
 
 
 def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_Problem]:
@@ -144,7 +144,8 @@ def _half_signature_problems(records: RecordColumns, config: DecoderConfig, keyr
     why[halves] = list(map(keyring.topic_problem, groups[halves].tolist(), topics))
     yield why.astype(bool), bad, why.__getitem__
     yield _signature_problem(records, EventKind.HALF, config, keyring.problem)
-    are_signed = records.are(EventKind.HALF) & np.fromiter(map(keyring.has, groups.tolist()), bool, len(groups))
+    has_key = np.fromiter(map(keyring.has, groups.tolist()), bool, len(groups))
+    are_signed = records.are(EventKind.HALF) & has_key & records.has(h.SIGNATURE)
     signed_ms = records.numbers(h.SIGNED_AT, are_signed)
     skew_ms = np.abs(signed_ms - records.columns["at_ms"])
     yield are_signed & ~records.has(h.SIGNED_AT), bad, f"{h.SIGNED_AT} is missing"
@@ -189,7 +190,7 @@ def _tick_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     yield columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
     is_other = ticks.copy()
     is_other[ticks] = [_said(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
-    yield is_other, bad, 'the value is not {"absent_groups": [...], "epoch": number, "asked_ms": number}'
+    yield is_other, bad, 'the value is not {"absent_groups": [...], "job": "...", "asked_ms": number}'
     skew_ms = np.abs(records.numbers(h.TICK, ticks) - columns["at_ms"])
     yield skew_ms > most_ms, bad, lambda row: f"{h.TICK} is {skew_ms[row]} ms from the record's timestamp, at most {most_ms}"
     if config.keyring:
@@ -232,6 +233,9 @@ def _header_problems(records: RecordColumns, headers: tuple[_Header, ...]) -> It
     for header in headers:
         if header.is_required:
             yield ~records.has(header.name), Reason.MISSING_HEADER, header.name
+    at_ms = records.columns["at_ms"]
+    is_shown = (at_ms >= h.MIN_TIMESTAMP_MS) & (at_ms <= h.MAX_TIMESTAMP_MS)
+    yield ~is_shown, bad, lambda row: f"the record's timestamp is {at_ms[row]} ms, which is not in the years 1 to 9999"
     for name, _, max_bytes, numbers in headers:
         has, first = records.has(name), records.first[name]
         if numbers and has.any():
@@ -282,20 +286,20 @@ class _Said(NamedTuple):
     """What the value of a tick says."""
 
     absent_groups: tuple[str, ...] = ()
-    epoch: int = 0
+    job: str = ""
     asked_ms: int = ALL_ASKED
 
-    def asked_of(self, epoch: int) -> int:
-        """Return up to which horizon this checkpoint's checks count (R5). A former one's tick says nothing of them."""
-        return self.asked_ms if self.epoch == epoch or self.asked_ms == ALL_ASKED else 0
+    def asked_of(self, job: str) -> int:
+        """Return up to which horizon a job's checks count (R5). The tick of another one says nothing of them."""
+        return self.asked_ms if self.job in ("", job) or self.asked_ms == ALL_ASKED else 0
 
 
-def _ticks(records: RecordColumns, epoch: int) -> list[Tick]:
+def _ticks(records: RecordColumns, job: str) -> list[Tick]:
     ticks = records.are(EventKind.TICK)
     sources, partitions, times_ms = (records.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms"))
     sizes = records.numbers(h.PARTITIONS, ticks)[ticks].tolist()
     said = [_said(value.as_py()) or _Said() for value in records.raw["tick_value"].filter(pa.array(ticks))]
-    groups, asked_ms = [each.absent_groups for each in said], [each.asked_of(epoch) for each in said]
+    groups, asked_ms = [each.absent_groups for each in said], [each.asked_of(job) for each in said]
     return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, groups, asked_ms))
 
 
@@ -305,14 +309,14 @@ def _said(value: bytes | None) -> _Said | None:
         said = json.loads((value or b"{}").decode())
         if not isinstance(said, dict):
             return None
-        groups, epoch, asked_ms = said.get("absent_groups", []), said.get("epoch", 0), said.get("asked_ms", ALL_ASKED)
+        groups, job, asked_ms = said.get("absent_groups", []), said.get("job", ""), said.get("asked_ms", ALL_ASKED)
         # Fails for other things than text, and for half a character (`"\ud800"`), which no column can hold.
         "".join(groups).encode()
     except (ValueError, TypeError, RecursionError):
         return None
-    if not isinstance(groups, list) or any(type(number) is not int or not 0 <= number <= ALL_ASKED for number in (epoch, asked_ms)):
+    if not isinstance(groups, list) or not isinstance(job, str) or type(asked_ms) is not int or not 0 <= asked_ms <= ALL_ASKED:
         return None
-    return _Said(tuple(filter(None, groups)), epoch, asked_ms)
+    return _Said(tuple(filter(None, groups)), job, asked_ms)
 
 
 def _read_ms(records: RecordColumns) -> dict[Place, int]:

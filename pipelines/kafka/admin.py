@@ -136,6 +136,16 @@ def partition_counts(client: Admin, topics: Collection[str]) -> dict[str, int]:
     return {topic: len(found[topic].partitions) for topic in topics if topic in found and found[topic].partitions}
 
 
+def topic_ids(client: Admin, topics: Collection[str]) -> dict[str, str]:
+    """Return Kafka's id of each of `topics` that exists. No other topic, of this name or in another Kafka, has it.
+
+    Raises:
+        AccessError: this user may not describe one of them.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+    """
+    return {topic: str(description.topic_id) for topic, description in describe_topics(client, topics).items()}
+
+
 def describe_topics(client: Admin, topics: Collection[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
     """Return Kafka's description of each of `topics` that exists. Creates no topic, unlike a consumer's request.
 

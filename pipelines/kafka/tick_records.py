@@ -11,9 +11,9 @@ from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 
 
-def tick_value(absent_groups: Collection[str], epoch: int, asked_ms: int) -> bytes:
+def tick_value(absent_groups: Collection[str], job: str, asked_ms: int) -> bytes:
     """Return the value of a job's tick: which groups are away or behind (R15), which of its checks count (R5)."""
-    return json.dumps({"absent_groups": sorted(absent_groups), "epoch": epoch, "asked_ms": asked_ms}).encode()
+    return json.dumps({"absent_groups": sorted(absent_groups), "job": job, "asked_ms": asked_ms}).encode()
 
 
 def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: bytes | None = None, *, keyring: Keyring | None = None) -> int:

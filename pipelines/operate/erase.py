@@ -15,6 +15,7 @@ from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
 from halfway.pipelines.storage.erasure import erase_rows, mend, note_erasure, old_files_kept_ms, rows_to_erase
+from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
 from halfway.schemas.headers import PGROUP
@@ -76,14 +77,24 @@ def erase(
         NotErasableError: the transaction is pending, or the job has not read a half of it, or no table holds anything.
         SetupError: `vacuum`, and the tables are not on a local disk.
         KafkaUnavailableError: the half topic cannot be read.
+        CheckpointInUseError: a replay or another erasure is running.
         HalfwayError: the state cannot be read, or the job appends faster than a table can be changed.
     """
     storage = settings.storage
     if vacuum:
         verify_vacuum_possible(spark, storage)
     state = read_state(lambda: spark, storage)
-    _verify_settled(state, transaction_id, producer_group)
-    _verify_read(settings.kafka, state.read_to, transaction_id, producer_group)
+    # A replay that has read the body and not sent it yet would bring it back.
+    with replay_lock(storage):
+        _verify_settled(state, transaction_id, producer_group)
+        _verify_read(settings.kafka, state.read_to, transaction_id, producer_group)
+        return _erase(spark, settings, transaction_id, producer_group, remark, vacuum=vacuum)
+
+
+def _erase(
+    spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
+) -> Erasure:
+    storage = settings.storage
     existing = [table for table in Table if table_exists(spark, storage, table)]
     found = {table: _find(spark, storage, table, transaction_id, producer_group) for table in existing}
     if not any(each.rows for each in found.values()):

@@ -12,8 +12,8 @@ The guarantee has these limits:
 
 - A message that was discarded before the oldest record that the half topic retains is *unproven*: it may have been
   replayed before and rolled back. It is skipped unless requested.
-- Two concurrent replays are refused if the checkpoint is a local folder. Elsewhere, the second half of one incarnation
-  is a counted duplicate (R12) while the first is pending or remembered.
+- A second replay, or an erasure, is refused meanwhile if the checkpoint is a local folder. Elsewhere, the second half
+  of one incarnation is a counted duplicate (R12) while the first is pending or remembered.
 - If producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set an
   earlier time.
 """
@@ -94,7 +94,7 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
     Raises:
         HalfwayError: there are no tables. Nothing was sent.
         NotPendingError: an id was not discarded. Nothing was sent.
-        CheckpointInUseError: another replay is running.
+        CheckpointInUseError: another replay or an erasure is running.
         TopicError: the half topic does not exist, or takes no message of this size.
         KafkaUnavailableError: Kafka cannot be read or does not accept a record. A repeated call continues from there.
     """

@@ -133,6 +133,7 @@ class Relay:
             self._table.look()
             stored = lead.stored()
             lead.take_over(stored, self._verified(stored))
+            self._begin = None  # It has begun: a bookmark that is lost later is not to send everything again.
             self.report.is_active, has_more = True, True
             while not self._stopping.is_set() and seat.is_held:
                 has_more = has_more or self._table.has_news()

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
-from halfway.pipelines.kafka.admin import Admin, admin_client
+from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms
 from halfway.pipelines.kafka.topic_setup import verify_topics
@@ -114,23 +114,24 @@ class ResolveJob:
             verify_topics(client, settings, adopt=self._adopt)
             spark = session()
             ownership = read_ownership(spark, settings.storage)
-            verify_ownership(settings, ownership, adopt=self._adopt)
-            manifest = ownership.complete_manifest or self._begin(spark, ownership)
+            ids = topic_ids(client, (settings.kafka.half_topic, settings.kafka.op_topic))
+            verify_ownership(settings, ownership, ids, adopt=self._adopt)
+            manifest = ownership.complete_manifest or self._begin(spark, ownership, ids)
             upgrade_tables(spark, settings.storage)
             if ownership.query_id is not None:  # this is not the very first start
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
-            with self._ticks(spark, client, manifest.epoch):
+            with self._ticks(spark, client, manifest.query_id):
                 self._run_query(spark, client, manifest)
 
     @contextmanager
-    def _ticks(self, spark: SparkSession, client: Admin, epoch: int) -> Iterator[None]:
+    def _ticks(self, spark: SparkSession, client: Admin, query_id: str) -> Iterator[None]:
         """Publish ticks until the block ends, or for `available_now` one before it; none without an interval."""
         settings = self._settings
         if settings.resolution.tick_interval == 0:
             yield
             return
         self._take_up_sent(spark)
-        ticks = TickPublisher(settings, client, self._sent, epoch)
+        ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
@@ -153,13 +154,13 @@ class ResolveJob:
         except (KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
             log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
 
-    def _begin(self, spark: SparkSession, found: Ownership) -> Manifest:
+    def _begin(self, spark: SparkSession, found: Ownership, ids: Mapping[str, str]) -> Manifest:
         """Do what only the first start of a checkpoint does."""
         kafka, since_ms = self._settings.kafka, 0
         if found.tables:
             # A verdict that is older by its time-out would be an orphan anyhow (R10).
             since_ms = max(0, deleted_before_ms(kafka, kafka.half_topic) - self._settings.resolution.transactionTimeOut)
-        return begin_checkpoint(spark, self._settings, found, since_ms)
+        return begin_checkpoint(spark, self._settings, found, since_ms, ids)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
@@ -209,7 +210,7 @@ class ResolveJob:
         read = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         adopted = manifest.adopted.get(kafka.half_topic, {})
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.epoch)) for first, resolution in terms])
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))

@@ -27,14 +27,14 @@ class TickPublisher:
     meanwhile.
     """
 
-    def __init__(self, settings: Settings, client: Admin, sent: SentChecks, epoch: int = 0) -> None:
+    def __init__(self, settings: Settings, client: Admin, sent: SentChecks, job: str = "") -> None:
         """Store the configuration. Publishes nothing yet.
 
         Args:
             settings: name the topics and the interval.
             client: an admin client, to ask for the partitions before each tick.
             sent: knows which checks count (R5).
-            epoch: the checkpoint's.
+            job: the checkpoint's query, of whose checks the ticks tell.
         """
         self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
@@ -42,7 +42,7 @@ class TickPublisher:
         """Returns the producer groups that are away (R15), called before each tick."""
         self.known_s: Callable[[], float | None] = lambda: None
         """Returns since when it is known who is away. A check counts only when that is known (R5)."""
-        self._client, self._sent, self._epoch = client, sent, epoch
+        self._client, self._sent, self._job = client, sent, job
         self._writer: RecordWriter | None = None
         self._broker_ahead_ms = 0
         self._stopped = threading.Event()
@@ -99,7 +99,7 @@ class TickPublisher:
             self._writer = self._writer or RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
             partitions = partition_counts(self._client, topics)
             asked_ms = self._sent.asked_ms(self.known_s())
-            value = tick_value(self.absent_groups(), self._epoch, asked_ms)
+            value = tick_value(self.absent_groups(), self._job, asked_ms)
             self._broker_ahead_ms = write_ticks(self._writer, partitions, value, keyring=self._keyring)
         except HalfwayError as error:
             return str(error)

@@ -4,6 +4,7 @@ Each step can be repeated, and the manifest comes last. So a start that was kill
 """
 
 import uuid
+from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -17,7 +18,9 @@ from halfway.schemas.settings import Settings, StateSettings
 from halfway.schemas.state_format import FORMAT_VERSION
 
 
-def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, halves_since_ms: int) -> Manifest:
+def begin_checkpoint(
+    spark: SparkSession, settings: Settings, found: Ownership, halves_since_ms: int, topic_ids: Mapping[str, str]
+) -> Manifest:
     """Make a checkpoint the owner of the tables, and return its manifest. It has run no batch yet.
 
     Args:
@@ -25,6 +28,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         settings: what the checkpoint is made with.
         found: what checkpoint and tables say about themselves. `verify_ownership` has accepted it.
         halves_since_ms: from when on the half topic holds every half; 0 if always.
+        topic_ids: Kafka's ids of the half and op topics.
     """
     storage, query_id = settings.storage, found.query_id or str(uuid.uuid4())
     if found.query_id is None:
@@ -43,6 +47,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         ends_of_records(spark, storage, settings.kafka.half_topic) if found.tables else {},
         min(halves_since_ms, last_settled_ms(spark, storage)) if epoch and halves_since_ms else 0,
         _even_keys(spark, settings.state),
+        topic_ids,
     )
     write_manifest(spark, storage, manifest)
     return manifest

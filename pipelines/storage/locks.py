@@ -1,4 +1,4 @@
-"""Locks on a local disk: one job and one replay a checkpoint, one committer a table.
+"""Locks on a local disk: one job, and one replay or erasure, a checkpoint; one committer a table.
 
 The kernel drops a lock when its process dies.
 
@@ -39,12 +39,14 @@ def job_lock(storage: StorageSettings) -> AbstractContextManager[None]:
 
 
 def replay_lock(storage: StorageSettings) -> AbstractContextManager[None]:
-    """Hold the checkpoint against a second replay, but not against the job, until the block ends.
+    """Hold the checkpoint against replays and erasures, but not against the job, until the block ends.
 
     Raises:
-        CheckpointInUseError: another replay holds it.
+        CheckpointInUseError: a replay or an erasure holds it.
     """
-    return _held(storage, _REPLAY_LOCK_FILE, f"another replay is running on the checkpoint {storage.checkpoint}: wait until it is done")
+    return _held(
+        storage, _REPLAY_LOCK_FILE, f"a replay or an erasure is running on the checkpoint {storage.checkpoint}: wait until it is done"
+    )
 
 
 def is_in_use(storage: StorageSettings) -> bool:

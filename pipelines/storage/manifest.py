@@ -1,7 +1,7 @@
 """Reads and writes the checkpoint's manifest: what must not change as long as the checkpoint is used (decision 6)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 from pydantic import TypeAdapter
@@ -40,6 +40,8 @@ class Manifest:
     """Verdicts before this time are of halves that Kafka had deleted by then, and that a former checkpoint settled."""
     bucket_keys: tuple[int, ...]
     """The keys that Spark groups the buckets by."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's id of each topic that it reads; without one for a checkpoint that was made before they were kept."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
@@ -49,7 +51,7 @@ class Manifest:
             ValueError: it is damaged.
         """
         if content.get("format_version") != FORMAT_VERSION:
-            known: dict[str, Any] = {field.name: content.get(field.name) for field in fields(cls)}
+            known: dict[str, Any] = {each.name: content.get(each.name) for each in fields(cls)}
             return cls(**known)
         manifest = TypeAdapter(cls).validate_python(content)
         if len(set(manifest.bucket_keys)) != manifest.buckets:

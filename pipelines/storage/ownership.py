@@ -78,12 +78,13 @@ def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Tab
         )
 
 
-def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> None:
+def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[str, str], *, adopt: bool) -> None:
     """Refuse a start whose checkpoint, tables and settings do not belong together. Changes nothing.
 
     Args:
         settings: the job's settings.
         found: what the checkpoint and the tables say about themselves.
+        topic_ids: Kafka's ids of the half and op topics, as far as they are known.
         adopt: allow a new checkpoint to take over the tables of another one.
 
     Raises:
@@ -91,6 +92,7 @@ def verify_ownership(settings: Settings, found: Ownership, *, adopt: bool) -> No
     """
     if found.manifest is not None:
         _verify_manifest(settings, found.manifest)
+        _verify_topics(settings.storage, found.manifest, topic_ids)
     elif found.last_batch_id is not None:
         _refuse(
             f"the checkpoint {settings.storage.checkpoint} has run before, but its file {MANIFEST_FILE} is missing: set storage.checkpoint "
@@ -119,6 +121,17 @@ def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
             _refuse(
                 f"the checkpoint {settings.storage.checkpoint} was made with {name} = {made_with}, not {wanted}: set it back, or "
                 "start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+            )
+
+
+def _verify_topics(storage: StorageSettings, manifest: Manifest, topic_ids: Mapping[str, str]) -> None:
+    """Refuse other topics of the same names. Spark would skip what they hold before the offsets that it has read to."""
+    for topic, known in manifest.topic_ids.items():
+        if topic_ids.get(topic, known) != known:
+            _refuse(
+                f"the topic {topic} is not the one that the checkpoint {storage.checkpoint} has read: it was deleted and made anew, or "
+                "kafka.bootstrap_servers names another Kafka. Set that back, or start a new checkpoint (another storage.checkpoint) with "
+                "`halfway resolve --adopt`"
             )
 
 

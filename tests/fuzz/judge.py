@@ -15,6 +15,7 @@ _MAX_NAME_BYTES = 255
 _MAX_INCARNATION = 999_999
 _MAX_HEADERS_BYTES = 32_767
 _MAX_TICK_BYTES = 32 * 1024
+_YEAR_1_MS = -62_135_596_800_000
 _YEAR_9999_MS = 253_402_300_799_999
 # 19 digits are enough for every number of the contract. More digits make no number, even if they are leading zeros.
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
@@ -157,7 +158,7 @@ def _wrong_with_key(key: bytes | None) -> set[str]:
 
 
 def _wrong_with_half(record: Record) -> set[str]:
-    wrong = _missing(record, "REAL_TOPIC", "PGROUP")
+    wrong = _missing(record, "REAL_TOPIC", "PGROUP") | _wrong_with_time(record)
     for name, is_good in _HALF.items():
         wrong |= _wrong_with(record, name, is_good)
     for name, value in record.headers:
@@ -169,7 +170,7 @@ def _wrong_with_half(record: Record) -> set[str]:
 
 
 def _wrong_with_op(record: Record) -> set[str]:
-    wrong = _missing(record, "ACTION", "PGROUP")
+    wrong = _missing(record, "ACTION", "PGROUP") | _wrong_with_time(record)
     for name, is_good in _OP.items():
         wrong |= _wrong_with(record, name, is_good)
     for value in _values(record, "ACTION"):
@@ -183,6 +184,10 @@ def _wrong_with(record: Record, name: str, is_good: Callable[[str], bool]) -> se
     wrong = {"duplicate_header"} if len(values) > 1 else set()
     are_good = all(value is not None and _is_text(value) and is_good(value.decode()) for value in values)
     return wrong if are_good else wrong | {"bad_header"}
+
+
+def _wrong_with_time(record: Record) -> set[str]:
+    return set() if _YEAR_1_MS <= record.at_ms <= _YEAR_9999_MS else {"bad_header"}
 
 
 def _missing(record: Record, *names: str) -> set[str]:
@@ -228,7 +233,7 @@ def _is_tick(record: Record, max_clock_skew_ms: int) -> bool:
 
 
 def _is_said(value: bytes) -> bool:
-    """Return True if a tick's value is empty or `{"absent_groups": [...], "asked_ms": number}`; each may be missing."""
+    """Return True if a tick's value is empty, or the contract's object, of which each part may be missing."""
     if not value:
         return True
     try:
@@ -239,4 +244,5 @@ def _is_said(value: bytes) -> bool:
         return False
     groups, asked = content.get("absent_groups", []), content.get("asked_ms", 0)
     is_number = isinstance(asked, int) and not isinstance(asked, bool) and 0 <= asked < 2**63
-    return is_number and isinstance(groups, list) and all(isinstance(group, str) for group in groups)
+    is_text = isinstance(content.get("job", ""), str)
+    return is_number and is_text and isinstance(groups, list) and all(isinstance(group, str) for group in groups)

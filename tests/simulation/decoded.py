@@ -122,8 +122,8 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     if headers[:1] and headers[0][0] == h.TICK:
         skew_ms = record.at_ms - int(headers[0][1] or b"")
         told = decoding._said(record.value) if size <= h.MAX_TICK_BYTES else None
-        value = record.value if told is None else told._replace(asked_ms=0)
-        shape = (*limits, config.epoch, record.topic, record.partition, key, value, headers[1:], skew_ms)
+        value = record.value if told is None else told._replace(job="", asked_ms=0)
+        shape = (*limits, record.topic, record.partition, key, value, headers[1:], skew_ms)
     else:
         timeless = tuple((name, None if name == h.BORN_TIMESTAMP else value) for name, value in headers)
         is_adopted = record.offset < config.adopted.get(record.partition, 0)
@@ -132,7 +132,7 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     if said is None:
         said = _answers[shape] = _ask(record, config)
     if told is not None and isinstance(said, Tick):
-        return said._replace(asked_ms=told.asked_of(config.epoch))
+        return said._replace(asked_ms=told.asked_of(config.job))
     return said._replace(transaction_id=record.text_key) if is_plain else said  # type: ignore[no-any-return]
 
 

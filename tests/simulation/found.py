@@ -1,4 +1,4 @@
-"""Histories that showed defects, the shortest of each, before they were mended: lines of issue 16, or rules."""
+"""Histories that showed defects, the shortest of each, before they were mended: lines of issue 16, or what it was."""
 
 from typing import NamedTuple
 
@@ -192,5 +192,21 @@ FOUND = (
             ),
         )
         for step, what in ((1, "the tables"), (5, "the first batch"))
+    ),
+    Found(
+        "a former job's ticks, tables lost",
+        "R5 unheard",
+        (
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 600_000}),
+            Action("start", 1_000, {}),
+            _send(1_000, "g1", "t1", Fate.COMMIT, "op", delay_ms=510_000, size=4),
+            Action("wait", 0, {"ms": 470_000, "steps": 470}),
+            Action("kill", 10_000, {}),
+            Action("lose_tables", 0, {}),
+            Action("set", 0, {"name": "resolution.transactionTimeOut", "value": 6_000}),
+            Action("set", 0, {"name": "kafka.max_offsets_per_trigger", "value": 200}),
+            Action("start", 0, {}),
+            Action("wait", 0, {"ms": 20_000, "steps": 200}),
+        ),
     ),
 )

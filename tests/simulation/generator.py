@@ -123,6 +123,14 @@ FEATURES: dict[str, tuple[tuple[int, Draw], ...]] = {
         (2, _plain("kill_at", step=_STEPS)),
         (3, _START),
     ),
+    "other times": (
+        (2, _plain("set", name=("resolution.transactionTimeOut",), value=(500, 6_000, 60_000))),
+        (2, _plain("set", name=("resolution.transactionCheckInterval",), value=(4_000, 30_000, 90_000))),
+        (1, _plain("set", name=("resolution.half_retention",), value=(100_000, 2_000_000))),
+        (1, _plain("set", name=("resolution.resolved_retention",), value=(0, 60_000, 600_000))),
+        (2, _plain("kill")),
+        (3, _START),
+    ),
     "restored checkpoints": ((2, _plain("back_up")), (2, _plain("kill")), (2, _plain("restore")), (3, _START)),
     "frozen jobs": (
         (3, _plain("freeze_at", step=_STEPS)),

@@ -60,14 +60,14 @@ class Job:
         spark: Any = self.storage
         settings, checkpoint = self.settings, self.checkpoint
         found = read_ownership(spark, settings.storage)
-        verify_ownership(settings, found, adopt=adopt)
+        verify_ownership(settings, found, {}, adopt=adopt)
         self.manifest: Manifest = found.complete_manifest or self._begin(found)
         if found.query_id is not None:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
         adopted = self.manifest.adopted.get(HALF, {})
-        epoch = self.manifest.epoch
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, epoch)) for first, resolution in terms])
+        query_id = self.manifest.query_id
+        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, query_id)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest)
         self.writer = SimulatedWriter(self, self.manifest)
@@ -82,7 +82,7 @@ class Job:
         if found.tables:
             since_ms = max(0, self.kafka.deleted_before_ms(HALF) - self.settings.resolution.transactionTimeOut)
         spark: Any = self.storage
-        return begin_checkpoint(spark, self.settings, found, since_ms)
+        return begin_checkpoint(spark, self.settings, found, since_ms, {})
 
     def batch(self) -> bool:
         """Run one batch; return False if there is nothing to read."""

@@ -12,13 +12,14 @@ from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from halfway.transforms.rules import rules_of
 from tests.simulation.history import HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
 from tests.simulation.job import Job, pending_in
 from tests.simulation.log import LOG_APPEND_TIME, Clock, Kafka, Partition
 from tests.simulation.operators import replay
 from tests.simulation.services import Service, half_headers, op_headers
-from tests.simulation.storage import Checkpoint, Storage, in_place_of_spark
+from tests.simulation.storage import Checkpoint, DeltaTable, Storage, in_place_of_spark
 
 GROUPS = ("g1", "g2")
 PARTITIONS = 2
@@ -101,7 +102,7 @@ class World:
 
     def tick(self, job: Job) -> None:
         """Publish a tick to each partition, as the job's publisher does."""
-        value = tick_value(job.lag.unable(self.kafka.broker_ms(HALF, 0)), job.manifest.epoch, job.sent.asked_ms())
+        value = tick_value(job.lag.unable(self.kafka.broker_ms(HALF, 0)), job.manifest.query_id, job.sent.asked_ms())
         now = str(self.clock.now_ms + self.clock.publisher_ms).encode()
         for topic in (HALF, OP):
             count = len(self.kafka.topics[topic])
@@ -198,6 +199,13 @@ class World:
     def do_new_checkpoint(self) -> None:
         """Give up the checkpoint: it is lost, or a frozen job holds it."""
         self.path = f"/checkpoint-{self.clock.next_seq()}"
+
+    def do_lose_tables(self) -> None:
+        """Lose the tables, and with them what readers and the checkpoint could go on with."""
+        if not self.jobs and not self.frozen:
+            self.storage.tables = {name: DeltaTable(name) for name in Table}
+            self.history.rows.clear()
+            self.do_new_checkpoint()
 
     def do_back_up(self) -> None:
         """Keep a copy of the checkpoint."""

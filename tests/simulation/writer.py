@@ -169,7 +169,7 @@ class SimulatedWriter(BatchWriter):
         return [_row(kind, outcome, record, at) for outcome, record in found if record is not None]
 
     def _quarantine_rows(self, found: Found, at: Bookmark) -> Rows:
-        if self._job.is_full:
+        if found and self._job.is_full:
             make = row_makers.quarantine_of(at, HALF, OP)
             return _plain(make(to_batch([outcome for outcome, _ in found]), [record for _, record in found]))
         return [_refusal(outcome, record, at) for outcome, record in found]

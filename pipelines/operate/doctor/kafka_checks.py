@@ -37,6 +37,9 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     yield from _copies(reports, descriptions)
     timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
+    if settings.kafka.signing.accept_unsigned:
+        text = "kafka.signing.accept_unsigned is true, so that nobody needs a signature: set it to false when everybody signs"
+        yield Finding("signing", Health.WARNING, text)
     if settings.kafka.half_topic in descriptions:
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
     yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))

@@ -5,14 +5,15 @@ Local folders are read as plain files, because Spark takes 10 s to start. Other 
 
 import json
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from halfway.pipelines.kafka.admin import admin_client, topic_ids
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
@@ -23,8 +24,8 @@ from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, LocalFiles
-from halfway.schemas.errors import SetupError
-from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table
 
 
@@ -67,12 +68,21 @@ def _ownership(settings: Settings) -> Iterator[Finding]:
         found, files, notes = read_ownership(spark, storage), HadoopFiles(spark, storage), partial(notes_in, spark, storage)
     else:
         found, files, notes = read_local_ownership(storage), LocalFiles(_local(storage.checkpoint)), partial(_local_notes, storage)
-    verify_ownership(settings, found, adopt=False)
+    verify_ownership(settings, found, _topic_ids(settings.kafka, found), adopt=False)
     if found.query_id is not None and found.tables.keys() == set(Table):
         with _reading(storage):
             verify_commits(files, storage, found.query_id, notes)
     new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
+
+
+def _topic_ids(kafka: KafkaSettings, found: Ownership) -> Mapping[str, str]:
+    """Return Kafka's ids of the checkpoint's topics; none if there is nothing to compare, or Kafka does not say."""
+    if found.manifest is None or not found.manifest.topic_ids:
+        return {}
+    with suppress(HalfwayError):  # `kafka_findings` says so
+        return topic_ids(admin_client(kafka), (kafka.half_topic, kafka.op_topic))
+    return {}
 
 
 def read_local_ownership(places: StorageSettings) -> Ownership:

@@ -23,7 +23,7 @@ from tests.support.waiting import until
 KEY, OLD, OTHER, JOB_KEY = (f"{name} key of thirty-two bytes or more" for name in ("the", "an old", "another's", "the job's"))
 CLIENT = "signing-client"
 """A group for these tests alone. Its consumer group stays in the broker, and later tests find it absent (R15)."""
-JAVA = "java-service"
+JAVA, BEGINNER = "java-service", "beginner"
 SIGNING = {
     "kafka.signing.cluster": "test",
     "kafka.signing.keys": {"g": [KEY, OLD], "h": [OTHER], CLIENT: [KEY, OLD], JAVA: KEY},
@@ -186,6 +186,27 @@ def test_clients_and_commands_sign_and_clients_refuse_forged_checks(world: MakeW
     w.resolve()
     assert set(w.by_id(Table.MESSAGES)) == {"at-once", "asked", "by-hand"}
     assert w.rows(Table.QUARANTINE) == []
+
+
+def test_signing_begins_without_the_loss_of_a_check_or_a_record(world: MakeWorld) -> None:
+    """A service with a key skips unsigned checks, which count, and a job with keys refuses unsigned records."""
+    w = world(timestamps="LogAppendTime", **{"resolution.tick_interval": 100, "resolution.transactionTimeOut": 1})
+    beginning = {"kafka.signing.cluster": "test", "kafka.signing.keys": {BEGINNER: KEY, "g": KEY}, "kafka.signing.accept_unsigned": True}
+    service, job = (
+        w.settings.kafka.model_copy(update={"signing": load_settings(environ={}, overrides={**beginning, **more}).kafka.signing})
+        for more in ({}, {"kafka.signing.job_keys": [JOB_KEY]})
+    )
+    listener = Listener(lambda _, arg: arg)
+    with TransactionProducer(service, BEGINNER, listener) as producer:
+        producer.send_in_transaction("orders", b"", transaction_id="asked", arg=UNKNOWN)
+        w.resolve()
+        until(lambda: len(listener.checked) == 1, "the unsigned check")
+    w.half("unsigned")
+    w.op("unsigned", b"COMMIT")
+    w.half("forged", SIGNATURE=b"0" * 64)
+    w.resolve(w.settings.model_copy(update={"kafka": job}))
+    assert set(w.by_id(Table.MESSAGES)) == {"asked", "unsigned"}
+    assert [(row["transaction_id"], row["reason"]) for row in w.rows(Table.QUARANTINE)] == [("forged", "bad_signature")]
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="there is no Java here")

@@ -205,8 +205,18 @@ def test_the_job_needs_a_key_of_its_own_and_the_cluster_a_name() -> None:
         signing(keys={"shop": KEY}, cluster=None)
     with pytest.raises(SettingsError, match="a key of the job is shorter than 32 bytes"):
         signing(job_keys="short")
+    with pytest.raises(SettingsError, match="required refuses what accept_unsigned accepts"):
+        signing(required=True, accept_unsigned=True)
 
 
 def test_every_setting_of_signing_changes_the_fingerprint() -> None:
-    each = [{}, {"cluster": "b"}, {"keys": {"g": KEY}}, {"job_keys": KEY}, {"topics": {"g": ["t"]}}, {"required": True}]
+    each = [
+        {},
+        {"cluster": "b"},
+        {"keys": {"g": KEY}},
+        {"job_keys": KEY},
+        {"topics": {"g": ["t"]}},
+        {"required": True},
+        {"accept_unsigned": True},
+    ]
     assert len({signing(**own).fingerprint() for own in each}) == len(each)

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -153,9 +154,11 @@ def test_ticks() -> None:
     events, ticks, _ = decoded(of_op, of_half)
     assert events.num_rows == 0
     assert ticks == [Tick(Source.OP, 3, 4, AT_MS - 1, ("g", "h")), Tick(Source.HALF, 3, 4, AT_MS)]
-    assert decoded(tick(*TICK, value=tick_value(["h", "g"], 0, 7))).ticks[0][-2:] == (("g", "h"), 7)
-    assert decoded(tick(*TICK, value=tick_value([], 1, 7))).ticks[0].asked_ms == 0, "of a former checkpoint"
-    assert decoded(tick(*TICK, value=b'{"epoch": 1}')).ticks[0].asked_ms == ALL_ASKED
+    assert decoded(tick(*TICK, value=tick_value(["h", "g"], "", 7))).ticks[0][-2:] == (("g", "h"), 7)
+    for job, asked_ms in (("own", 7), ("another", 0)):
+        value = tick_value([], "own", 7)
+        assert decoded(tick(*TICK, value=value), config=replace(CONFIG, job=job)).ticks[0].asked_ms == asked_ms
+    assert decoded(tick(*TICK, value=b'{"job": "own"}')).ticks[0].asked_ms == ALL_ASKED
 
 
 def test_read_time_is_the_newest_of_the_brokers_times_of_good_records() -> None:
@@ -203,6 +206,11 @@ PROBLEMS: list[tuple[Sent, str, str]] = [
     (op(("ACTION", b"\xff"), OP[1]), "bad_header", "ACTION is not UTF-8"),
     (op(*OP, ("FROM_CHECK", None)), "bad_header", "FROM_CHECK is null"),
     (op(*OP, ("REMARK", b"\xed\xa0\x80")), "bad_header", "REMARK is not UTF-8"),
+    *(
+        (good._replace(at_ms=at_ms), "bad_header", f"the record's timestamp is {at_ms} ms, which is not in the years 1 to 9999")
+        for good in (half(*HALF), op(*OP))
+        for at_ms in (h.MIN_TIMESTAMP_MS - 1, h.MAX_TIMESTAMP_MS + 1, AT_MS * 1000)
+    ),
     (half(*HALF, HALF[1], HALF[0]), "duplicate_header", "REAL_TOPIC PGROUP"),
     (op(*OP, ("REMARK", b""), ("REMARK", None)), "duplicate_header", "REMARK"),
     (half(*LOST, *LOST), "duplicate_header", "HALF_LOST"),
@@ -280,6 +288,8 @@ def test_records_at_their_limits_are_good() -> None:
         half(*HALF, ("p", b"x" * FILL), key=b"k" * 255, value=b"x" * 100),
         half(("REAL_TOPIC", b"t" * 255), ("PGROUP", b"g" * 255), ("TAGS", b""), ("KEYS", b"")),
         half(*HALF, ("own", b"\0"), key=b"\0", value=None),
+        half(*HALF, at_ms=h.MIN_TIMESTAMP_MS),
+        op(*OP, at_ms=h.MAX_TIMESTAMP_MS),
         op(*OP, ("INCARNATION\0", b"x")),
         op(*OP, ("REMARK", b""), ("FROM_CHECK", b""), ("SIGNATURE", b"\xff"), ("SIGNATURE", None), value=b"x" * 101),
         tick(*TICK, value=b'{"absent_groups": []}'.ljust(h.MAX_TICK_BYTES), at_ms=AT_MS + SKEW_MS),
@@ -299,7 +309,8 @@ TICK_VALUES = [
     b'{"asked_ms": "5"}',
     b'{"asked_ms": true}',
     b'{"asked_ms": -1}',
-    b'{"epoch": "1"}',
+    b'{"job": 1}',
+    b'{"job": null}',
     b'{"asked_ms": 9223372036854775808}',
     b'{"absent_groups": []} {}',
     b"[" * 30_000,
@@ -314,7 +325,7 @@ TICK_VALUES = [
 def test_a_tick_whose_value_is_not_as_documented_is_broken(value: bytes) -> None:
     assert problem_of(tick(*TICK, value=value)) == (
         "bad_tick",
-        'the value is not {"absent_groups": [...], "epoch": number, "asked_ms": number}',
+        'the value is not {"absent_groups": [...], "job": "...", "asked_ms": number}',
     )
 
 
@@ -354,7 +365,7 @@ GOOD = {
     "half": signed(half(*HALF, AT, ("own", b"x"), ("null", None), value=b"body")),
     "op": signed(op(*OP, ("HALF_SIGNATURE", b"00"))),
     "tick": signed(tick(*TICK), JOB_KEY, partition=3),
-    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], 0, 7)), JOB_KEY, partition=3),
+    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], "", 7)), JOB_KEY, partition=3),
     "notice": signed(half(*LOST), JOB_KEY),
 }
 NO_FIT = "the signature does not fit this record, its topic and its cluster"
@@ -369,6 +380,16 @@ def test_r14_a_signed_record_is_good_and_the_same_without_its_signature_is_not(n
         forged = good._replace(headers=[*(good.headers or ())[:-1], ("SIGNATURE", wrong)])
         assert problem_of(forged, SIGNED) == ("bad_signature", NO_FIT)
         assert problem_of(forged) is None, "without keys no signature is looked at"
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_r14_while_not_everybody_signs_only_wrong_signatures_are_refused(name: str) -> None:
+    good, keys = GOOD[name], {"g": [b"k" * 32]}
+    config = replace(SIGNED, keyring=Keyring(keys, required=False, cluster="c", job_keys=[JOB_KEY], accept_unsigned=True))
+    unsigned = good._replace(headers=[header for header in good.headers or () if header[0] not in ("SIGNATURE", "SIGNED_AT")])
+    assert [problem_of(each, config) for each in (good, unsigned)] == [None, None]
+    wrong = good._replace(headers=[*(good.headers or ())[:-1], ("SIGNATURE", b"0" * 64)])
+    assert problem_of(wrong, config) == ("bad_signature", NO_FIT)
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -387,7 +408,7 @@ def test_r14_a_signature_is_for_one_record_only(name: str) -> None:
     if good.key is not None:
         others += [good._replace(key=b"other"), good._replace(value=b"another body")]
     else:
-        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], 0, 8))]
+        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], "", 8))]
         others += [signed(good._replace(headers=headers[:-1]), JOB_KEY, partition=2)]
     unsigned = good._replace(headers=headers[:-1])
     place = None if good.key is not None else 3
@@ -498,7 +519,7 @@ ANY = st.builds(
     headers=LISTS,
     key=st.sampled_from([None, b"id", *shapes.KEYS]) | st.binary(max_size=3),
     value=st.sampled_from([*shapes.TICK_VALUES, *shapes.BAD_TICK_VALUES, b"x" * 101]) | st.binary(max_size=20),
-    at_ms=st.sampled_from([AT_MS, 0, 5_000]),
+    at_ms=st.sampled_from([AT_MS, 0, 5_000, -1, h.MIN_TIMESTAMP_MS - 1, AT_MS * 1000]),
     timestamp_type=st.integers(0, 1),
 )
 

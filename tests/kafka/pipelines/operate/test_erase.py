@@ -14,13 +14,14 @@ from pyspark.sql import Row, SparkSession
 
 from halfway import MessageReader
 from halfway.pipelines.operate import erase as operate
+from halfway.pipelines.operate import replay
 from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage import compaction, delta_tables, erasure
 from halfway.pipelines.storage.delta_tables import properties_of, read_table, table_name
-from halfway.schemas.errors import NotErasableError, SetupError
+from halfway.schemas.errors import CheckpointInUseError, NotErasableError, SetupError
 from halfway.schemas.tables import ERASURES, Table
 from tests.support.commands import facts, invoke
 from tests.support.job_process import JobProcess
@@ -133,6 +134,28 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
         w.op(transaction_id, b"COMMIT", 750, INCARNATION=incarnation)
     w.tick(800, SAID)
     w.resolve()
+    assert erase(w, "discarded").rows == {"messages": 1, "discarded": 1, "quarantine": 0}
+
+
+@pytest.mark.timeout(300)
+def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the bodies first, and sends them one after the other."""
+    next_half, refusals = replay.next_half, []
+
+    def erased_meanwhile(*arguments: Any) -> Any:
+        try:
+            erase(w, "discarded")
+        except CheckpointInUseError as error:
+            refusals.append(str(error))
+        return next_half(*arguments)
+
+    monkeypatch.setattr(replay, "next_half", erased_meanwhile)
+    assert replay_discarded(w.spark, w.settings, ReplaySelection(), lambda _: None).replayed == 1
+    w.op("discarded", b"COMMIT", 650, INCARNATION=b"1")
+    w.tick(700, SAID)
+    w.resolve()
+    assert w.by_id(Table.MESSAGES)["discarded"].body == SECRET
+    assert len(refusals) == 1, "the body came after an erasure that said that it was done"
     assert erase(w, "discarded").rows == {"messages": 1, "discarded": 1, "quarantine": 0}
 
 

@@ -195,7 +195,7 @@ def test_a_second_replay_at_the_same_time_is_refused(world: MakeWorld) -> None:
     with replay_lock(w.settings.storage):
         done = invoke(w.settings, "replay", "--all")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "another replay is running" in done.stderr
+    assert "a replay or an erasure is running" in done.stderr
     assert replayed(w, "--all") == (1, 0, 0)
 
 

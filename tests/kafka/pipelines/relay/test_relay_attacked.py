@@ -14,6 +14,7 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.relay import real_topics, relay_table
+from halfway.pipelines.relay.relay_producer import RelayProducer
 from halfway.schemas.errors import RelayError
 from tests.support.kafka_topics import set_topic_config
 from tests.support.relay_world import EARLIEST, RelayWorld, RunningRelay, row
@@ -72,6 +73,29 @@ def test_a_bookmark_without_its_stopped_topics_is_refused(world: RelayWorld) -> 
         f"{place.topic} has lost 1 of the topics that {world.name} has stopped",
         f"no instance of {world.name} runs",
     ]
+
+
+@pytest.mark.timeout(200)
+def test_a_bookmark_that_is_lost_under_a_relay_does_not_let_it_begin_again(world: RelayWorld) -> None:
+    """A week after its first start, which had `--begin earliest`, in a topic that is not compacted."""
+    orders = world.make_topic("orders")
+    world.append(0, 0, [row("a", orders)])
+    client, place = admin_client(world.settings.kafka), TopicPartition(world.settings.kafka.relay_topic, 0, OFFSET_END)
+    running = RunningRelay(world.settings, EARLIEST)
+
+    def run() -> None:
+        with running:
+            until(lambda: world.ids("orders") == ["a"], "the first message")
+            set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
+            [deleted] = client.delete_records([place]).values()
+            deleted.result()
+            RelayProducer(world.settings).close()  # fences it, as another relay does
+            world.append(0, 1, [row("b", orders)])
+            until(lambda: not running.is_alive() or len(world.ids("orders")) > 1, "its end, or more messages", 60)
+
+    with pytest.raises(RelayError, match="Kafka holds no bookmark"):
+        run()
+    assert world.ids("orders") == ["a"]
 
 
 @pytest.mark.timeout(200)

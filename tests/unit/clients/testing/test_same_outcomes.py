@@ -133,7 +133,7 @@ def resolved(world: Recorded, settings: ResolutionSettings) -> tuple[Told, list[
 
     def tick(at_ms: int) -> None:
         away: list[str] = next((groups for until_ms, groups in world.away if at_ms <= until_ms), [])
-        value = tick_value(away, 0, ALL_ASKED)
+        value = tick_value(away, "", ALL_ASKED)
         sent = Sent(None, value, [(TICK, str(at_ms).encode()), (PARTITIONS, b"1")])  # type: ignore[arg-type]
         batch(*(record(topic, at_ms, sent) for topic in TOPICS.values()))
 

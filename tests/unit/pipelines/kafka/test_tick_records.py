@@ -22,7 +22,7 @@ class Written:
         """Nothing waits."""
 
 
-@pytest.mark.parametrize("value", [None, tick_value(["away"], 0, 7)])
+@pytest.mark.parametrize("value", [None, tick_value(["away"], "own", 7)])
 def test_the_job_signs_each_tick_with_all_that_it_says(value: bytes | None) -> None:
     keyring = Keyring({}, required=False, cluster="c", job_keys=[b"j" * 32])
     written: Any = Written()
@@ -32,7 +32,7 @@ def test_the_job_signs_each_tick_with_all_that_it_says(value: bytes | None) -> N
         signature = (dict(headers)[h.SIGNATURE] or b"").decode()
         assert said == value
         assert keyring.problem_of_job(Signable(topic, key, sha256_of(said), headers, partition), signature) is None
-        for other in (tick_value([], 0, 7), tick_value(["away"], 0, 8), tick_value(["away"], 1, 7)):
+        for other in (tick_value([], "own", 7), tick_value(["away"], "own", 8), tick_value(["away"], "other", 7)):
             assert keyring.problem_of_job(Signable(topic, key, sha256_of(other), headers, partition), signature) is not None
 
 

@@ -24,6 +24,7 @@ THIS = {
     "adopted": {"half": {"0": 7}},
     "halves_since_ms": 0,
     "bucket_keys": list(range(64)),
+    "topic_ids": {"transactions.half": "h1", "transactions.op": "o1"},
 }
 
 
@@ -70,19 +71,28 @@ def test_what_a_start_is_refused_for() -> None:
         (ownership(MINE, MINE, MINE, last_batch_id=3, has_manifest=False), False, "its file halfway.json is missing"),
     ]:
         with pytest.raises(OwnershipError, match=what):
-            verify_ownership(settings, refused, adopt=adopt)
+            verify_ownership(settings, refused, {}, adopt=adopt)
     for accepted, adopt in [
         (ownership(MINE, OTHERS, OTHERS), True),
         (ownership(MINE, MINE, OTHERS, has_manifest=False), True),
         (ownership(MINE, MINE, MINE, has_manifest=False), False),
         (ownership(MINE, MINE, MINE, last_batch_id=3), True),
     ]:
-        verify_ownership(settings, accepted, adopt=adopt)
+        verify_ownership(settings, accepted, {}, adopt=adopt)
 
 
-def verify(content: dict[str, Any]) -> None:
+def verify(content: dict[str, Any], **topic_ids: str) -> None:
     found = Ownership(Manifest.from_json(content), query_id=None, last_batch_id=None, tables={})
-    verify_ownership(load_settings(environ={}), found, adopt=False)
+    ids = {f"transactions.{name}": topic_id for name, topic_id in topic_ids.items()}
+    verify_ownership(load_settings(environ={}), found, ids, adopt=False)
+
+
+def test_another_topic_of_the_same_name_is_refused() -> None:
+    verify(THIS, half="h1", op="o1")
+    verify({**THIS, "topic_ids": {}}, half="h2", op="o2")
+    for ids in ({"half": "h2", "op": "o1"}, {"half": "h1", "op": "o2"}):
+        with pytest.raises(OwnershipError, match=r"is not the one that the checkpoint .* has read: .* --adopt"):
+            verify(THIS, **ids)
 
 
 @pytest.mark.parametrize("more", [{"adopted": None}, {"adopted": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
