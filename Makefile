@@ -17,7 +17,7 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-slow test-unit chaos bench curves notebooks lint format types lock clean
+.PHONY: help setup tools jars run test test-slow test-long test-unit chaos bench curves notebooks lint format types lock clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,10 +55,13 @@ run: setup ## run a local Kafka, the topics, the job and the demo; fails unless 
 
 # Three workers, because most tests mostly wait for Kafka or for a batch. Each has a broker and a Spark, 3.5 GB together.
 test: setup jars ## run the tests that fit into 15 minutes, with a real Kafka and a real Spark
-	@$(PY) -m pytest -m "not slow" --numprocesses 3 --dist worksteal --durations 20
+	@$(PY) -m pytest -m "not slow and not long" --numprocesses 3 --dist worksteal --durations 20
 
 test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
 	@$(PY) -m pytest -m slow --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
+
+test-long: setup jars ## run the tests on the real parts whose rules unit tests or the simulator hold too; an hour
+	@$(PY) -m pytest -m long --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
 
 .PHONY: deploy-check
 deploy-check: setup ## hold bundle, manifests, image, alerts and commands of docs/ against the models of where they go

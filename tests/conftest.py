@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         tier = item.path.relative_to(_HERE).parts[0]
         item.add_marker(tier)
-        if tier == "cluster":
+        if tier == "cluster" and item.get_closest_marker("long") is None:
             item.add_marker("slow")
         if tier in _TIME_LIMITS_S and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_TIME_LIMITS_S[tier]))

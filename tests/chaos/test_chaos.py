@@ -13,16 +13,13 @@ from tests.support.paths import ROOT
 FAULTS = (
     "driver killed after messages",
     "broker killed in mid-batch",
-    "second job on the checkpoint",
-    "newest file of commits removed",
-    "topic gets more partitions",
     "checkpoint lost",
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_six_faults_lose_nothing_double_nothing_and_get_nothing_wrong(tmp_path: Path) -> None:
+def test_three_faults_lose_nothing_double_nothing_and_get_nothing_wrong(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "tests.chaos", "--only", ";".join(FAULTS), "--brokers", "1", "--seed", "7", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=880)

@@ -134,6 +134,7 @@ def test_kills_a_compaction_beside_the_job_and_another_checkpoint_lose_and_doubl
     assert "belongs to another checkpoint" in job.log
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_of_two_jobs_on_one_checkpoint_no_row_is_written_twice(job: JobOnS3) -> None:
     job.commit(20)

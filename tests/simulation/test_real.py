@@ -11,7 +11,7 @@ from tests.simulation.real import differences, playable
 HISTORIES = 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_real_job_ends_as_the_simulated_one(spark: SparkSession, broker: LocalBroker, tmp_path: Path) -> None:
     for taped in playable(1, HISTORIES):

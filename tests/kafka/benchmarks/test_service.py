@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.load import GROUP
 from benchmarks.service import Client, produce, service
 from halfway.schemas.settings import KafkaSettings
@@ -18,6 +20,7 @@ def answers(kafka: KafkaSettings) -> list[dict[str, bytes]]:
     return [headers for headers in ops if "FROM_CHECK" in headers]
 
 
+@pytest.mark.long
 def test_every_transaction_of_the_java_load_is_committed(world: MakeWorld, tmp_path: Path) -> None:
     w = world()
     kafka = w.settings.kafka
@@ -35,6 +38,7 @@ def test_every_transaction_of_the_java_load_is_committed(world: MakeWorld, tmp_p
     assert w.rows(Table.QUARANTINE) == []
 
 
+@pytest.mark.long
 def test_the_java_load_answers_every_check(world: MakeWorld, tmp_path: Path) -> None:
     w = world()
     kafka = w.settings.kafka

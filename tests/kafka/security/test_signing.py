@@ -104,6 +104,7 @@ def test_r14_a_half_counts_only_with_its_groups_signature(world: MakeWorld) -> N
     assert w.rows(Table.DISCARDED) == []
 
 
+@pytest.mark.long
 def test_copies_make_no_second_message_after_the_id_is_forgotten(world: MakeWorld) -> None:
     w = world(**SIGNING)
     half = send_half(w, "a")

@@ -102,6 +102,7 @@ def test_what_was_sent_is_erased_and_the_rest_stays(w: World) -> None:
     assert {(row.remark, "@" in row.erased_by) for row in audit} == {("as Ms Doe wishes", True)}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_what_is_pending_unknown_or_of_another_group_stays(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotErasableError, match="pending of the group g is pending: settle it first, with `halfway rollback pending`"):
@@ -159,6 +160,7 @@ def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World,
     assert erase(w, "discarded").rows == {"messages": 1, "discarded": 1, "quarantine": 0}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_no_file_holds_it_after_a_vacuum_and_an_erasure_that_was_killed_is_completed(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     held, storage = len(files_with(w)), w.settings.storage
@@ -187,6 +189,7 @@ def test_no_file_holds_it_after_a_vacuum_and_an_erasure_that_was_killed_is_compl
     assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_an_erased_message_is_not_replayed_delivered_or_streamed_again(w: World, tmp_path: Path) -> None:
     assert streamed(w, tmp_path) == ["committed", "other"]
@@ -236,7 +239,7 @@ def _running(w: World, reports: list[BatchReport]) -> Iterator[list[BaseExceptio
         thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("locked", [True, False], ids=["local disk", "object store"])
 def test_the_job_goes_on_during_erasures(world: MakeWorld, locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:

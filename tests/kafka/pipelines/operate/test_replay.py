@@ -75,7 +75,7 @@ def test_a_replayed_half_is_the_discarded_one_with_the_next_incarnation(world: M
     assert w.rows(Table.QUARANTINE) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_repeated_replay_resends_nothing_whatever_the_outcome_of_the_first(world: MakeWorld) -> None:
     """The half topic knows of a replay that is unread, pending, committed, rolled back, or forgotten (R11)."""
     w = world(**QUICK_DISCARD)
@@ -123,7 +123,7 @@ def test_a_warehouse_without_tables_is_refused(world: MakeWorld) -> None:
     assert "error: there is no table" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a", "b")
@@ -141,7 +141,7 @@ def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     assert replayed(w, "--all", "--reason", "check_max") == (1, 2, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_replays(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     w.half("a", 10, INCARNATION=b"7")  # refused, because incarnation 0 is pending
@@ -152,6 +152,7 @@ def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_
     assert replayed(w, "--all") == (1, 0, 0)
 
 
+@pytest.mark.long
 def test_a_poisoned_discard_stops_no_other_message(world: MakeWorld) -> None:
     """An attacker's largest incarnation, and another group's discard of the victim's id."""
     w = world(**QUICK_DISCARD)
@@ -172,7 +173,7 @@ def test_a_poisoned_discard_stops_no_other_message(world: MakeWorld) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_message_discarded_before_the_oldest_record_is_resent_only_with_unproven(world: MakeWorld) -> None:
     w = world(partitions=1, **QUICK_DISCARD)
     discard(w, "old")
@@ -243,7 +244,7 @@ def test_a_replay_that_is_killed_and_repeated_resends_each_message_exactly_once(
     assert replayed(w, "--all") == (0, len(ids), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_replay_resends_large_bodies_with_a_small_spark(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)

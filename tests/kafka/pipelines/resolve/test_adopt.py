@@ -59,7 +59,7 @@ def limited(world: World, records: int) -> Settings:
     return world.settings.model_copy(update={"kafka": kafka})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_discarded_half_is_neither_checked_nor_discarded_again_long_after(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
     w.half("dropped", 0)
@@ -77,6 +77,7 @@ def test_a_discarded_half_is_neither_checked_nor_discarded_again_long_after(worl
     assert w.checks() == asked
 
 
+@pytest.mark.long
 def test_every_batch_leaves_out_the_rows_that_the_tables_hold(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1)
     w.half("a", 0)
@@ -160,6 +161,7 @@ def test_a_replay_of_a_discarded_message_comes_out_after_adopt(world: MakeWorld,
     assert w.checks() == asked
 
 
+@pytest.mark.long
 def test_a_second_start_still_knows_what_was_discarded(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
     w.half("x", 0)
@@ -179,6 +181,7 @@ def test_a_second_start_still_knows_what_was_discarded(world: MakeWorld, tmp_pat
     assert set(w.by_id(Table.MESSAGES)) == {"y"}
 
 
+@pytest.mark.long
 def test_what_a_former_checkpoint_quarantined_is_not_quarantined_again(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
     w.half("a", 0)
@@ -206,6 +209,7 @@ def test_what_a_former_checkpoint_quarantined_is_not_quarantined_again(world: Ma
     assert len(again) == len(before) + 1
 
 
+@pytest.mark.long
 def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1, timestamps="LogAppendTime", **{"resolution.tick_interval": 100, "resolution.transactionTimeOut": 1})
     w.half("rolled back")
@@ -248,7 +252,7 @@ STEPS = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_adopting_start_that_is_killed_anywhere_is_done_again(world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a later start without --adopt, once the tables are this checkpoint's, writes nothing again."""
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
@@ -296,6 +300,7 @@ def kill_at(patch: pytest.MonkeyPatch, module: Any, name: str, calls: int) -> li
     return killed
 
 
+@pytest.mark.long
 def test_a_start_on_no_tables_that_was_killed_does_not_hide_what_adopted_tables_hold(
     world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

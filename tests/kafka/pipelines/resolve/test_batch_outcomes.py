@@ -54,6 +54,7 @@ def test_one_of_each_kind(rows_on_driver: int, world: MakeWorld, on_executors: l
     assert len(on_executors) == (0 if rows_on_driver else 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [{"a": 600, "b": 600, "c": 600}, {"a": 1_000}])
 def test_large_bodies_are_left_to_the_executors(
     sizes: dict[str, int], world: MakeWorld, on_executors: list[Any], monkeypatch: pytest.MonkeyPatch

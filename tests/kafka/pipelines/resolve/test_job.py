@@ -120,7 +120,7 @@ def test_a_silent_half_is_checked_and_discarded_over_several_runs(world: MakeWor
     assert w.rows(Table.MESSAGES) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_backlog_read_in_small_batches_causes_no_check(world: MakeWorld) -> None:
     """The horizon follows the ticks alone, so a slow reader of the log checks no half that has a verdict there."""
     w = world(**{"kafka.max_offsets_per_trigger": 7})

@@ -85,7 +85,7 @@ def going_on(w: World) -> Settings:
     return w.settings.model_copy(update={"trigger": trigger})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_r2_r10_one_id_may_have_thousands_of_ops(world: MakeWorld) -> None:
     w, ops = world(), 20_000
     result = hot_id(going_on(w), lambda: w.spark, ops, 2)
@@ -94,7 +94,7 @@ def test_r2_r10_one_id_may_have_thousands_of_ops(world: MakeWorld) -> None:
     assert dict(result.rows) == rows
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_many_halves_without_a_verdict_are_all_checked_and_discarded(world: MakeWorld) -> None:
     w, halves = world(**{"kafka.max_offsets_per_trigger": 25_000, "resolution.transactionCheckMax": 1}), 100_000
@@ -110,7 +110,7 @@ def test_many_halves_without_a_verdict_are_all_checked_and_discarded(world: Make
         assert memory.peak_mib["workers"] < 1_500
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_a_log_append_time_topic_the_producers_clocks_do_not_matter(world: MakeWorld) -> None:
     w = world(timestamps="LogAppendTime", **{"resolution.transactionTimeOut": "10m"})
     now_ms = time.time_ns() // 1_000_000 - START_MS
@@ -132,7 +132,7 @@ def test_on_a_log_append_time_topic_the_producers_clocks_do_not_matter(world: Ma
     assert w.rows(Table.DISCARDED) == w.rows(Table.QUARANTINE) == w.checks() == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_on_a_create_time_topic_a_wrong_clock_makes_no_discard_and_the_verdict_counts(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 3})
     clocks_ms = {"right": 0, "ahead": HOUR_MS, "behind": -HOUR_MS}

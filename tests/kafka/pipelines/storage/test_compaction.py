@@ -76,7 +76,7 @@ def test_the_job_goes_on_during_a_compaction(world: MakeWorld, spark: SparkSessi
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path / "warehouse")
     create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
@@ -86,7 +86,7 @@ def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> 
     assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("0 seconds", 10)])
 def test_old_log_files_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage

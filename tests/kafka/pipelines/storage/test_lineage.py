@@ -56,6 +56,7 @@ def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld,
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
 
 
+@pytest.mark.long
 def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Path) -> None:
     """Both have a batch 1, and the tables hold that of the second copy."""
     w = world()

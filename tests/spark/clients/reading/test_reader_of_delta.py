@@ -33,6 +33,7 @@ def storage(spark: SparkSession, tmp_path: Path) -> StorageSettings:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_bookmark_holds_under_compaction_vacuum_log_expiry_replay_and_adoption(spark: SparkSession, storage: StorageSettings) -> None:
     """What a reader meets that was away for a month: files and commits are gone, another checkpoint writes."""
