@@ -1,6 +1,7 @@
 """Markers by folder, and the fixtures that several folders use: a Kafka broker, Spark, and topics for one test."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,13 @@ def _jvms_start_quickly() -> Iterator[None]:
         patch.setenv("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         patch.setenv("KAFKA_HEAP_OPTS", "-Xms256m -Xmx1g -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_reaches_commands() -> None:
+    """Undo what a shell does to a run in the background: it ignores SIGINT, and so would the commands of the tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
