@@ -77,6 +77,7 @@ def test_the_state_can_be_read_while_the_job_runs(world: MakeWorld) -> None:
     thread = threading.Thread(target=job.run, args=(lambda: w.spark,))
     thread.start()
     try:
+        until(Path(w.settings.storage.checkpoint).is_dir, "the checkpoint")
         until(lambda: len(pending_ids(w.spark, w.settings)) == 20, "the halves")
         seen = set()
         until(lambda: seen.add(read_state(lambda: w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")
