@@ -57,6 +57,7 @@ class World:
                 "partitioner": "murmur2_random",
                 "acks": "all",
                 "message.max.bytes": 16_000_000,
+                "log_level": 0,  # it is still there when the broker stops
             }
         )
         kafka = self.settings.kafka
