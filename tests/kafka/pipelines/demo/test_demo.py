@@ -79,7 +79,7 @@ def ids(overrides: Mapping[str, object], table: str) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_demo_succeeds_also_a_second_time_on_the_same_tables(overrides: dict[str, object], tmp_path: Path) -> None:
     first = run_demo(overrides, "--json", "--messages", "30")
     assert first.returncode == 0, first.stderr

@@ -27,7 +27,7 @@ def relayed(world: World) -> Settings:
     return settings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(580)
 def test_adopt_under_a_relay_sends_nothing_twice(world: MakeWorld, tmp_path: Path) -> None:
     w = world()

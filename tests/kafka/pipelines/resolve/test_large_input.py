@@ -30,7 +30,7 @@ def bodies_of(warehouse: Path, table: Table) -> Iterator[tuple[str, bytes]]:
             yield batch["transaction_id"][row].as_py(), batch["body"][row].as_py()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("bodies", [24, 250])
 def test_one_batch_takes_many_of_the_largest_bodies(world: MakeWorld, bodies: int) -> None:
     w = world()
