@@ -112,7 +112,7 @@ def test_the_first_service_publishes_its_order(environ: dict[str, str], tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_a_service_that_dies_and_the_notebooks(environ: dict[str, str]) -> None:
     [service] = re.findall(r"^## When the process dies\n.*?```sh\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE)
     # All commands run in one shell, because the job runs beside the others.

@@ -306,7 +306,7 @@ def _overtaken_once(append_once: Callable[..., None], refused: list[Table]) -> C
     return append
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 @pytest.mark.slow
 def test_erasing_beside_the_job_as_a_user_runs_it(topics: MakeTopics, job: JobProcess, spark: SparkSession) -> None:
     w = World(
