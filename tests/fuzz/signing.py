@@ -60,7 +60,8 @@ class Signing:
 
     def refuses(self, record: Record) -> bool:
         """Return True if a record that keeps the rest of the contract is not signed as it must be."""
-        group = (_value(record.headers, "PGROUP") or b"").decode()
+        # An op's REAL_TOPIC and a notice's PGROUP say nothing, and may be any bytes.
+        group = (_value(record.headers, "PGROUP") or b"").decode(errors="replace")
         if _is_tick(record.headers) or _is_notice(record):
             keys: tuple[str, ...] = (self.job_key,)
         elif group in self.keys:
@@ -75,7 +76,7 @@ class Signing:
         return signed_at is None or abs(int(signed_at) - record.at_ms) > WINDOW_MS or self._is_elsewhere(record, group)
 
     def _is_elsewhere(self, record: Record, group: str) -> bool:
-        topic = (_value(record.headers, "REAL_TOPIC") or b"").decode()
+        topic = (_value(record.headers, "REAL_TOPIC") or b"").decode(errors="replace")
         return record.of_half and group in self.topics and topic not in self.topics[group]
 
 

@@ -1,5 +1,7 @@
 """The fuzzer's own signatures are those of the product, and its forgeries are none."""
 
+from dataclasses import replace
+
 import pytest
 
 from halfway.schemas.signing import Keyring, Signable, sha256_of
@@ -37,3 +39,11 @@ def test_records_of_a_seed_are_the_same_and_control_transactions_are_signed_well
     halves = {each.key for each, is_forged in judged if each.of_half and not is_forged}
     assert halves == {key.encode() for key in generator.control}
     assert sum(is_forged for _, is_forged in judged) > 50
+
+
+def test_headers_that_say_nothing_may_be_any_bytes() -> None:
+    """A million records had an op of a group without a key whose REAL_TOPIC is no UTF-8."""
+    op = Record(False, 0, b"id", None, [("ACTION", b"COMMIT"), ("PGROUP", b"keyless"), ("REAL_TOPIC", b"\xf5")], 0)
+    notice = Record(True, 0, b"id", None, [("HALF_LOST", b"0:1"), ("PGROUP", b"\xf5")], 0)
+    signed = replace(notice, headers=[*notice.headers, ("SIGNATURE", SIGNING.signature(SIGNING.job_key, notice))])
+    assert (SIGNING.refuses(op), SIGNING.refuses(notice), SIGNING.refuses(signed)) == (False, True, False)
