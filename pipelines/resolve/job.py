@@ -108,6 +108,10 @@ class ResolveJob:
                 "--adopt reads the topics from the earliest record, so that nothing pending is lost: set kafka.starting_offsets to earliest"
             )
         settings.kafka.signing.keyring_of_job()
+        # The first batch comes after Spark's start, up to minutes later: its user sees meanwhile what runs where.
+        storage = settings.storage
+        places = (settings.kafka.servers(), storage.checkpoint, storage.catalog_schema or storage.warehouse)
+        log.info("event=start kafka=%s checkpoint=%s tables=%s", *places)
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
             self._verify_rights(client)

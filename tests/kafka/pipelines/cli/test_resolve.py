@@ -77,6 +77,9 @@ def test_without_kafka_the_job_ends_with_one_line(job: JobProcess) -> None:
     last = job.log.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert "Traceback" not in job.log
+    assert (
+        f"event=start kafka=127.0.0.1:1 checkpoint={job.options['storage.checkpoint']} tables={job.options['storage.warehouse']}" in job.log
+    )
 
 
 @pytest.mark.timeout(300)
