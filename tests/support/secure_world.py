@@ -53,15 +53,16 @@ def run(config: Path, *command: str) -> Result:
 
 
 def refused(config: Path, *command: str) -> str:
-    """Run a command that must fail within the time limit with one line, and return the line."""
+    """Run a command that must fail within the time limit with one line, after the line of its start, and return the line."""
     started = time.monotonic()
     done = run(config, *command)
     assert time.monotonic() - started < LIMIT_S
     assert done.exit_code == 1, done.output
     assert isinstance(done.exception, SystemExit), done.exception
-    [line] = done.stderr.strip().splitlines()
+    *start, line = done.stderr.strip().splitlines()
+    assert all("event=start" in told for told in start), start
     assert line.startswith("error: ")
-    assert PASSWORD not in line
+    assert PASSWORD not in done.stderr
     return line
 
 
