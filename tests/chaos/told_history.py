@@ -1,17 +1,20 @@
 """Tells a chaos world in the words of the history checker (tests/simulation/checker.py), which then judges it.
 
 Threads and processes leave open in which order some things happened. What is told of the order is what the checker may
-conclude from: records have the order of the broker's clock, a tick is told before other records of its millisecond,
-because the job may have read it by then, and rows come after everything, in the order of their bookmarks.
+conclude from: records have the order of the brokers' clocks, put right where one was off, a tick is told before other
+records of its millisecond, because the job may have read it by then, and rows come after everything, in the order of
+their bookmarks.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
 from halfway.schemas.headers import TICK
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from halfway.transforms.rules import rules_of
@@ -22,6 +25,7 @@ from tests.simulation import history as told
 from tests.support.partition_records import topic_records
 
 _MS = "CAST(CAST({0} AS BIGINT) / 1000 AS BIGINT) AS {0}"
+_HOUR_MS = 3_600_000
 _OUTCOME = ("transaction_id", "half_partition", "half_offset", "check_times", "producer_group", "topic", "incarnation", "body")
 _COLUMNS = {
     Table.MESSAGES: (*_OUTCOME, _MS.format("half_at"), _MS.format("committed_at"), "epoch", "batch_id"),
@@ -55,7 +59,8 @@ def history_of(settings: Settings, decisions: Mapping[str, Decision], pending: I
     topics = {kafka.half_topic: told.HALF, kafka.op_topic: told.OP, kafka.check_topic: told.CHECK}
     if any(first for topic in topics for first in start_offsets(settings, topic).values()):
         return None
-    records = records_in_order(_told(topics[topic], record) for topic in topics for record in topic_records(kafka.servers(), topic))
+    found = (_told(topics[topic], record) for topic in topics for record in topic_records(kafka.servers(), topic))
+    records = records_in_order(found, resolution.max_clock_skew)
     groups = {record.text_key: record.header("PGROUP") for record in records if record.topic == told.HALF and record.flaw is None}
     return told.History(
         records=records,
@@ -68,6 +73,7 @@ def history_of(settings: Settings, decisions: Mapping[str, Decision], pending: I
         acts=[told.Act(0, "started", "--adopt")] * was_adopted,
         numbers=[told.Numbers(*rules_of(resolution)[:5], resolution.max_clock_skew, resolution.max_body_bytes)],
         still_pending=set(pending),
+        clocks_jumped=any(record.flaw == Reason.BAD_TICK for record in records),
         is_at_rest=False,
     )
 
@@ -79,22 +85,39 @@ def _told(topic: str, message: Message) -> Told:
     )
 
 
-def records_in_order(records: Iterable[Told]) -> list[told.Record]:
-    """Return records in an order that the broker's clock allows, each tick as early as it can have come."""
+def records_in_order(records: Iterable[Told], max_clock_skew_ms: int) -> list[told.Record]:
+    """Return records in an order that the brokers' clocks allow, each tick as early as it can have come."""
 
-    def order(record: Told) -> tuple[int, bool, str, int, int]:
-        return record.at_ms, not _is_tick(record), record.topic, record.partition, record.offset
+    def order(timed: tuple[int, Told]) -> tuple[int, bool, str, int, int]:
+        true_ms, record = timed
+        return true_ms, not _is_tick(record), record.topic, record.partition, record.offset
 
-    return [_record(record, seq) for seq, record in enumerate(sorted(records, key=order), 1)]
+    return [_record(record, seq, max_clock_skew_ms) for seq, (_, record) in enumerate(sorted(_timed(records), key=order), 1)]
 
 
-def _record(record: Told, seq: int) -> told.Record:
+def _timed(records: Iterable[Told]) -> Iterator[tuple[int, Told]]:
+    """Yield records with their times as a clock that is right tells them: a fault puts one off by a whole hour.
+
+    A world is never silent for half an hour, so a larger step between neighbours in a partition is a clock's.
+    """
+    for _, those in groupby(sorted(records, key=lambda record: record[:3]), key=lambda record: record[:2]):
+        true_ms = None
+        for record in those:
+            hours = 0 if true_ms is None else round((record.at_ms - true_ms) / _HOUR_MS)
+            true_ms = record.at_ms - hours * _HOUR_MS
+            yield true_ms, record
+
+
+def _record(record: Told, seq: int, max_clock_skew_ms: int) -> told.Record:
     is_garbage = record.topic == told.HALF and (record.key or b"").startswith(GARBAGE.encode())
     is_stray = is_garbage or ("REMARK", STRAY) in record.headers
+    flaw = Reason.MISSING_HEADER if is_garbage else None
+    if _is_tick(record) and abs(int(dict(record.headers)[TICK] or 0) - record.at_ms) > max_clock_skew_ms:
+        flaw = Reason.BAD_TICK
     # The checker compares bodies, which may be large.
     value = record.value if _is_tick(record) else digest(record.value or b"").encode()
     content = (record.key, value, record.headers)
-    return told.Record(*record[:4], *content, seq, flaw="missing_header" if is_garbage else None, is_stray=is_stray)
+    return told.Record(*record[:4], *content, seq, flaw=flaw, is_stray=is_stray)
 
 
 def _is_tick(record: Told) -> bool:

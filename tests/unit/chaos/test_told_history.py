@@ -1,5 +1,7 @@
 """A chaos world is told in an order that the history checker may conclude from."""
 
+import pytest
+
 from halfway.schemas.tables import Table
 from tests.chaos.client import STRAY
 from tests.chaos.plans import digest
@@ -8,6 +10,7 @@ from tests.simulation.checker import judge
 from tests.simulation.history import CHECK, HALF, OP, Decision, Fate, History, Numbers
 
 HALF_HEADERS = (("REAL_TOPIC", b"orders"), ("PGROUP", b"g"))
+HOUR_MS = 3_600_000
 NUMBERS = Numbers(6_000, 30_000, 15, 200_000, 60_000, 300_000, 1_000)
 
 
@@ -23,9 +26,9 @@ def op(action: bytes, offset: int = 0, at_ms: int = 2_000, **others: bytes) -> T
     return Told(OP, 0, offset, at_ms, b"t", None, (("ACTION", action), ("PGROUP", b"g"), *others.items()))
 
 
-def check(at_ms: int) -> Told:
-    headers = (*HALF_HEADERS, ("TRANSACTION_CHECK_TIMES", b"1"), ("CHECK_ID", b"t:0.0:1"))
-    return Told(CHECK, 0, 0, at_ms, b"t", b"body", headers)
+def check(at_ms: int, number: int = 1) -> Told:
+    headers = (*HALF_HEADERS, ("TRANSACTION_CHECK_TIMES", b"%d" % number), ("CHECK_ID", b"t:0.0:%d" % number))
+    return Told(CHECK, 0, number - 1, at_ms, b"t", b"body", headers)
 
 
 def message(committed_at: int = 2_000, body: bytes = b"body") -> tuple[Table, dict[str, object]]:
@@ -35,7 +38,7 @@ def message(committed_at: int = 2_000, body: bytes = b"body") -> tuple[Table, di
 
 
 def rules_broken(told: list[Told], rows: list[tuple[Table, dict[str, object]]], fate: Fate = Fate.COMMIT) -> list[str]:
-    records = records_in_order(told)
+    records = records_in_order(told, NUMBERS.max_clock_skew_ms)
     decisions = [Decision(0, "g", "t", 0, fate)]
     history = History(records, rows_in_order(rows, len(records) + 1), decisions, numbers=[NUMBERS], is_at_rest=False)
     return [finding.rule for finding in judge(history)]
@@ -65,6 +68,19 @@ def test_a_tick_of_the_millisecond_of_a_check_may_have_brought_it() -> None:
 def test_a_check_before_any_tick_that_allows_it_is_too_early() -> None:
     ticks = [tick(HALF, 1, 7_001), tick(OP, 1, 7_001)]
     assert rules_broken([half(), *ticks, check(7_000), op(b"COMMIT", 2, 9_000)], [message(9_000)]) == ["R4"]
+
+
+@pytest.mark.parametrize("off_ms", (-HOUR_MS, HOUR_MS))
+def test_a_broker_whose_clock_was_off_is_told_in_the_order_that_was(off_ms: int) -> None:
+    """The job refuses its ticks, and its checks have another time than the tick that made them due."""
+    now_ms = 10 * HOUR_MS
+    ticks = [tick(topic, 1 + number, now_ms + at_ms) for topic in (HALF, OP) for number, at_ms in enumerate((7_001, 37_001))]
+    refused = tick(OP, 3, now_ms + 38_000)._replace(at_ms=now_ms + 38_000 + off_ms)
+    checks = [check(now_ms + 7_001), check(now_ms + 37_002 + off_ms, 2)]
+    told = [half(at_ms=now_ms + 1_000), *ticks, refused, *checks, op(b"COMMIT", 4, now_ms + 39_000)]
+    row = (Table.MESSAGES, {**message(now_ms + 39_000)[1], "half_at": now_ms + 1_000, "check_times": 2})
+    quarantined = {"source_topic": OP, "source_partition": 0, "source_offset": 3, "transaction_id": None, "reason": "bad_tick"}
+    assert rules_broken(told, [row, (Table.QUARANTINE, {**quarantined, "epoch": 0, "batch_id": 2})]) == []
 
 
 def test_a_stray_verdict_that_came_first_counts() -> None:
