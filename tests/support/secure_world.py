@@ -53,7 +53,7 @@ def run(config: Path, *command: str) -> Result:
 
 
 def refused(config: Path, *command: str) -> str:
-    """Run a command that must fail within the time limit with one line, after the line of its start, and return the line."""
+    """Run a command that must fail in time with one line, after that of a start, and return the line."""
     started = time.monotonic()
     done = run(config, *command)
     assert time.monotonic() - started < LIMIT_S

@@ -70,7 +70,7 @@ def test_a_check_before_any_tick_that_allows_it_is_too_early() -> None:
     assert rules_broken([half(), *ticks, check(7_000), op(b"COMMIT", 2, 9_000)], [message(9_000)]) == ["R4"]
 
 
-@pytest.mark.parametrize("off_ms", (-HOUR_MS, HOUR_MS))
+@pytest.mark.parametrize("off_ms", [-HOUR_MS, HOUR_MS])
 def test_a_broker_whose_clock_was_off_is_told_in_the_order_that_was(off_ms: int) -> None:
     """The job refuses its ticks, and its checks have another time than the tick that made them due."""
     now_ms = 10 * HOUR_MS
