@@ -48,6 +48,10 @@ def pending(
     if as_json:
         _show_json_rows(wanted.select(_JSON_COLUMNS).slice(0, limit), view, check_max)
         return
+    if not wanted.num_rows:
+        others = view.transactions.num_rows
+        typer.echo(f"none of the {others} pending transactions is of this group and age" if others else "nothing is pending")
+        return
     shown = wanted.slice(0, limit or SHOWN)
     rows = [_row(row, view, check_max) for row in shown.to_pylist()]
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)

@@ -60,7 +60,7 @@ def main() -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(facts, indent=2) + "\n")
     for name, fact in facts.items():
-        console.print(f"{name}: {fact}", markup=False)
+        console.print(f"{name}: {json.dumps(fact)}", markup=False)
     return 1 if facts["differences"] else 0
 
 

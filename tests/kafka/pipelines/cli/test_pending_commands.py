@@ -123,6 +123,8 @@ def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWo
     assert ids("--older-than", "100") == ["asked", "away"]
     assert ids("--older-than", "99ms") == ["asked", "away", "[young]"]
     assert ids("--group", "nobody") == []
+    nobody = invoke(w.settings, "pending", "--group", "nobody")
+    assert nobody.stdout == "none of the 3 pending transactions is of this group and age\n"
 
 
 def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> None:
@@ -133,6 +135,7 @@ def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> Non
     shown = invoke(w.settings, "pending", "--json")
     assert facts(shown) == []
     assert "has no batch yet" in shown.stderr
+    assert invoke(w.settings, "pending").stdout == "nothing is pending\n"
     status = facts(invoke(w.settings, "status", "--json"))
     assert (status["batch_id"], status["last_batch"], status["horizon_ms"], status["rates"]) == (None, None, None, None)
     assert status["unread"] == {w.settings.kafka.half_topic: 1, w.settings.kafka.op_topic: 0}
