@@ -1,9 +1,10 @@
 """The one producer of the job and its commands: idempotent, and partitioned as services' producers are."""
 
+import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
@@ -16,7 +17,7 @@ from halfway.schemas.settings import KafkaSettings
 
 _DELIVERY_LIMIT_MS = 30_000
 _FLUSH_GRACE_S = 5
-_FULL_QUEUE_POLL_S = 0.1
+_POLL_S = 0.1
 _BUFFER_BYTES = 64 * 1024 * 1024
 _RECORD_BYTES = 128
 _HEADER_BYTES = 10
@@ -159,7 +160,7 @@ class RecordWriter:
                     self._reports.waiting_bytes += size
                     self._producer.poll(0)
                     return
-            self._producer.poll(_FULL_QUEUE_POLL_S)
+            self._producer.poll(_POLL_S)
             self._reports.raise_failure()
 
     def flush(self) -> None:
@@ -170,15 +171,12 @@ class RecordWriter:
             KafkaUnavailableError: a record failed or was not acknowledged in time.
             KafkaException: librdkafka has failed for good.
         """
-        try:
-            left = self._producer.flush(self._limit_ms / 1000 + _FLUSH_GRACE_S)
-        except SystemError as error:
-            # What confluent_kafka makes of a failure that a delivery report comes after.
-            if isinstance(error.__cause__, KafkaException):
-                raise error.__cause__ from None
-            raise
+        deadline_s = time.monotonic() + self._limit_ms / 1000 + _FLUSH_GRACE_S
+        # Not by the producer's flush: it goes on to call callbacks after the one that raises a fatal error, and loses it.
+        while len(self._producer) and time.monotonic() < deadline_s:
+            self._producer.poll(_POLL_S)
         self._reports.raise_failure()
-        if left:
+        if left := len(self._producer):
             raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")
 
 

@@ -44,7 +44,7 @@ def test_a_failed_record_keeps_no_later_record_from_being_queued_and_is_raised_o
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_dead_producer_is_reported_as_what_it_is(waits: bool) -> None:
-    """With a record in flight confluent_kafka raises SystemError."""
+    """With a record in flight a delivery report follows."""
     writer = RecordWriter(NOBODY, limit_ms=10_000)
     if waits:
         writer.put("half", b"id", b"body", [])
