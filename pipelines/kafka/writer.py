@@ -172,7 +172,7 @@ class RecordWriter:
             KafkaException: librdkafka has failed for good.
         """
         deadline_s = time.monotonic() + self._limit_ms / 1000 + _FLUSH_GRACE_S
-        # Not by the producer's flush: it goes on to call callbacks after the one that raises a fatal error, and loses it.
+        # Not by flush: it goes on to call callbacks after the one that raises a fatal error, and loses that.
         while len(self._producer) and time.monotonic() < deadline_s:
             self._producer.poll(_POLL_S)
         self._reports.raise_failure()

@@ -26,7 +26,6 @@ class Half(NamedTuple):
     at_ms: int
     group: str
     body_digest: str
-    incarnation: int = 0
 
 
 class Verdict(NamedTuple):
@@ -80,7 +79,6 @@ class Evidence:
     """What is known from outside the job."""
 
     half_topic: str
-    op_topic: str
     check_max: int
     decisions: Mapping[str, Decision] = field(default_factory=dict)
     halves: Sequence[Half] = ()

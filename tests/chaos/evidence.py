@@ -130,7 +130,6 @@ def gather(folder: Path, settings: Settings, topics: TopicReader, **known: Any) 
     topics.read_on()
     return Evidence(
         half_topic=settings.kafka.half_topic,
-        op_topic=settings.kafka.op_topic,
         check_max=settings.resolution.transactionCheckMax,
         decisions=decisions,
         halves=topics.halves,

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -117,17 +116,17 @@ def compacted_by_delta_rs(world: World, chance: Random) -> None:
 
 
 def optimize(world: World) -> None:
-    """Compact the tables by `halfway optimize`."""
+    """Compact the tables by `halfway optimize`. The job goes on."""
     done = world.job.run_command("optimize", limit_s=150)
     if done.returncode:
         raise ChaosError(f"halfway optimize: {done.stderr[-500:]}")
+    world.job.wait_for_batches(1)
 
 
 def compacted_by_halfway(world: World, chance: Random) -> None:
     """Compact the tables by `halfway optimize` while the job appends to them."""
     world.wait_for_transactions(chance.randint(1, 20))
     optimize(world)
-    time.sleep(0.5)
 
 
 STORAGE_FAULTS = [

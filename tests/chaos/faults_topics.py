@@ -158,7 +158,7 @@ def record_destroyed(world: World, left: dict[int, int] | None) -> None:
 
 
 def wait_for_refusal(world: World) -> None:
-    # Spark waits two minutes for records of a deleted topic (kafkaConsumer.pollTimeoutMs).
+    # Spark waits for records of a deleted topic, and a batch is repeated before the job ends.
     until(lambda: not world.job.is_running(), "the job's refusal", 240)
     if "--adopt" not in world.job.last_words():
         raise ChaosError(f"the job refuses lost records without naming --adopt: {world.job.last_words()}")

@@ -221,15 +221,14 @@ class World:
         return path.exists() and json.loads(path.read_text())["pending"] <= len(self.not_due())
 
     def settle(self) -> Findings:
-        """Let every transaction be settled, stop the job, and judge the whole. What is not settled must be pending.
-
-        After --adopt the job counts the checks again of halves that `discarded` holds, but sends none. Until it has
-        counted all of them, these halves are pending.
-        """
+        """Let all that is due be settled, stop the job, and judge the whole. What is not settled must be pending."""
         self.pause_traffic()
         self.recover(also_checked=True)
-        with suppress(ChaosError):
+        unsettled: list[str] = []
+        try:
             until(self._has_none_pending, "the end of all unanswered transactions")
+        except ChaosError as error:
+            unsettled.append(str(error))
         for client in self.clients.values():
             client.terminate()
             client.wait(30)
@@ -238,6 +237,7 @@ class World:
         self.job.stop()
         self.left_pending = self.pending()
         findings = self.audit(settled=None, pending=self.left_pending)
+        findings.wrong += unsettled
         if self.relays is not None:
             relayed = self.relays.judge()
             for kind in ("lost", "twice", "wrong"):

@@ -59,14 +59,16 @@ def secure_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBr
     """A broker with a user and rights for each part in docs/security.md."""
     running = SecureBroker(tmp_path_factory.mktemp("secure"))
     running.start()
-    for part, user in USERS.items():
-        running.add_user(user, PASSWORD)
-        running.allow(user, rights_of(part))
-    settings = load_settings(environ={}, overrides=running.login_settings(USERS["setup"]))
-    create_topics(settings, 2)
-    create_relay_topic(settings)
-    yield running
-    running.stop()
+    try:
+        for part, user in USERS.items():
+            running.add_user(user, PASSWORD)
+            running.allow(user, rights_of(part))
+        settings = load_settings(environ={}, overrides=running.login_settings(USERS["setup"]))
+        create_topics(settings, 2)
+        create_relay_topic(settings)
+        yield running
+    finally:
+        running.stop()
 
 
 @pytest.fixture

@@ -292,6 +292,13 @@ def first_seed(planted: Planted, histories: int) -> Failure | None:
         return next(filter(None, found), None)
 
 
+def run_planted(name: str, seed: int) -> Failure | None:
+    """Run the history of a seed with a defect planted, also in a process of its own."""
+    [planted] = (planted for planted in PLANTED if planted.name == name)
+    with planted.in_place():
+        return run_seed(seed, is_full=planted.is_full)
+
+
 def main() -> int:
     missed = 0
     for planted in PLANTED:

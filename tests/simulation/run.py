@@ -1,6 +1,6 @@
 """Runs histories and makes failing ones short."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from typing import NamedTuple
 
@@ -34,13 +34,13 @@ def run_seed(seed: int, *, is_full: bool = False) -> Failure | None:
     return Failure(seed, is_full, found, actions) if found else None
 
 
-def run_seeds(seeds: Sequence[int], jobs: int = 1) -> Iterator[Failure]:
+def run_seeds(seeds: Sequence[int], jobs: int = 1, play: Callable[[int], Failure | None] = run_seed) -> Iterator[Failure]:
     """Run the histories of seeds in several processes. Yield the failures in the order of the seeds."""
     if jobs == 1:
-        yield from filter(None, map(run_seed, seeds))
+        yield from filter(None, map(play, seeds))
         return
     with get_context("spawn").Pool(jobs) as pool:
-        yield from filter(None, pool.imap(run_seed, seeds, chunksize=25))
+        yield from filter(None, pool.imap(play, seeds, chunksize=25))
 
 
 def shortest(failure: Failure) -> Failure:

@@ -1,6 +1,7 @@
 """Simulated histories show no defect, neither random ones nor those that once did."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from tests.simulation import decoded, job
 from tests.simulation.found import FOUND, Found
 from tests.simulation.generator import generate
 from tests.simulation.history import Record
-from tests.simulation.planted import PLANTED
-from tests.simulation.run import describe, findings_of, run_seed, run_seeds, shortest
+from tests.simulation.planted import PLANTED, run_planted
+from tests.simulation.run import describe, findings_of, run_seeds, shortest
 from tests.simulation.world import World
 
 HISTORIES = 1000
@@ -35,11 +36,10 @@ def test_what_once_showed_a_defect_shows_none(found: Found) -> None:
 
 
 def test_several_processes_find_what_one_finds() -> None:
-    planted = next(planted for planted in PLANTED if planted.name.startswith("client: commits what"))
-    with planted.in_place():
-        alone = [failure for seed in range(10) if (failure := run_seed(seed)) is not None]
-        assert [*run_seeds(range(10), jobs=1)] == alone != []
-    assert [*run_seeds(range(10), jobs=2)] == []
+    [name] = (planted.name for planted in PLANTED if planted.name.startswith("client: commits what"))
+    play = partial(run_planted, name)
+    alone = [*run_seeds(range(10), jobs=1, play=play)]
+    assert [*run_seeds(range(10), jobs=2, play=play)] == alone != []
 
 
 def test_what_is_remembered_of_records_is_what_the_product_says_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,6 @@ class World:
         self.backup: tuple[str, Checkpoint] | None = None
         self.kill_in = self.freeze_in = 0
         self.open_tx: int | None = None
-        self.has_ended = False
 
     def run(self) -> History:
         """Let the actions happen, then bring everything to rest. Return what is left."""

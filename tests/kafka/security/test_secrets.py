@@ -38,12 +38,14 @@ LIMIT_S = 120
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     running = SecureBroker(tmp_path_factory.mktemp("guarded"))
     running.start()
-    for part in ("job", "client"):
-        running.add_user(USERS[part], PASSWORD)
-        running.allow(USERS[part], rights_of(part))
-    create_topics(load_settings(environ={}, overrides=running.login_settings(ADMIN)), 1)
-    yield running
-    running.stop()
+    try:
+        for part in ("job", "client"):
+            running.add_user(USERS[part], PASSWORD)
+            running.allow(USERS[part], rights_of(part))
+        create_topics(load_settings(environ={}, overrides=running.login_settings(ADMIN)), 1)
+        yield running
+    finally:
+        running.stop()
 
 
 class Job:

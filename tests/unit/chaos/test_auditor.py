@@ -40,7 +40,6 @@ def decided(name: str, offset: int, times: int, horizon_ms: int) -> tuple[str, i
 # record without headers.
 GOOD = Evidence(
     half_topic="half",
-    op_topic="op",
     check_max=2,
     decisions={
         "c": Decision(Fate.COMMIT, "COMMIT"),

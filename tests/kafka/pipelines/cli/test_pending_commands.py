@@ -27,9 +27,11 @@ def job(settings: Settings, tmp_path: Path) -> Iterator[JobProcess]:
     """A job in its own process. Its first check is an hour away."""
     running = JobProcess(settings, tmp_path)
     running.start(**{"trigger.interval": "3s"})
-    until((tmp_path / "checkpoint" / "status.json").exists, "the first batch")
-    yield running
-    running.kill()
+    try:
+        until((tmp_path / "checkpoint" / "status.json").exists, "the first batch")
+        yield running
+    finally:
+        running.kill()
 
 
 @pytest.mark.timeout(400)
@@ -74,9 +76,14 @@ def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settin
     assert (again.exit_code, again.stdout) == (1, "")
     assert "error: the transaction c is not pending: it was committed at " in again.stderr
 
-    status = facts(run(settings, "status", "--json"))
+    status: dict[str, Any] = {}
+
+    def says_who_is_away() -> bool:
+        status.update(facts(run(settings, "status", "--json")))
+        return sorted(status["absent_groups"]) == groups_away(settings.kafka.servers())
+
+    until(says_who_is_away, "the groups that are away on this broker")
     assert (status["is_running"], status["pending"]) == (True, 1)
-    assert sorted(status["absent_groups"]) == groups_away(settings.kafka.servers())
     counted = {name: status["totals"][name] for name in ("halves", "committed", "rolled_back")}
     assert counted == {"halves": 3, "committed": 1, "rolled_back": 1}
     assert 0 < status["horizon_lag_ms"] < 60_000
