@@ -23,9 +23,10 @@ from benchmarks.limits import limits
 from benchmarks.live import checkback, latency, pending
 from benchmarks.reading import reader
 from benchmarks.relaying import relay
-from benchmarks.rig import Figures, Rig, end_at_sigterm, in_own_process, run_to_end
+from benchmarks.rig import Figures, Rig, in_own_process, run_to_end
 from benchmarks.scale import scale, stages
 from benchmarks.steady import steady, steady_java
+from tests.support.signals import end_at_sigterm
 
 BENCHMARKS: dict[str, Callable[[Rig], Figures]] = {
     "drain": drain,

@@ -13,9 +13,10 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from benchmarks.live import measured, warm_up
 from benchmarks.load import Load
 from benchmarks.picture import draw
-from benchmarks.rig import Figures, Rig, end_at_sigterm, in_own_process
+from benchmarks.rig import Figures, Rig, in_own_process
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import MESSAGES_SCHEMA
+from tests.support.signals import end_at_sigterm
 
 _SMALL_BYTES = 100
 """The size of bodies that are only there to be many."""

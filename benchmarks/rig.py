@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -232,11 +231,6 @@ def run_to_end(command: Sequence[str], environ: Mapping[str, str] | None = None,
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} failed: {printed[-2000:]}")
     return printed
-
-
-def end_at_sigterm() -> None:
-    """Raise SystemExit at SIGTERM, so that `with` and `finally` stop what was started."""
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench import BENCHMARKS, PARTS
-from benchmarks.rig import Rig, end_at_sigterm
+from benchmarks.rig import Rig
+from tests.support.signals import end_at_sigterm
 
 
 def main() -> None:

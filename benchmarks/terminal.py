@@ -25,6 +25,7 @@ from halfway import CheckRequest, HalfMessage, LocalTransactionState, Transactio
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.settings import KafkaSettings
 from tests.support.paths import ROOT
+from tests.support.signals import end_at_sigterm
 from tests.support.waiting import until
 
 OUT = ROOT / "docs" / "pictures"
@@ -137,6 +138,7 @@ def main() -> None:
     _HOME.mkdir(parents=True)
     (_HOME / "jars").symlink_to(jars.resolve())
     os.environ.update(_ENVIRON)
+    end_at_sigterm()
     picture("run", "make run", _shown(["make", "--no-print-directory", "run"], {}))
     os.environ.update(_PATIENT)
     with _job() as log:

@@ -7,7 +7,6 @@ import argparse
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tests.chaos.runner import FAULTS, Part, draw, run_faults, say, table_of, write_json
+from tests.support.signals import end_at_sigterm
 
 _INSIDE = "HALFWAY_CHAOS_INSIDE"
 
@@ -34,7 +34,7 @@ def main() -> int:
     options = parser.parse_args()
     enter_namespace()
     # The first process of a namespace ignores a signal without a handler. The handler ends what this process started.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_at_sigterm()
     brokers = [int(size) if size in map(str, FAULTS) else parser.error(f"--brokers {size}: 1 or 3") for size in options.brokers.split(",")]
     chosen = [name.strip() for name in options.only.split(";") if name.strip()]
     parts = chosen_parts(chosen, brokers, parser) if chosen else draw(options.faults, brokers, random.Random(options.seed))

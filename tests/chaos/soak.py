@@ -30,6 +30,7 @@ from tests.chaos.runner import say
 from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.memory import memory_mib
+from tests.support.signals import end_at_sigterm
 
 GROUPS = ("alpha", "beta", "gamma", "delta")
 SETTINGS: dict[str, object] = {
@@ -134,6 +135,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the same seed makes the same faults (default 1)")
     parser.add_argument("--out", type=Path, default=Path("build/soak.json"), help="file for the figures (default build/soak.json)")
     options = parser.parse_args()
+    end_at_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="halfway-soak-"))
     kafka = KafkaCluster(folder / "kafka")
     kafka.start()

@@ -7,7 +7,6 @@ it is accepted although it breaks the contract.
 import argparse
 import json
 import logging
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from tests.fuzz.run import CHECK_MAX, PARTITIONS, SETTINGS, Result, fuzz
 from tests.fuzz.signing import Signing
 from tests.support.kafka_topics import make_create_time_topics, unique_topics
 from tests.support.memory import PeakMemory
+from tests.support.signals import end_at_sigterm
 
 
 def main() -> int:
@@ -42,8 +42,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3_600, metavar="SECONDS", help="time limit of the job (default 3,600)")
     parser.add_argument("--out", type=Path, default=Path("build/fuzz.json"), help="file for the figures (default build/fuzz.json)")
     options = parser.parse_args()
-    # On SIGTERM the `with` blocks end, and the broker with them.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_at_sigterm()
     logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("tests.fuzz").setLevel(logging.INFO)
     console = Console(width=120)

@@ -13,6 +13,7 @@ from tests.kills.run import QUICK, kill_often
 from tests.support.database_servers import mariadb_server, postgres_server
 from tests.support.job_process import JobProcess
 from tests.support.kafka_topics import unique_topics
+from tests.support.signals import end_at_sigterm
 
 
 def main() -> int:
@@ -21,6 +22,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--databases", default="consumer,sqlite,postgresql,mariadb")
     options = parser.parse_args()
+    end_at_sigterm()
     faults = 0
     with tempfile.TemporaryDirectory(prefix="halfway-kills-") as name:
         broker = LocalBroker(Path(name) / "broker")

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,6 +10,7 @@ from time import monotonic
 from tests.simulation.checker import judge
 from tests.simulation.run import describe, run_seeds, shortest
 from tests.simulation.saved import load
+from tests.support.signals import end_at_sigterm
 
 
 def say(text: str) -> None:
@@ -26,8 +26,7 @@ def main() -> int:
     parser.add_argument("--real", type=int, default=0, metavar="N", help="instead, run N histories on a real Kafka, Spark and Delta too")
     parser.add_argument("--judge", type=Path, metavar="FILE", help="instead, judge a saved history, such as one of `make chaos`")
     options = parser.parse_args()
-    # On SIGTERM the `with` blocks end, and the broker with them.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    end_at_sigterm()
     if options.judge:
         return judge_again(options.judge)
     return compare(options.seed, options.real) if options.real else simulate(options.seed, options.histories, options.jobs)

@@ -16,6 +16,7 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import FORMAT_VERSION
 from tests.support.job_world import SMALL_JOB, World
 from tests.support.kafka_topics import make_create_time_topics
+from tests.support.signals import end_at_sigterm
 
 DATA = Path(__file__).parents[1] / "data"
 RUNS = 12
@@ -64,6 +65,7 @@ def first_part(world: World, run: int) -> None:
 
 def main() -> None:
     """Make the file of the current format."""
+    end_at_sigterm()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         broker = LocalBroker(folder / "broker")
