@@ -12,7 +12,7 @@ from halfway.clients.reading.message_reader import MessageReader, tags_in
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import printable, say, to_json
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.runtime.signals import on_signals
+from halfway.pipelines.runtime.signals import exit_code, on_signals
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.settings import Settings
 
@@ -58,34 +58,44 @@ def messages(
     settings = command_settings(config, overrides)
     show = _show_json if as_json else _Lines()
     position = after
+    received: list[int] = []
     try:
-        with _batches(settings, after, topic, tags, follow=follow) as batches:
+        with _batches(settings, after, topic, tags, received, follow=follow) as batches:
             for batch in batches:
                 show(batch.messages, body)
                 position = batch.bookmark
+                if received:
+                    break
     finally:
         if position is not None:
             say(f"go on with --after {position}")
+    if received and not follow:
+        # Whoever asked for all has not got all.
+        raise typer.Exit(exit_code(received[0]))
 
 
 @contextmanager
 def _batches(
-    settings: Settings, after: Bookmark | None, topic: str | None, tags: str | None, *, follow: bool
+    settings: Settings, after: Bookmark | None, topic: str | None, tags: str | None, received: list[int], *, follow: bool
 ) -> Iterator[Iterator[MessageBatch]]:
-    """Yield the batches of messages. While they are read, Ctrl-C and SIGTERM end them, and with them the command."""
+    """Yield the batches of messages. While they are read, `received` gets the numbers of SIGINT and SIGTERM."""
     if settings.storage.catalog_schema is None:
         reader = MessageReader(settings.storage, topic=topic, tags=tags, max_rows=_ROWS, max_bytes=_BYTES)
-        with on_signals(lambda _: reader.stop()):
+
+        def stop(number: int) -> None:
+            received.append(number)
+            reader.stop()
+
+        with on_signals(stop):
             yield reader.follow(after) if follow else reader.read(after)
         return
     from halfway.clients.reading.message_rows import Wanted
     from halfway.pipelines.operate.catalog_messages import catalog_messages
     from halfway.pipelines.runtime.reader_session import reader_session
 
-    is_ended: list[bool] = []
-    with reader_session(settings, say) as session, on_signals(lambda _: is_ended.append(True)):
+    with reader_session(settings, say) as session, on_signals(received.append):
         wanted = Wanted(topic, tags_in(tags), _ROWS, _BYTES)
-        yield catalog_messages(session(), settings.storage, after, wanted, lambda: follow and not is_ended)
+        yield catalog_messages(session(), settings.storage, after, wanted, lambda: follow and not received)
 
 
 def _show_json(found: Sequence[CommittedMessage], form: BodyForm) -> None:

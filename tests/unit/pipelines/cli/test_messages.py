@@ -74,6 +74,24 @@ def test_wrong_usage_and_a_missing_table_are_named(warehouse: Path) -> None:
     assert missing.stderr.startswith(f"error: there is no table {warehouse}/nothing/messages yet: run `halfway resolve`")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_long_reading_with_the_bookmark_to_go_on_with(number: signal.Signals, warehouse: Path, tmp_path: Path) -> None:
+    """Nobody reads what it prints, so that the signal comes while it prints the first batch."""
+    for batch_id in (1, 2):
+        append(warehouse / "messages", [row((1, batch_id), offset, transaction_id=f"{batch_id}-{offset}") for offset in range(1_000)])
+    command = halfway_command("messages", "--json", "--after", "1.0", "--set", f"storage.warehouse={warehouse}")
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        running.send_signal(number)
+        printed, error = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 128 + number
+    assert (len(printed.splitlines()), error) == (999, b"go on with --after 1.1\n")
+
+
 def test_follow_shows_new_messages_and_ends_with_the_bookmark(warehouse: Path, tmp_path: Path) -> None:
     """In a process of its own, without Java, and ended as a service manager does."""
     out, err = tmp_path / "out", tmp_path / "err"
