@@ -122,11 +122,12 @@ def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, ba
 
 def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
     """Return True if the checkpoint has this very batch or, where Spark has removed it, has read at least as far."""
-    later = [number for number in files.batches(OFFSETS) if number >= origin.batch_id]
-    if not later:
-        return False
-    own = origin_of(files, origin.query_id, later[0])
-    return own == origin if own.batch_id == origin.batch_id else own.read >= origin.read
+    for batch_id in files.batches(OFFSETS):
+        offsets = files.text(f"{OFFSETS}/{batch_id}") if batch_id >= origin.batch_id else None
+        if offsets is not None:  # a running job has not removed it since
+            own = BatchOrigin.of(origin.query_id, batch_id, offsets)
+            return own == origin if batch_id == origin.batch_id else own.read >= origin.read
+    return False
 
 
 def _refuse(storage: StorageSettings, table: Table, what: str) -> NoReturn:

@@ -1,8 +1,15 @@
 """What a batch was made of, as the tables know it."""
 
 import json
+from pathlib import Path
 
-from halfway.pipelines.storage.lineage import BatchOrigin, origin_in
+import pytest
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.storage.lineage import BatchOrigin, origin_in, verify_commits
+from halfway.pipelines.storage.state_reader import OFFSETS, LocalFiles
+from halfway.schemas.errors import OwnershipError
+from halfway.schemas.tables import Table
 
 
 def offsets(**ends: int) -> str:
@@ -21,3 +28,24 @@ def test_the_newest_origin_of_the_query_is_found_among_other_commits() -> None:
     commits = [None, "made by hand", "[1]", '{"batch_id": 1}', others.to_json(), newest.to_json(), older.to_json()]
     assert origin_in(commits, "q") == newest
     assert origin_in(commits[:5], "q") is None
+
+
+class RemovedMeanwhile(LocalFiles):
+    """A checkpoint whose job removes its oldest batch after a reader has listed it."""
+
+    def batches(self, of: str) -> list[int]:
+        found = super().batches(of)
+        (self.folder / of / str(found[0])).unlink()
+        return found
+
+
+def test_a_batch_that_a_running_job_removes_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    storage = load_settings(environ={}, overrides={"storage.checkpoint": str(tmp_path)}).storage
+    (tmp_path / OFFSETS).mkdir()
+    for batch_id, end in ((4, 40), (5, 50)):
+        (tmp_path / OFFSETS / str(batch_id)).write_text(offsets(p0=end))
+    origin = BatchOrigin.of("q", 4, offsets(p0=40)).to_json()
+    verify_commits(RemovedMeanwhile(tmp_path), storage, "q", lambda table: [origin] if table is Table.MESSAGES else [])
+    ahead = BatchOrigin.of("q", 4, offsets(p0=51)).to_json()
+    with pytest.raises(OwnershipError, match="has not read what batch 4"):
+        verify_commits(LocalFiles(tmp_path), storage, "q", lambda _: [ahead])
