@@ -3,10 +3,9 @@
 The tables are read with delta-rs, as any reader without Spark would read them.
 """
 
-import json
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import pyarrow
 from confluent_kafka import Consumer, Message
@@ -15,10 +14,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
+from halfway.pipelines.storage.state_reader import status_in
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError, TopicError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
@@ -47,11 +47,7 @@ def read_status(storage: StorageSettings) -> dict[str, Any]:
             f"the demo reads the job's status from the checkpoint, and {storage.checkpoint} is not a folder on this machine: "
             "run it with --set storage.checkpoint=FOLDER --set storage.warehouse=FOLDER"
         )
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    return content
+    return status_in(path.read_text() if path.exists() else None) or {}
 
 
 class TableWatch:
@@ -138,7 +134,7 @@ class TopicWatch:
                     ranges = {partition: OffsetRange(read_to.get(partition, 0), end) for partition, end in ends.items()}
                     for record in read_ranges(consumer, topic, ranges, REQUEST_LIMIT_S):
                         # Skip records that break the contract: the job quarantines them.
-                        with suppress(RecordError, UnicodeDecodeError):
+                        with suppress(RecordError):
                             self._note(record)
                     read_to.update(ends)
         except (KafkaUnavailableError, TopicError):
@@ -153,11 +149,11 @@ class TopicWatch:
         key = record.key()
         if key is None or not key.startswith(self._prefix):
             return
-        transaction_id, headers = decode_key(key), record.headers() or []
+        transaction_id, headers = decode_key(key), headers_of(record)
         if record.topic() != self._kafka.op_topic:
-            self.checks[transaction_id].add(CheckHeaders.from_headers(cast(Any, headers)).check_times)
+            self.checks[transaction_id].add(CheckHeaders.from_headers(headers).check_times)
             return
-        op = OpHeaders.from_headers(cast(Any, headers))
+        op = OpHeaders.from_headers(headers)
         at_ms = record.timestamp()[1]
         self.last_op_ms = max(self.last_op_ms, at_ms)
         if op.action is LocalTransactionState.ROLLBACK:

@@ -29,6 +29,7 @@ OFFSETS = "offsets"
 COMMITS = "commits"
 """Spark's folder with a file for each batch that has run."""
 _TRIES = 5
+_STATUS = {"batch_id", "seconds", "written_at_ms"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
             return StoredState(None, [], {})
         try:
             return _read(files, session, storage, batch_id)
-        except (PySparkException, Py4JJavaError, FileNotFoundError, KeyError, ValueError) as error:
+        except (PySparkException, Py4JJavaError, FileNotFoundError, LookupError, ValueError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _chosen(files.batches(COMMITS), batches_ago) == batch_id:
                 first_line = str(error).strip().partition("\n")[0]
@@ -132,7 +133,16 @@ def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: 
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
         rows = _rows(session(), storage, batch_id)
-    return StoredState(batch_id, rows, ends_in(offsets), None if status is None else json.loads(status))
+    return StoredState(batch_id, rows, ends_in(offsets), status_in(status))
+
+
+def status_in(text: str | None) -> dict[str, Any] | None:
+    """Return what `STATUS_FILE` says; None if there is none, or a power cut has left a part of it: it is not synced."""
+    try:
+        status = json.loads(text or "null")
+    except ValueError:
+        return None
+    return status if isinstance(status, dict) and status.keys() >= _STATUS else None
 
 
 def _chosen(batches: list[int], batches_ago: int) -> int | None:

@@ -12,6 +12,7 @@ from halfway.pipelines.resolve import job as job_module
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import file_systems
 from halfway.pipelines.storage.manifest import STATUS_FILE
+from halfway.pipelines.storage.state_reader import status_in
 
 WRITTEN_MS = 1_700_000_000_000
 STATUS = {
@@ -35,6 +36,12 @@ def asked_after(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, now_ms
     spark: Any = None
     job._take_up_sent(spark)
     return job._sent.asked_ms()
+
+
+def test_commands_read_what_the_job_wrote_and_nothing_of_what_a_power_cut_left() -> None:
+    whole = json.dumps(STATUS)
+    assert status_in(whole) == STATUS
+    assert [status_in(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
 
 
 def test_what_was_sent_long_ago_counts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
