@@ -16,7 +16,7 @@ from halfway.schemas.signing import MIN_KEY_BYTES, Keyring
 class SettingsGroup(BaseModel):
     """Base of all settings: refuses unknown names, and cannot be changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 def parse_text(expected: str) -> Callable[[object], object]:

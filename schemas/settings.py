@@ -138,7 +138,7 @@ class StorageSettings(SettingsGroup):
     set, they are tables of that schema of Spark's catalog.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(validate_default=True)
 
     warehouse: Place = ".halfway/warehouse"
     catalog_schema: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)?$")] | None = None

@@ -1,6 +1,7 @@
 """The settings: precedence, durations, names, secrets, and the files in conf/."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.spark_options import security_options, spark_options
 from halfway.schemas.errors import SettingsError
-from halfway.schemas.settings import Settings, parse_duration_ms
+from halfway.schemas.settings import KafkaSettings, Settings, parse_duration_ms
 from tests.support.paths import ROOT
 
 CONF = ROOT / "conf"
@@ -238,6 +239,14 @@ def test_secrets_are_not_in_error_messages() -> None:
     assert "hush" not in refused(
         "sasl_mechanism", overrides={**SASL, "kafka.security.sasl_mechanism": "GUESS", "kafka.security.password": "hush"}
     )
+
+
+def test_secrets_are_not_in_the_errors_of_the_models_either() -> None:
+    """A service makes them itself, and logs what they raise."""
+    for wrong in ({"password": ["hush"]}, {"protocol": "SASL_SSL", "password": "hush"}, {"passwort": "hush"}):
+        with pytest.raises(ValidationError) as raised:
+            KafkaSettings(security=cast(Any, wrong))
+        assert "hush" not in str(raised.value)
 
 
 def test_sasl_needs_mechanism_user_and_password() -> None:
