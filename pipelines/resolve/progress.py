@@ -38,7 +38,7 @@ class ProgressLog:
             counts[Count.ROLLED_BACK],
             counts[Count.CHECKED],
             counts[Count.DISCARDED],
-            report.rows[Kind.QUARANTINE] + report.lost,
+            report.rows[Kind.QUARANTINE],
             report.pending,
             "unknown" if report.unread is None else sum(report.unread.values()),
             "none" if report.horizon_ms is None else report.horizon_ms,

@@ -41,7 +41,7 @@ def test_a_batch_is_logged_in_one_line_with_all_its_figures(caplog: pytest.LogCa
         "rolled_back": "1",
         "checked": "2",
         "discarded": "1",
-        "quarantined": "2",
+        "quarantined": "1",
         "pending": "6",
         "unread": "10",
         "horizon_ms": "90000",
