@@ -233,6 +233,21 @@ class HalfHeaders(_Headers):
         signature = keyring.sign(self.producer_group, Signable(topic, key, sha256_of(value), timed.to_headers()))
         return timed.model_copy(update={"signature": signature})
 
+    def is_refused(self, record: Signable, at_ms: int, keyring: Keyring) -> bool:
+        """Return True if the job refuses the half as `bad_signature` (R14).
+
+        Args:
+            record: the half's record.
+            at_ms: its timestamp.
+            keyring: the job's keys.
+        """
+        group = self.producer_group
+        if keyring.topic_problem(group, self.real_topic) or keyring.problem(group, record, self.signature):
+            return True
+        if self.signature is None or not keyring.has(group):
+            return False
+        return self.signed_at_ms is None or abs(self.signed_at_ms - at_ms) > h.SIGNED_WINDOW_MS
+
     def to_headers(self) -> HeaderList:
         """Return the headers of the record. The user's properties come last.
 

@@ -7,7 +7,7 @@ through dense pointers and drops the records between them, and seeks sparse ones
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic, sleep
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -15,6 +15,7 @@ from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, missing_topics, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
+from halfway.schemas.headers import HeaderList
 from halfway.schemas.settings import KafkaSettings
 
 DENSE_GAP = 1_000
@@ -152,6 +153,14 @@ def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange
         if first < end:
             with PartitionReader(consumer, topic, partition, limit_s) as reader:
                 yield from reader.range(first, end)
+
+
+def headers_of(record: Message) -> HeaderList | None:
+    """Return a record's headers; None if the name of one is not UTF-8, which confluent_kafka refuses to show."""
+    try:
+        return cast(HeaderList, record.headers() or [])
+    except UnicodeDecodeError:
+        return None
 
 
 class PartitionReader:

@@ -9,6 +9,7 @@ from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.range_reader import headers_of
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import UNLIMITED, inspect_topics
 from halfway.pipelines.operate.settle import by_whom
@@ -135,7 +136,8 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
         for record in scan.beyond(read_to.get(kafka.half_topic, {})):
             if record.key() != transaction_id.encode():
                 continue
-            if producer_group is None or (PGROUP, producer_group.encode()) in (record.headers() or ()):
+            headers = headers_of(record)
+            if None in (producer_group, headers) or (PGROUP, (producer_group or "").encode()) in (headers or ()):
                 raise NotErasableError(
                     f"the topic {kafka.half_topic} holds a half of the transaction {transaction_id} that the job has not read: let it "
                     "read on, and erase the transaction when it is settled"

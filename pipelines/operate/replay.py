@@ -21,7 +21,7 @@ The guarantee has these limits:
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from halfway.pipelines.kafka.range_reader import headers_of
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
@@ -37,7 +38,7 @@ from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.headers import TICK, HeaderList
-from halfway.schemas.records import HalfHeaders, Headers, RecordError, encode_key
+from halfway.schemas.records import HalfHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tables import Table
@@ -191,17 +192,17 @@ def _drop_sent(scan: TopicScan, candidates: Candidates, kafka: KafkaSettings, sa
 
 def _half_of(record: Message, topic: str, keyring: Keyring | None) -> HalfHeaders | None:
     """Return a half's headers; None if the record is not a half, or if it breaks the contract and is quarantined."""
-    try:
-        headers = cast(Headers, record.headers() or [])
-        if any(name == TICK for name, _ in headers):
-            return None
-        half = HalfHeaders.from_headers(headers)
-        if keyring is None:
-            return half
-        signable = Signable(topic, record.key(), sha256_of(record.value()), headers)
-        return None if keyring.problem(half.producer_group, signable, half.signature) else half
-    except (RecordError, UnicodeDecodeError):
+    headers = headers_of(record)
+    if headers is None or any(name == TICK for name, _ in headers):
         return None
+    try:
+        half = HalfHeaders.from_headers(headers)
+    except RecordError:
+        return None
+    if keyring is None:
+        return half
+    signable = Signable(topic, record.key(), sha256_of(record.value()), headers)
+    return None if half.is_refused(signable, record.timestamp()[1], keyring) else half
 
 
 def _drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: int, producer_group: str) -> None:

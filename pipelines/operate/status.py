@@ -9,7 +9,7 @@ from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges
 from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.kafka.transactions import OpenTransaction, open_transactions
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
@@ -129,7 +129,7 @@ def _without_ticks(consumer: Consumer, topic: str, places: Mapping[int, OffsetRa
     if unread > _READ_AT_MOST:
         return unread
     try:
-        return sum(TICK not in dict(record.headers() or ()) for record in read_ranges(consumer, topic, places, _READ_LIMIT_S))
+        return sum(TICK not in dict(headers_of(record) or ()) for record in read_ranges(consumer, topic, places, _READ_LIMIT_S))
     except HalfwayError:
         return unread
 

@@ -6,7 +6,6 @@ of others: a topic is only read where a group has not done so.
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from typing import cast
 
 from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
@@ -14,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
 from halfway.pipelines.kafka.java_admin import JavaAdmin, Place
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, ranges_consumer
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
-from halfway.schemas.headers import PGROUP, HeaderList, check_group
+from halfway.schemas.headers import PGROUP, check_group
 from halfway.schemas.settings import KafkaSettings
 
 GROUPS_AT_ONCE = 100
@@ -176,8 +175,8 @@ class CheckLag:
 
 def group_of(record: Message) -> str | None:
     """Return the producer group that a check request is for; None if the record is none."""
+    values = [value for name, value in headers_of(record) or () if name == PGROUP]
     try:
-        values = [value for name, value in cast(HeaderList, record.headers() or []) if name == PGROUP]
         return values[0].decode() if values and isinstance(values[0], bytes) else None
     except UnicodeDecodeError:
         return None

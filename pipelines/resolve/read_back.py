@@ -3,16 +3,15 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
-from typing import cast
 
 import pyarrow as pa
 from confluent_kafka import Consumer, Message
 
-from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, reading_options
+from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, headers_of, reading_options
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
 from halfway.schemas.events import StoredRecord
-from halfway.schemas.headers import HeaderList, Source
+from halfway.schemas.headers import Source
 
 FLUSH_BYTES = 16 * 1024 * 1024
 """A portion ends when its bodies have this many bytes together."""
@@ -88,11 +87,7 @@ def _in_portions(records: Iterable[StoredRecord | None]) -> Iterator[list[Stored
 
 
 def _stored(record: Message) -> StoredRecord:
-    try:
-        headers = cast(HeaderList, record.headers() or [])
-    except UnicodeDecodeError:
-        headers = None
-    return StoredRecord(record.key(), record.value(), headers)
+    return StoredRecord(record.key(), record.value(), headers_of(record))
 
 
 def _is_same(record: Message, is_half: bool, at_ms: int, transaction_id: str | None) -> bool:

@@ -30,6 +30,10 @@ START_MS = 1_700_000_000_000
 """Time 0 of the tests: 14 November 2023, a date that every tool accepts."""
 
 
+NOT_UTF8: Any = (b"\xff", b"x")
+"""A header that confluent_kafka sends, but does not show."""
+
+
 def half_headers(**changes: bytes | None) -> Headers:
     """Return the headers of a valid half with some changed; None leaves one out."""
     headers: dict[str, bytes | None] = {"REAL_TOPIC": b"orders", "PGROUP": b"g", **changes}

@@ -1,5 +1,6 @@
 """Checks Kafka for `halfway doctor`: connection, topics, access rights, replicas, the broker's clock."""
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from time import time
@@ -8,7 +9,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message
 from confluent_kafka.admin import TopicDescription
 
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, missing_topics, unavailable
-from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_setup import TopicReport, inspect_topics
 from halfway.pipelines.kafka.transactions import open_transactions
@@ -138,8 +139,7 @@ def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         yield Finding("clock", Health.OK, "not compared: the half topic has CreateTime")
         return
-    headers = _headers(tick)
-    ahead_ms = broker_ms - int(headers[TICK] or 0)
+    ahead_ms = broker_ms - (_said_ms(tick) or 0)
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
@@ -153,9 +153,12 @@ def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:
         tail = OffsetRange(max(first, end - _TAIL), end)
         tick = None
         for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S):
-            tick = record if {TICK, PARTITIONS} <= _headers(record).keys() else tick
+            tick = record if _said_ms(record) is not None else tick
     return tick
 
 
-def _headers(record: Message) -> dict[str, str | bytes | None]:
-    return dict(record.headers() or ())
+def _said_ms(record: Message) -> int | None:
+    """Return the time that a tick tells; None if the record is none, or a forged one."""
+    headers = dict(headers_of(record) or ())
+    said = headers.get(TICK) or b""
+    return int(said) if PARTITIONS in headers and re.fullmatch(rb"[0-9]{1,16}", said) else None

@@ -57,6 +57,13 @@ def answer(w: World, key: str, half: Headers, at_ms: int = 1, by: str = KEY, act
     return headers
 
 
+def signing_file(folder: Path, *, required: bool = False) -> str:
+    """Write a settings file with the keys, for a command, and return its path."""
+    signing = {name.removeprefix("kafka.signing."): value for name, value in SIGNING.items()}
+    (folder / "keys.yaml").write_text(yaml.safe_dump({"kafka": {"signing": {**signing, "required": required}}}))
+    return str(folder / "keys.yaml")
+
+
 def test_r14_an_op_counts_only_with_its_groups_signature(world: MakeWorld) -> None:
     w = world(**SIGNING)
     good = {"signed": {}, "by the old key": {"by": OLD}}
@@ -102,6 +109,25 @@ def test_r14_a_half_counts_only_with_its_groups_signature(world: MakeWorld) -> N
         "nobody's": "there is no key for group nobody",
     }
     assert w.rows(Table.DISCARDED) == []
+
+
+def test_r14_a_half_that_the_job_refuses_is_no_replay(world: MakeWorld, tmp_path: Path) -> None:
+    """The next incarnation is signed by the group's key, but for a topic of another group, or at another time."""
+    w = world(**SIGNING, **{"resolution.transactionCheckMax": 1})
+    send_half(w, "a")
+    for at_ms in (6_001, 36_001):
+        w.tick(at_ms)
+        w.resolve()
+    assert set(w.by_id(Table.DISCARDED)) == {"a"}
+    send_half(w, "a", 40_000, REAL_TOPIC=b"payments", INCARNATION=b"1")
+    send_half(w, "a", 40_000, SIGNED_AT=b"%d" % (START_MS + 40_000 - SIGNED_WINDOW_MS - 1), INCARNATION=b"1")
+    own = half_headers(INCARNATION=b"1")
+    w.produce(Source.HALF, "a", b"body", signed(w, Source.HALF, "a", b"body", own), 40_000)
+    w.resolve()
+    assert [row.reason for row in w.rows(Table.QUARANTINE)] == ["bad_signature"] * 3
+    for counts in ((1, 0), (0, 1)):
+        said = facts(invoke(w.settings, "replay", "--all", "--json", "--config", signing_file(tmp_path)))
+        assert (said["replayed"], said["already_replayed"]) == counts
 
 
 @pytest.mark.long
@@ -175,11 +201,9 @@ def test_clients_and_commands_sign_and_clients_refuse_forged_checks(world: MakeW
         w.resolve()
         until(lambda: len(listener.checked) == 1, "the check")
     assert [request.transaction_id for request in listener.checked] == ["asked"]
-    path = tmp_path / "keys.yaml"
-    signing = {name.removeprefix("kafka.signing."): value for name, value in SIGNING.items()}
-    path.write_text(yaml.safe_dump({"kafka": {"signing": {**signing, "required": True}}}))
-    assert facts(invoke(w.settings, "commit", "by-hand", "--config", str(path), "--json"))["action"] == "COMMIT"
-    keyless = invoke(w.settings, "commit", "x", "--group", "nobody's", "--config", str(path))
+    keys = signing_file(tmp_path, required=True)
+    assert facts(invoke(w.settings, "commit", "by-hand", "--config", keys, "--json"))["action"] == "COMMIT"
+    keyless = invoke(w.settings, "commit", "x", "--group", "nobody's", "--config", keys)
     assert (keyless.exit_code, keyless.stderr) == (
         1,
         "error: records must be signed, and kafka.signing.keys has no key for group nobody's\n",

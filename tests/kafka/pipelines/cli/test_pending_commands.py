@@ -8,10 +8,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.locks import job_lock
+from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from tests.support.commands import facts, groups_away, invoke, records, run
 from tests.support.job_process import JobProcess
-from tests.support.job_world import START_MS, MakeWorld, World
+from tests.support.job_world import NOT_UTF8, START_MS, MakeWorld, World, half_headers
 from tests.support.kafka_topics import MakeTopics
 from tests.support.waiting import until
 
@@ -160,9 +161,10 @@ def test_status_counts_unread_records_and_computes_rates_by_the_horizon(world: M
     w.tick(3_000, w.away("h"))
     w.resolve()
     w.half("d")
+    w.produce(Source.HALF, "e", b"", [*half_headers(), NOT_UTF8])
     status = facts(invoke(w.settings, "status", "--json"))
     assert status["horizon_ms"] == START_MS + 3_000
-    assert status["unread"] == {w.settings.kafka.half_topic: 1, w.settings.kafka.op_topic: 0}
+    assert status["unread"] == {w.settings.kafka.half_topic: 2, w.settings.kafka.op_topic: 0}
     assert (status["rates_over_s"], status["rates"]["halves"], status["rates"]["committed"]) == (2.0, 1.0, 0.5)
     assert status["pending_by_group"] == [
         {"producer_group": "g", "pending": 1, "oldest_age_ms": 3_000, "is_away": False},

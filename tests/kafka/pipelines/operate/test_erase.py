@@ -22,10 +22,11 @@ from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage import compaction, delta_tables, erasure
 from halfway.pipelines.storage.delta_tables import properties_of, read_table, table_name
 from halfway.schemas.errors import CheckpointInUseError, NotErasableError, SetupError
+from halfway.schemas.headers import Source
 from halfway.schemas.tables import ERASURES, Table
 from tests.support.commands import facts, invoke
 from tests.support.job_process import JobProcess
-from tests.support.job_world import MakeWorld, World
+from tests.support.job_world import NOT_UTF8, MakeWorld, World, half_headers
 from tests.support.kafka_topics import MakeTopics
 from tests.support.waiting import until
 
@@ -125,6 +126,9 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
     """A replay that was sent a moment ago would bring the body back."""
     w.half("discarded", 700, SECRET, INCARNATION=b"1")
     w.half("new", 700, SECRET)
+    w.produce(Source.HALF, "broken", SECRET, [*half_headers(), NOT_UTF8], 700)
+    with pytest.raises(NotErasableError, match="holds a half of the transaction broken that the job has not read"):
+        erase(w, "broken", "g")
     for transaction_id in ("discarded", "new"):
         with pytest.raises(NotErasableError, match=f"holds a half of the transaction {transaction_id} that the job has not read"):
             erase(w, transaction_id)
