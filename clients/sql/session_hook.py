@@ -23,7 +23,7 @@ class SessionHook:
         """Listen to the session's events, for as long as it is used."""
         self._session, self._database = session, database
         self._block: LocalTransaction | None = None
-        self._is_tried = self._is_prepared = False
+        self._is_tried = self._is_prepared = self._is_committed = False
         event = import_module("sqlalchemy.event")
         event.listen(session, "before_commit", self._before_commit)
         event.listen(session, "after_commit", self._after_commit)
@@ -58,11 +58,17 @@ class SessionHook:
         block, self._block = self._block, None
         self._is_tried = self._is_prepared = False
         block.conclude()
-        self._database.clean_up()
+        self._is_committed = True
 
     def _after_end(self, _: Any, transaction: Any) -> None:
         """Conclude a transaction that has not committed, as far as the session knows."""
-        if self._block is None or transaction.parent is not None:
+        if transaction.parent is not None:
+            return
+        if self._is_committed:
+            # Only now has the session given its connection back: the pool may have no second one.
+            self._is_committed = False
+            self._database.clean_up()
+        if self._block is None:
             return
         block, was_prepared, self._block = self._block, self._is_prepared, None
         self._is_tried = self._is_prepared = False

@@ -121,3 +121,20 @@ def test_the_row_tells_what_a_failed_commit_has_done(shop: Shop, monkeypatch: py
 def test_only_a_session_is_taken(shop: Shop) -> None:
     with pytest.raises(TypeError, match="is no Session"):
         shop.producer.on_commit(shop.engine)
+
+
+def test_a_commit_needs_no_second_connection(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Old rows are deleted when the session has given its connection back: the pool may have no other one."""
+    pool = {"poolclass": sqlalchemy.QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
+    shop.engine.dispose()
+    shop.engine = sqlalchemy.create_engine(f"sqlite:///{shop.file}", **pool)
+    outbox = SqlTransactions(shop.engine)
+    outbox.create_table()
+    shop.producer = shop.halfway.producer(outbox)
+    with Session(shop.engine) as session:
+        shop.order(session, "apples")
+        session.commit()
+        shop.order(session, "pears")
+        session.commit()
+    assert shop.messages() == shop.orders() == ["apples", "pears"]
+    assert caplog.messages == []
