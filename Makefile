@@ -93,6 +93,10 @@ simulate: N := 10000
 simulate: $(if $(REAL),jars,setup) ## play N histories (10000) in simulated time (SEED, JOBS); REAL=30: play 30 on a real Kafka and Spark too
 	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(REAL),--real $(REAL))
 
+.PHONY: planted
+planted: setup ## plant defects into the product one at a time, and print which simulated history finds each; fails if one is missed
+	@$(PY) -m tests.simulation.planted
+
 .PHONY: kills
 kills: N := 1000
 kills: jars ## kill a service N times (1000) on each database, and compare orders with messages (DATABASES, SEED)

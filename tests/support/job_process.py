@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,7 +48,14 @@ class JobProcess:
 
     def until_first_batch(self) -> None:
         """Wait for the end of a batch, as long as the log grows: a start takes minutes on a busy machine."""
-        until(lambda: "event=batch" in self.log, "the job's first batch", progress=lambda: len(self.log))
+        self.until(lambda: "event=batch" in self.log, "the job's first batch")
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition as long as the log grows, and fail with the log's end if the job ends before it."""
+        process = self.process
+        assert process is not None
+        until(lambda: condition() or process.poll() is not None, what, progress=lambda: len(self.log))
+        assert condition(), f"the job ended with {process.poll()} before {what}:\n{self.log[-2000:]}"
 
     def processes(self) -> list[int]:
         """Return the job and the processes that it started, on Linux: those of its session that have not ended."""

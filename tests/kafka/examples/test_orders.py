@@ -14,7 +14,6 @@ from tests.support.client_world import ops
 from tests.support.delta_rows import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.paths import ROOT
-from tests.support.waiting import until
 
 # Kafka gives a dead instance's partitions to the next one after 10 s. The last check must not be sent in that time.
 QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100}
@@ -49,7 +48,7 @@ def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
 
     assert service("place", "apples", "--quantity", "3").endswith(": COMMIT\n")
     assert service("place", "figs", "--quantity", "101").startswith("refused: CHECK constraint")
-    until(lambda: len(job.delivered()) == 1, "the message about the apples")
+    job.until(lambda: len(job.delivered()) == 1, "the message about the apples")
 
     service("place", "pears", "--crash", "after-commit", code=CRASHED)
     service("place", "plums", "--crash", "before-commit", code=CRASHED)
@@ -60,7 +59,7 @@ def test_both_or_neither(job: JobProcess, tmp_path: Path) -> None:
     # The first check may have been sent before the service is back, so there may be several. All answers are the same.
     answers = set(service("serve", "--until", "2").splitlines())
     assert sorted(answer.split("}: ")[1] for answer in answers) == ["COMMIT", "ROLLBACK"]
-    until(lambda: len(job.delivered()) == 2, "the message about the pears")
+    job.until(lambda: len(job.delivered()) == 2, "the message about the pears")
     assert service.orders() == [("apples", 3), ("pears", 1)]
     columns = "CAST(body AS STRING) AS body, check_times > 0 AS asked, producer_group"
     assert delta_rows(job.warehouse / "messages", f"SELECT {columns} FROM rows ORDER BY committed_at") == [

@@ -67,7 +67,7 @@ def test_an_operator_settles_what_is_pending_while_the_job_runs(settings: Settin
     assert (sent["transaction_id"], sent["producer_group"], sent["incarnation"], sent["action"]) == ("c", "h", 2, "COMMIT")
     done = run(settings, "rollback", "b", "--remark", "order 17 was cancelled")
     assert (done.returncode, done.stdout.startswith("sent ROLLBACK of b (group g, incarnation 0)")) == (0, True), done.stderr
-    until(lambda: job.delivered() == ["c"], "the message committed by hand")
+    job.until(lambda: job.delivered() == ["c"], "the message committed by hand")
     until(lambda: are_pending("a"), "the end of the batch")
     ops = {op.key(): dict(op.headers() or ()) for op in records(settings, settings.kafka.op_topic)}
     assert ops[b"c"]["INCARNATION"] == b"2"

@@ -43,7 +43,7 @@ def test_a_signal_ends_the_job_between_two_batches(job: JobProcess, stop: signal
     process = job.start()
     first = [f"a{n}" for n in range(200)]
     send(job, first)
-    until(lambda: len(job.delivered()) == len(first), "the first delivery")
+    job.until(lambda: len(job.delivered()) == len(first), "the first delivery")
     send(job, [f"b{n}" for n in range(200)])
     process.send_signal(stop)
     assert process.wait(60) == 0
@@ -63,7 +63,7 @@ def test_a_job_that_is_killed_and_started_again_delivers_exactly_once(job: JobPr
     for kills in range(2):
         job.start(**slow)
         already = len(job.delivered())
-        until(lambda already=already: len(job.delivered()) > already, f"a delivery before kill {kills}")
+        job.until(lambda already=already: len(job.delivered()) > already, f"a delivery before kill {kills}")
         job.kill()
     process = job.start("--available-now")
     assert process.wait(LIMIT_S) == 0, job.log[-2000:]

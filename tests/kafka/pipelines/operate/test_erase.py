@@ -322,7 +322,7 @@ def test_erasing_beside_the_job_as_a_user_runs_it(topics: MakeTopics, job: JobPr
     def deliver(key: str) -> None:
         w.half(key, 0, SECRET)
         w.op(key, b"COMMIT")
-        until(lambda: key in job.delivered(), key, progress=lambda: len(job.log))
+        job.until(lambda: key in job.delivered(), key)
 
     deliver("first")
     until(lambda: invoke(w.settings, "erase", "first", "--vacuum", "--json").exit_code == 0, "the batch's commit")
