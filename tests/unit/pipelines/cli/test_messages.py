@@ -80,7 +80,8 @@ def test_a_signal_ends_a_long_reading_with_the_bookmark_to_go_on_with(number: si
     for batch_id in (1, 2):
         append(warehouse / "messages", [row((1, batch_id), offset, transaction_id=f"{batch_id}-{offset}") for offset in range(1_000)])
     command = halfway_command("messages", "--json", "--after", "1.0", "--set", f"storage.warehouse={warehouse}")
-    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    # Without a buffer here, `communicate` would miss what `readline` has read ahead.
+    running = subprocess.Popen(command, cwd=tmp_path, bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert running.stdout is not None
         assert running.stdout.readline()
