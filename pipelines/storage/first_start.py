@@ -30,8 +30,10 @@ def begin_checkpoint(
         halves_since_ms: from when on the half topic holds every half; 0 if always.
         topic_ids: Kafka's ids of the half and op topics.
     """
-    storage, query_id = settings.storage, found.query_id or str(uuid.uuid4())
-    if found.query_id is None:
+    storage, query_id = settings.storage, found.query_id
+    if query_id is None or found.others(query_id):
+        # If this start was killed once, another one may have taken the tables from it since. Its id is then fenced.
+        query_id = str(uuid.uuid4())
         # Spark gives a query the id that it finds here. So the tables have their owner before the query starts.
         write_json(spark, checkpoint_file(storage, METADATA_FILE), {"id": query_id})
     epoch = found.next_epoch(query_id)

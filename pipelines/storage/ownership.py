@@ -41,6 +41,10 @@ class Ownership:
         owners = [owner for owner in self.tables.values() if owner.query_id is not None]
         return max([0, *(owner.epoch + (owner.query_id != query_id) for owner in owners)])
 
+    def others(self, query_id: str | None) -> set[str]:
+        """Return the queries that own tables, without this one."""
+        return {owner.query_id for owner in self.tables.values() if owner.query_id not in (None, query_id)}
+
     def _owns(self, table: Table) -> bool:
         return table in self.tables and self.tables[table].query_id == self.query_id is not None
 
@@ -100,8 +104,7 @@ def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[st
         )
     for table in Table:
         _verify_table(settings.storage, table, found, adopt=adopt)
-    others = {owner.query_id for owner in found.tables.values()} - {None, found.query_id}
-    if adopt and found.last_batch_id is not None and others:
+    if adopt and found.last_batch_id is not None and found.others(found.query_id):
         _refuse(
             f"--adopt needs a new checkpoint, and {settings.storage.checkpoint} has been used: set storage.checkpoint to a folder that "
             "does not exist yet"

@@ -48,7 +48,9 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
     remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, those in of_id.items():
         for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
-            if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped:
+            # A new checkpoint remembers the ids whose halves it reads again.
+            is_gone = facts.was_adopted and facts.all[HALF, first["half_partition"], first["half_offset"]].deleted_seq is not None
+            if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped and not is_gone:
                 yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
 
 
@@ -62,7 +64,7 @@ def _rows_are_true(facts: Facts) -> Iterator[Finding]:
             continue
         if half.state is not KafkaState.COMMITTED:
             yield Finding("aborted", about, f"a row of {row.table} for a half that was {half.state}")
-        if half.flaw:
+        if half.flaw and not facts.may_be_let_in(half):
             yield Finding("R14", about, f"a row of {row.table} for a half that is {half.flaw}")
         told = (row["body"], row["half_at"], row["producer_group"], row["topic"], row["incarnation"])
         if told != (half.value or b"", half.at_ms, half.header("PGROUP"), half.header("REAL_TOPIC"), name_of(half)[2]):
@@ -84,7 +86,8 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
         if fates and not set(fates) & {"committed", "discarded"}:
             continue
         verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op)]
-        first = verdicts[0] if verdicts else None
+        # A verdict that Kafka has deleted may never have been read.
+        first = verdicts[0] if verdicts and verdicts[0].deleted_seq is None else None
         is_ordered = len({op.partition for op in verdicts}) < 2 and all(a.at_ms <= b.at_ms for a, b in pairwise(verdicts))
         if "committed" in fates and first is not None and is_ordered:
             at_ms = facts.committed_at[pointer]["committed_at"]
@@ -147,7 +150,8 @@ def _checks_keep_their_times(facts: Facts) -> Iterator[Finding]:
     interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
     for pointer, checks in facts.checks.items():
         half = facts.all.get((HALF, pointer[1], pointer[2]))
-        if half is None or half.text_key != pointer[0] or half.state is not KafkaState.COMMITTED or half.flaw:
+        is_bad = half is not None and (half.state is not KafkaState.COMMITTED or (half.flaw and not facts.may_be_let_in(half)))
+        if half is None or half.text_key != pointer[0] or is_bad:
             yield Finding("aborted" if half and half.state is not KafkaState.COMMITTED else "R4", pointer[0], "a check of no good half")
             continue
         if sorted(checks) != list(range(1, len(checks) + 1)) or len(checks) > facts.most_checks:
@@ -197,9 +201,9 @@ def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:
 _HEARD_BEFORE_MS = 60_000
 
 
-def _is_heard(op: Record, check: Record) -> bool:
+def _is_heard(facts: Facts, op: Record, check: Record) -> bool:
     """Return True if an op answers a check. A client that has just answered it does not answer it again."""
-    return op.seq > check.seq or op.at_ms > check.at_ms - _HEARD_BEFORE_MS
+    return op.seq > check.seq or op.at_ms > check.at_ms - _HEARD_BEFORE_MS or facts.history.clocks_jumped
 
 
 def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
@@ -217,7 +221,7 @@ def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     answers = [op for op in facts.ops if op.text_key == about and op.header("PGROUP") == group and not op.is_stray and op.seq < row.seq]
     if not asked:
         yield Finding("R8 no last call", about, "expired, and neither asked about nor waited for after that age")
-    elif facts.is_known(f"txn-check-{group}", asked[-1].seq) and not any(_is_heard(op, asked[0]) for op in answers):
+    elif facts.is_known(f"txn-check-{group}", asked[-1].seq) and not any(_is_heard(facts, op, asked[0]) for op in answers):
         yield Finding("R8 unheard", about, "expired, and nobody answered the request after that age")
 
 
@@ -239,10 +243,11 @@ def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
         at = [tick for tick in facts.ticks.all if tick.at_ms >= row["discarded_at"] and tick.seq < row.seq]
         if not at or row["discarded_at"] > half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers):
             continue
-        if all(_names(tick, half.header("PGROUP")) for tick in at):
+        with_it = [tick.seq for tick in at if not _names(tick, half.header("PGROUP"))]
+        if not with_it:
             yield Finding("R15", pointer[0], "discarded while its group was away")
-        first_seq = min(tick.seq for tick in at)
-        if not facts.is_known(group, first_seq):
+        first_seq = min(with_it, default=0)
+        if not with_it or not facts.is_known(group, first_seq):
             continue
         for number, check in facts.checks.get(pointer, {}).items():
             committed = [offset for seq, offset in passed[group, check.partition] if seq < first_seq]
@@ -270,7 +275,7 @@ def _refusals_are_true(facts: Facts) -> Iterator[Finding]:
     """What breaks the contract is in quarantine once, and what is there has a reason (R10 to R14, R17)."""
     for record in facts.flawed:
         reasons = [row["reason"] for row in facts.refused.get((record.topic, record.partition, record.offset), ())]
-        if not reasons and record.deleted_seq is None:
+        if not reasons and record.deleted_seq is None and not facts.may_be_let_in(record):
             yield Finding("R14 dropped", record.text_key, f"a record that is {record.flaw} is nowhere")
     for (topic, partition, offset), rows in facts.refused.items():
         refused = facts.all.get((topic, partition, offset))

@@ -154,7 +154,16 @@ class Facts:
         return self.history.clocks_jumped and len(self.halves_of[half.text_key]) > 1
 
     def is_orphan(self, op: Record) -> bool:
-        return any(row["reason"] in ("orphan_op", "late_verdict") for row in self.refused.get((OP, op.partition, op.offset), ()))
+        """Return True if a verdict was refused, and so does not count. A new checkpoint believes a former one."""
+        reasons = ("orphan_op", "late_verdict", *(("group_mismatch",) if self.was_adopted else ()))
+        return any(row["reason"] in reasons for row in self.refused.get((OP, op.partition, op.offset), ()))
+
+    def may_be_let_in(self, half: Record) -> bool:
+        """Return True if a half above the limit may be taken for a good one.
+
+        A former checkpoint read it, and ended before it refused it. To the new one it may have had a higher limit.
+        """
+        return half.flaw == "body_too_large" and self.was_adopted
 
 
 def place_of(record: Record) -> tuple[str, int, int]:

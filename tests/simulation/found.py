@@ -209,4 +209,19 @@ FOUND = (
             Action("wait", 0, {"ms": 20_000, "steps": 200}),
         ),
     ),
+    Found(
+        "decision 6, a killed start whose tables another checkpoint took",
+        "lost",
+        (
+            Action("kill_at", 7_000, {"step": 2}),
+            Action("start", 7_000, {"adopt": True}),
+            Action("back_up", 1_000, {}),
+            Action("new_checkpoint", 7_000, {}),
+            Action("start", 7_000, {"adopt": True}),
+            Action("kill", 0, {}),
+            Action("restore", 0, {}),
+            _send(7_000, "g2", "t14", Fate.COMMIT, "op", delay_ms=9_000, size=4),
+            Action("start", 100, {"adopt": True}),
+        ),
+    ),
 )
