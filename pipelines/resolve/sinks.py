@@ -18,7 +18,7 @@ from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import append_id, append_once, read_log_ahead, read_table
 from halfway.pipelines.storage.lineage import BatchOrigin, origin_of
 from halfway.pipelines.storage.manifest import Manifest
-from halfway.pipelines.storage.ownership import verify_still_owner
+from halfway.pipelines.storage.ownership import verify_not_skipped, verify_still_owner
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
@@ -58,6 +58,7 @@ class BatchWriter:
         self._may_be_repeat = True
         self._known: dict[int, BucketReport] = {}
         self._appended: set[Table] = set()
+        self._proved: set[str] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
         self._last_origin: BatchOrigin | None = None
         self._taken_over: OwnershipError | None = None
@@ -184,6 +185,9 @@ class BatchWriter:
                     raise
         # Delta may have skipped the append, because a new owner has fenced this job.
         self._verify_still_owner(rows.sparkSession, table, at_append=True)
+        if app_id not in self._proved:
+            verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, batch_id)
+            self._proved.add(app_id)
         self._appended.add(table)
 
     def _origin(self, spark: SparkSession, batch_id: int) -> BatchOrigin:

@@ -138,6 +138,13 @@ def owner_at_append(spark: SparkSession, storage: StorageSettings, table: Table)
     return Owner.of({name: str(stored.apply(name)) for name in names if stored.contains(name)})
 
 
+def last_appended(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str) -> int | None:
+    """Return the last batch that Delta knows of an application id; None if it knows none, or does not tell."""
+    log = _delta_log(spark, storage, table)
+    found = log.unsafeVolatileSnapshot().transactions().get(app_id) if log is not None else None
+    return int(found.get()) if found is not None and found.isDefined() else None
+
+
 def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -> dict[str, str]:
     """Return the properties of an existing table."""
     # DESCRIBE DETAIL has them too, but counts the table's files, which takes half of the time of a start.

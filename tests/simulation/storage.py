@@ -175,6 +175,9 @@ class Storage:
         for what in (table.name, Reason.HALF_LOST):
             table.txn[append_id(query_id, what)] = delta_tables._FENCED
 
+    def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
+        return self.tables[table].txn.get(app_id)
+
     def ends_of_records(self, _: Any, __: str) -> dict[str, dict[int, int]]:
         ends: dict[str, dict[int, int]] = defaultdict(dict)
         for table in self.tables.values():
@@ -259,7 +262,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 
 _FILES = {
     manifest: ("read_json", "write_json"),
-    ownership: ("read_json", "table_exists", "owner_of"),
+    ownership: ("read_json", "table_exists", "owner_of", "last_appended"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
     terms: ("read_json", "write_json"),
     lineage: ("_batches_after",),

@@ -11,6 +11,7 @@ from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.pipelines.storage.lineage import origin_of
 from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.ownership import verify_not_skipped
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import KafkaUnavailableError
@@ -139,8 +140,10 @@ class SimulatedWriter(BatchWriter):
         self._job.step(f"before {table}")
         storage: Any = self._job.storage
         origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id).to_json()
-        storage.append(table, append_id(self._query_id, what), report.batch_id, rows, self._job.name, origin)
+        app_id = append_id(self._query_id, what)
+        storage.append(table, app_id, report.batch_id, rows, self._job.name, origin)
         self._verify_still_owner(storage, table)
+        verify_not_skipped(storage, self._settings.storage, table, app_id, report.batch_id)
         self._job.step(f"after {table}")
 
     def _fetch(self, outcomes: list[Outcome]) -> Found:

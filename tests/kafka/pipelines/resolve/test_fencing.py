@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipelines.storage import delta_tables
+from halfway.pipelines.storage.delta_tables import owner_of
+from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
 from tests.chaos.launched_job import LaunchedJob
 from tests.chaos.launcher import Step
@@ -84,3 +87,24 @@ def test_a_job_that_appends_nothing_notices_that_its_tables_were_taken(
     w.half("a")
     w.resolve(adopt=True)
     wait_for_the_end(job, 30)
+
+
+@pytest.mark.timeout(300)
+def test_an_append_that_delta_leaves_out_ends_the_job(world: MakeWorld, tmp_path: Path) -> None:
+    """The tables name this job as their owner, and its query is fenced. No message may vanish, whatever led to it."""
+    w = world()
+    w.half("a", 0)
+    w.tick(1)
+    w.resolve()
+    storage = w.settings.storage
+    query_id = owner_of(w.spark, storage, Table.MESSAGES).query_id
+    assert query_id is not None
+    delta_tables._fence(w.spark, storage, Table.MESSAGES, query_id)
+    w.op("a", b"COMMIT", 2)
+    w.tick(3)
+    with pytest.raises(OwnershipError, match="takes no batch 1 of the checkpoint"):
+        w.resolve()
+    assert (w.rows(Table.MESSAGES), w.rows(Table.QUARANTINE)) == ([], [])
+    adopting = w.settings.model_copy(update={"storage": storage.model_copy(update={"checkpoint": str(tmp_path / "new")})})
+    w.resolve(adopting, adopt=True)
+    assert set(w.by_id(Table.MESSAGES)) == {"a"}
