@@ -315,6 +315,8 @@ class _Resolver:
             if known.phase is Phase.PENDING and horizon_ms >= known.due_ms:
                 if known.checked_ms > asked_ms:  # R5: nobody can have answered that check yet
                     self._put_off(known._replace(due_ms=self.rules.look_again_ms(horizon_ms)))
+                elif known.checked_ms >= 0 and horizon_ms < (due_ms := self.rules.next_check_ms(known.checked_ms)):
+                    self._put_off(known._replace(due_ms=due_ms))  # R5: the interval was shorter when that check was sent
                 else:
                     self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
 

@@ -508,6 +508,18 @@ def test_r8_a_longer_retention_takes_back_what_was_late() -> None:
     assert [told(outcome) for outcome in later.outcomes] == ["check a #2 @1020000"], "the first was no last call"
 
 
+def test_r5_a_longer_interval_counts_from_the_last_check_on() -> None:
+    """A group that was behind under the former interval is not yet under this one: it needs the time to become so."""
+    state = run([[half("a"), tick(DUE)], [tick(36_001)]]).state
+    longer = RULES._replace(check_interval_ms=90_000)
+    early = resolve(state, to_batch([tick(66_001)]), longer)
+    assert early.outcomes == []
+    due = resolve(early.state, to_batch([tick(126_000)]), longer)
+    assert due.outcomes == []
+    ended = resolve(due.state, to_batch([tick(126_001)]), longer)
+    assert [told(outcome) for outcome in ended.outcomes] == ["discard a check_max #2 @126001"]
+
+
 def test_r16_same_input_same_outcomes_in_any_order() -> None:
     records = [
         half("a", offset=1),
