@@ -71,3 +71,10 @@ def test_what_a_closed_sender_holds_fails_with_its_producer(sender: Sender) -> N
     assert sender.close(time.monotonic() + LIMIT_S)
     assert report.error is not None
     assert report.error.code() == KafkaError._PURGE_QUEUE
+
+
+def test_a_closed_sender_is_closed_whatever_librdkafka_queues_then(sender: Sender) -> None:
+    """Without Kafka, it queues an error for each connection that fails."""
+    assert sender.close(time.monotonic() + LIMIT_S)
+    until(lambda: len(sender._producer) > 0, "an error that nobody reads", LIMIT_S)
+    assert sender.close(time.monotonic() + LIMIT_S)
