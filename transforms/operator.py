@@ -1,7 +1,7 @@
 """The protocol as Spark's stateful operator: each group is one bucket, and its state is one row (decision 2)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,7 @@ from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.horizon import Place, Tick, newest
-from halfway.transforms.packing import OutcomePack, pack_outcomes, unpack, unpack_times
+from halfway.transforms.packing import Adopted, OutcomePack, pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
 
@@ -40,14 +40,14 @@ def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, adopted: Mapping[int, int]) -> BucketFunction:
+def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, adopted: Adopted) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
         rules: the numbers of R4 to R11.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes of a bucket are not divided among the tasks.
-        adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
+        adopted: up to which offsets adopted tables hold records.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import Broadcast
 from pyspark.sql import DataFrame
@@ -37,6 +38,8 @@ UNDIVIDED = -1
 
 TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
+Adopted = Mapping[Source, Mapping[int, int]]
+"""By topic and partition, the offset after the last record that adopted tables hold."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -122,14 +125,14 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, adopted: Mapping[int, int]) -> list[OutcomePack]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, adopted: Adopted) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes are not divided among the tasks.
-        adopted: by partition of the half topic, the offset up to which adopted tables may hold halves.
+        adopted: what adopted tables may hold: messages of a half before these offsets, or made by a COMMIT before them.
     """
     if not outcomes:
         return []
@@ -137,14 +140,21 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, a
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    ends = np.fromiter((adopted.get(partition, 0) for partition in partitions.tolist()), np.int64) if adopted else 0
-    may_be_held = (offsets < ends) & (kinds != Kind.QUARANTINE)
+    may_be_held = (kinds != Kind.QUARANTINE) & _is_before(adopted.get(Source.HALF), partitions, offsets)
+    op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
+    may_be_held |= (kinds == Kind.COMMIT) & _is_before(adopted.get(Source.OP), op_partitions, op_offsets)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
         slot = UNDIVIDED if is_undivided else slot
         rows.append(OutcomePack(kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
+
+
+def _is_before(ends: Mapping[int, int] | None, partitions: Integers, offsets: Integers) -> npt.NDArray[np.bool_]:
+    if not ends:
+        return np.zeros(len(offsets), bool)
+    return offsets < np.fromiter((ends.get(partition, 0) for partition in partitions.tolist()), np.int64)
 
 
 def outcomes_in(packs: DataFrame) -> DataFrame:

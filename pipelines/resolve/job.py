@@ -37,6 +37,7 @@ from halfway.pipelines.storage.ownership import Ownership, read_ownership, verif
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
+from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
@@ -213,8 +214,10 @@ class ResolveJob:
         # there is work for.
         read = read_records(spark, kafka).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
-        adopted = manifest.adopted.get(kafka.half_topic, {})
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
+        adopted = {Source.HALF: manifest.adopted.get(kafka.half_topic, {}), Source.OP: manifest.adopted.get(kafka.op_topic, {})}
+        decoding = ByBatch(
+            [(first, DecoderConfig.of(resolution, kafka, adopted[Source.HALF], manifest.query_id)) for first, resolution in terms]
+        )
         former = former_records_to_read(spark, settings, manifest)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))

@@ -35,6 +35,7 @@ from halfway.transforms.packing import outcomes_in, packed
 log = logging.getLogger(__name__)
 
 _HALF_POINTER = ("half_partition", "half_offset")
+_OP_POINTER = ("op_partition", "op_offset")
 _OWNER_CHECK_S = 3.0
 _APPEND_TRIES = 5
 
@@ -143,15 +144,20 @@ class BatchWriter:
         Those that it has discarded are known when their halves are read. There are few of them; of messages there are
         too many.
 
-        A pointer alone does not identify a half: the offsets of a topic that was deleted and created again start at 0.
+        A pointer alone does not identify a record: the offsets of a topic that was deleted and made anew start at 0.
+        A COMMIT makes one message. If its half is in two partitions, the new checkpoint may read the other one first.
         """
         spark, storage = packs.sparkSession, self._settings.storage
         messages = read_table(spark, storage, Table.MESSAGES).where(F.coalesce(F.col("epoch"), F.lit(-1)) < self._epoch)
-        held = messages.select("transaction_id", *_HALF_POINTER, F.unix_millis("half_at").alias("half_at_ms"))
+        times = [F.unix_millis(name).alias(f"{name}_ms") for name in ("half_at", "committed_at")]
+        held = messages.select("transaction_id", *_HALF_POINTER, *_OP_POINTER, *times)
         found = outcomes_in(packs.where("may_be_held"))
+        same_id = found["transaction_id"] == held["transaction_id"]
         same_place = (found["partition"] == held["half_partition"]) & (found["offset"] == held["half_offset"])
-        same_half = (found["transaction_id"] == held["transaction_id"]) & (found["at_ms"] == held["half_at_ms"])
-        return packs.where(~F.col("may_be_held")).union(packed(found.join(held, same_place & same_half, "left_anti")))
+        same_op = reduce(Column.__and__, (found[name] == held[name] for name in _OP_POINTER))
+        same_half = same_place & (found["at_ms"] == held["half_at_ms"])
+        same_verdict = (found["kind"] == int(Kind.COMMIT)) & same_op & (found["decided_ms"] == held["committed_at_ms"])
+        return packs.where(~F.col("may_be_held")).union(packed(found.join(held, same_id & (same_half | same_verdict), "left_anti")))
 
     def _append(self, outcomes: BatchOutcomes, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
         """Append commits or discards; return the outcomes whose halves were not found, None if all were."""

@@ -14,20 +14,23 @@ from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
 
-def ends_of_records(spark: SparkSession, storage: StorageSettings, half_topic: str) -> dict[str, dict[int, int]]:
+def ends_of_records(spark: SparkSession, storage: StorageSettings, half_topic: str, op_topic: str) -> dict[str, dict[int, int]]:
     """Return, by topic and partition, the offset after the last record that the tables hold.
 
     Args:
         spark: the session.
         storage: where the tables are.
-        half_topic: the topic that `messages` and `discarded` point to.
+        half_topic: the topic that the halves in `messages` and `discarded` point to.
+        op_topic: the topic that the verdicts in `messages` point to.
     """
-    halves = [
+    settled = [
         read_table(spark, storage, table).select(F.lit(half_topic), "half_partition", "half_offset")
         for table in (Table.MESSAGES, Table.DISCARDED)
     ]
+    messages = read_table(spark, storage, Table.MESSAGES).where("op_offset >= 0")
+    settled.append(messages.select(F.lit(op_topic), "op_partition", "op_offset"))
     refused = read_table(spark, storage, Table.QUARANTINE).select("source_topic", "source_partition", "source_offset")
-    places = reduce(DataFrame.union, halves, refused).toDF("topic", "partition", "offset")
+    places = reduce(DataFrame.union, settled, refused).toDF("topic", "partition", "offset")
     ends: dict[str, dict[int, int]] = {}
     for topic, partition, last in places.groupBy("topic", "partition").agg(F.max("offset")).collect():
         ends.setdefault(topic, {})[partition] = last + 1

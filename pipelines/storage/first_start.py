@@ -46,7 +46,7 @@ def begin_checkpoint(
         settings.kafka.half_topic,
         settings.kafka.op_topic,
         # After the former owner is fenced: it can add no row to the tables now.
-        ends_of_records(spark, storage, settings.kafka.half_topic) if found.tables else {},
+        ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
         min(halves_since_ms, last_settled_ms(spark, storage)) if epoch and halves_since_ms else 0,
         _even_keys(spark, settings.state),
         topic_ids,

@@ -48,8 +48,8 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
     remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, those in of_id.items():
         for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
-            # A new checkpoint remembers the ids whose halves it reads again.
-            is_gone = facts.was_adopted and facts.all[HALF, first["half_partition"], first["half_offset"]].deleted_seq is not None
+            # A new checkpoint remembers the ids whose records it reads again.
+            is_gone = facts.was_adopted and all(record.deleted_seq is not None for record in facts.records_of(first))
             if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped and not is_gone:
                 yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
 

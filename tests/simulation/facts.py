@@ -121,6 +121,10 @@ class Facts:
         found = ["committed"] * (pointer in self.committed_at) + ["discarded"] * (pointer in self.discarded_at)
         return found + [row["reason"] for row in self.refused.get((HALF, half.partition, half.offset), ())]
 
+    def records_of(self, row: Row) -> list[Record]:
+        """Return the half and the COMMIT of a message."""
+        return [self.all[HALF, row["half_partition"], row["half_offset"]], self.all[OP, row["op_partition"], row["op_offset"]]]
+
     def verdicts(self, half: Record) -> list[Record]:
         """Return the verdicts that name the half's id, group and incarnation, in the order in which they were sent."""
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]

@@ -224,4 +224,20 @@ FOUND = (
             Action("start", 100, {"adopt": True}),
         ),
     ),
+    Found(
+        "decision 6, a half in two partitions",
+        "R11 twice",
+        (
+            Action("start", 1_000, {}),
+            _send(7_000, "g2", "t0", Fate.ROLLBACK, "op", delay_ms=500, size=4),
+            _send(0, "g2", "t1", Fate.COMMIT, "op", delay_ms=0, immunity_s=20),
+            Action("add_partition", 3_000, {"topic": "half"}),
+            Action("half", 1_000, {"group": "g2", "transaction_id": "t1", "incarnation": 0, "size": 4}),
+            Action("set", 0, {"name": "kafka.max_offsets_per_trigger", "value": 12}),
+            Action("freeze_at", 3_000, {"step": 9}),
+            Action("new_checkpoint", 7_000, {}),
+            _send(0, "g1", "t13", Fate.NEVER, "op", delay_ms=0, size=4),
+            Action("start", 0, {"adopt": True}),
+        ),
+    ),
 )

@@ -146,8 +146,7 @@ class Job:
         resolve = self._with_operator if self.is_full else self._with_core
         outcomes, checkpoint.states[batch_id + 1] = resolve(before, records, batch_id)
         checkpoint.states.pop(batch_id - 2, None)
-        ends = self.manifest.adopted.get(HALF, {})
-        held = [outcome.kind is not Kind.QUARANTINE and outcome.offset < ends.get(outcome.partition, 0) for outcome in outcomes]
+        held = [self.writer.may_be_held(outcome) for outcome in outcomes]
         return BatchOutcomes(outcomes, sum(held))
 
     def _with_core(self, before: dict[int, Any], records: list[Record], batch_id: int) -> tuple[list[core.Outcome], dict[int, Any]]:
@@ -166,7 +165,7 @@ class Job:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
         packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
-        function = bucket_function(rules, 2, 1_000, self.manifest.adopted.get(HALF, {}))
+        function = bucket_function(rules, 2, 1_000, {})
         after = dict(before)
         outcomes: list[core.Outcome] = []
         for key, frame in packs.groupby("bucket"):

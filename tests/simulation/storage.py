@@ -178,12 +178,14 @@ class Storage:
     def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
         return self.tables[table].txn.get(app_id)
 
-    def ends_of_records(self, _: Any, __: str) -> dict[str, dict[int, int]]:
+    def ends_of_records(self, _: Any, __: str, op_topic: str) -> dict[str, dict[int, int]]:
         ends: dict[str, dict[int, int]] = defaultdict(dict)
         for table in self.tables.values():
             for row in table.rows:
                 topic, partition, offset, _at_ms = _place_of(row)
                 ends[topic][partition] = max(ends[topic].get(partition, 0), offset + 1)
+        for row in self.tables[Table.MESSAGES].rows:
+            ends[op_topic][row["op_partition"]] = max(ends[op_topic].get(row["op_partition"], 0), row["op_offset"] + 1)
         return dict(ends)
 
     def last_settled_ms(self, _: Any) -> int:

@@ -66,17 +66,25 @@ class SimulatedWriter(BatchWriter):
         report.rows = outcomes.rows
         return outcomes
 
+    def may_be_held(self, outcome: Outcome) -> bool:
+        """Return True if adopted tables may hold the message of an outcome."""
+        adopted = self._job.manifest.adopted
+        is_half = outcome.offset < adopted.get(HALF, {}).get(outcome.partition, 0)
+        is_verdict = outcome.kind is Kind.COMMIT and outcome.op_offset < adopted.get(OP, {}).get(outcome.op_partition, 0)
+        return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict)
+
     def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
-        adopted = self._job.manifest.adopted.get(HALF, {})
-        rows = self._job.storage.tables[Table.MESSAGES].rows
-        held = {(row["transaction_id"], row["half_partition"], row["half_offset"], row["half_at"]) for row in rows}
-        return [
-            outcome
-            for outcome in outcomes.all
-            if outcome.kind is Kind.QUARANTINE
-            or outcome.offset >= adopted.get(outcome.partition, 0)
-            or (outcome.transaction_id, outcome.partition, outcome.offset, outcome.at_ms) not in held
-        ]
+        halves, verdicts = set(), set()
+        for row in self._job.storage.tables[Table.MESSAGES].rows:
+            halves.add((row["transaction_id"], row["half_partition"], row["half_offset"], row["half_at"]))
+            verdicts.add((row["transaction_id"], row["op_partition"], row["op_offset"], row["committed_at"]))
+
+        def is_held(outcome: Outcome) -> bool:
+            is_half = (outcome.transaction_id, outcome.partition, outcome.offset, outcome.at_ms) in halves
+            verdict = (outcome.transaction_id, outcome.op_partition, outcome.op_offset, outcome.decided_ms)
+            return is_half or (outcome.kind is Kind.COMMIT and verdict in verdicts)
+
+        return [outcome for outcome in outcomes.all if not (self.may_be_held(outcome) and is_held(outcome))]
 
     def _append(self, outcomes: Any, kind: Kind, table: Table, report: BatchReport) -> Any:
         chosen = outcomes.of(kind)

@@ -143,14 +143,18 @@ def test_a_bucket_with_more_than_a_few_outcomes_goes_to_no_driver() -> None:
     assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, {})] == [UNDIVIDED]
 
 
-def test_only_halves_before_the_adopted_end_may_be_held() -> None:
+def test_only_halves_before_the_adopted_end_may_be_held_and_messages_of_a_verdict_before_it() -> None:
     sent = [
         outcome(kind, offset, partition) for kind in (Kind.COMMIT, Kind.CHECK, Kind.DISCARD) for offset in (9, 10) for partition in (0, 1)
     ]
-    rows = pack_outcomes([*sent, outcome(Kind.QUARANTINE, 1)], 2, 100, {0: 10})
+    sent = [each._replace(op_partition=0, op_offset=0) for each in sent]
+    verdicts = [outcome(Kind.COMMIT, 20)._replace(op_partition=1, op_offset=op_offset) for op_offset in (6, 7)]
+    check = outcome(Kind.CHECK, 20)
+    adopted = {Source.HALF: {0: 10}, Source.OP: {1: 7}}
+    rows = pack_outcomes([*sent, *verdicts, check, outcome(Kind.QUARANTINE, 1)], 2, 100, adopted)
     held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack)["offset"].to_pylist()]
-    assert held == [9, 9, 9]
-    assert sum(count for *_, count, _ in rows) == len(sent) + 1
+    assert held == [9, 20, 9, 9]
+    assert sum(count for *_, count, _ in rows) == len(sent) + 4
 
 
 class State:

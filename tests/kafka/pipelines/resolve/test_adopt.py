@@ -15,9 +15,10 @@ from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import delta_tables, first_start
 from halfway.schemas.errors import OwnershipError
+from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
-from tests.support.job_world import MakeWorld, World
+from tests.support.job_world import MakeWorld, World, half_headers
 
 YEARS_MS = 200_000_000_000
 """From the tests' time 0 to a time later than now."""
@@ -227,6 +228,22 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     assert sum(report.counts["aged_out"] for report in reports) == 1
     assert w.rows(Table.QUARANTINE) == []
     assert w.rows(Table.MESSAGES) == [kept]
+
+
+def test_a_verdict_makes_one_message_also_if_its_half_is_in_two_partitions(world: MakeWorld, tmp_path: Path) -> None:
+    """It was sent again after partitions were added. With a rate limit the copy may be read first; here it is alone."""
+    w = world(partitions=2)
+    _, offset = w.produce(Source.HALF, "a", b"body", half_headers(), 0, partition=0)
+    w.op("a", b"COMMIT", 1)
+    w.produce(Source.HALF, "a", b"body", half_headers(), 2, partition=1)
+    w.tick(3)
+    w.resolve()
+    before = w.rows(Table.MESSAGES)
+    delete_records(w, 0, offset + 1)
+    lose_checkpoint(w, tmp_path)
+    w.resolve(adopt=True)
+    assert w.rows(Table.MESSAGES) == before
+    assert len(before) == 1
 
 
 def delete_records(world: World, partition: int, before: int) -> None:
