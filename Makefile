@@ -54,7 +54,7 @@ run: setup ## run a local Kafka, the topics, the job and the demo; fails unless 
 	$(HALFWAY) demo & demo=$$!; wait $$demo
 
 # Three workers, because most tests mostly wait for Kafka or for a batch. Each has a broker and a Spark, 3.5 GB together.
-test: setup jars ## run the tests that fit into 15 minutes, with a real Kafka and a real Spark
+test: setup jars ## run all tests but the slow and the long ones, with a real Kafka and a real Spark
 	@$(PY) -m pytest -m "not slow and not long" --numprocesses 3 --dist worksteal --durations 20
 
 test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
