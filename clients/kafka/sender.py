@@ -220,8 +220,8 @@ class Sender:
         # Not by flush: it goes on to call callbacks after the one that raises a fatal error, and loses their reports.
         self._stopping.set()
         self._poller.join(max(0.0, deadline_s - time.monotonic()))
-        # It has served all. What librdkafka queues from now on are its own errors, of connections for example.
-        return not self._poller.is_alive()
+        # Once the thread has ended, it has served all: what librdkafka queues then are errors, of connections for example.
+        return not self._poller.is_alive() or self._left() == 0
 
     def _left(self) -> int:
         """Return how many records are neither delivered nor failed."""
