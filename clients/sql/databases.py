@@ -197,7 +197,18 @@ class SessionTransaction(_Transaction):
     """The transaction of a session."""
 
     def __init__(self, session: Any) -> None:
-        """Use the session."""
+        """Use the session.
+
+        Raises:
+            TypeError: it is bound to a connection. If that is in a transaction, the session's commit commits nothing.
+        """
+        # Tests of a service join each session to a transaction that they roll back, and say so by this mode.
+        is_of_test = getattr(session, "join_transaction_mode", None) == "create_savepoint"
+        if hasattr(session.bind, "in_transaction") and not is_of_test:
+            raise TypeError(
+                "the session is bound to a connection, whose transaction would decide what its commit does: bind it to the engine. Tests "
+                'that roll everything back use join_transaction_mode="create_savepoint"'
+            )
         self.connection = session
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
@@ -267,12 +278,24 @@ class _DjangoTransaction(_Transaction):
         cursor.execute(statement, parameters)
         return cursor
 
+    def flush(self) -> None:
+        self._verify_commits()
+
     def raw(self) -> Any:
         return self.connection.connection
 
     def commit(self) -> None:
+        self._verify_commits()
         self._is_open = False
         self._atomic.__exit__(None, None, None)
+
+    def _verify_commits(self) -> None:
+        """Refuse a block whose end Django would turn into a rollback, without an error."""
+        if self.connection.needs_rollback:
+            raise RolledBackError(
+                "Django rolls this block back, after an error of the database that the block has caught, or after set_rollback(True). "
+                "No message becomes readable. Catch such errors around an inner `transaction.atomic()`, or let them leave the block"
+            )
 
     def abandon(self) -> None:
         if self._is_open:

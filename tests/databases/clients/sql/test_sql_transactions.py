@@ -4,6 +4,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,42 @@ def test_a_session_and_a_connection_of_the_service_are_used(postgres: PostgresSe
     assert shop.orders() == ["before", "pears", "plums"]
     assert shop.sender.actions() == ["COMMIT", "COMMIT"]
     engine.dispose()
+
+
+@pytest.mark.parametrize("how", ["a caught error", "set_rollback"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_block_that_django_rolls_back_sends_nothing(kind: str, how: str, postgres: PostgresServer, django_databases: Path) -> None:
+    """Django notes that the block is to be rolled back, and `atomic` does so at its end, without an error."""
+    import django.db
+
+    alias = "default" if kind == "sqlite" else kind
+    used = django.db.connections[alias]
+    shop = SqlWorld(kind, used, postgres.connect if kind == "postgresql" else lambda: sqlite3.connect(django_databases, timeout=5))
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    if how == "set_rollback":
+        django.db.transaction.set_rollback(True, using=alias)
+    else:  # as `Order.objects.create` does
+        with suppress(django.db.IntegrityError), django.db.transaction.atomic(using=alias, savepoint=False):
+            raise django.db.IntegrityError
+    with pytest.raises(RolledBackError, match="Django rolls this block back"):
+        transaction.finish()
+    assert (shop.sender.halves, shop.sender.actions(), shop.orders()) == ([], [], [])
+    used.close()
+
+
+def test_a_block_that_django_is_told_to_roll_back_while_it_sends_is_rolled_back(django_databases: Path) -> None:
+    import django.db
+
+    used = django.db.connections["default"]
+    shop = SqlWorld("sqlite", used, lambda: sqlite3.connect(django_databases, timeout=5))
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    shop.sender.before_half = partial(django.db.transaction.set_rollback, True)
+    with pytest.raises(RolledBackError, match="Django rolls this block back"):
+        transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+    used.close()
 
 
 @pytest.mark.usefixtures("django_databases")

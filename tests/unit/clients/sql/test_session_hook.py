@@ -58,6 +58,28 @@ def test_each_commit_sends_the_messages_of_its_transaction(shop: Shop) -> None:
     assert shop.messages() == shop.orders() == ["apples", "pears", "plums"]
 
 
+@pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only"])
+def test_a_session_in_the_transaction_of_another_is_refused(shop: Shop, mode: Any) -> None:
+    """Its commit would commit nothing, or not alone, and the messages would be sent."""
+    with shop.engine.connect() as connection, connection.begin() as outer:
+        with Session(connection, join_transaction_mode=mode) as session:
+            with pytest.raises(TypeError, match="bind it to the engine"):
+                shop.order(session, "apples")
+            with pytest.raises(TypeError, match="bind it to the engine"), shop.producer.transaction(session):
+                pass
+        outer.rollback()
+    assert shop.messages() == shop.orders() == []
+
+
+def test_a_test_may_roll_back_what_its_sessions_commit(shop: Shop) -> None:
+    with shop.engine.connect() as connection, connection.begin() as outer:
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            shop.order(session, "apples")
+            session.commit()
+        assert shop.messages() == ["apples"]
+        outer.rollback()
+
+
 def test_a_rollback_forgets_them(shop: Shop) -> None:
     with Session(shop.engine) as session:
         shop.order(session, "apples")
