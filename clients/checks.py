@@ -202,6 +202,9 @@ class CheckAnswerer:
                 raise KafkaException(place.error)
             offsets[place.partition] = place.offset if place.offset >= 0 else None
         self._open_checks.assign(offsets)
+        if not self._is_paused:
+            # librdkafka keeps a pause when a partition goes to another instance, and when it comes back.
+            consumer.resume(self._assigned)
         self._assigned, self._next_commit_s = [], 0.0
 
     def _drain(self, consumer: Consumer) -> None:

@@ -1,13 +1,15 @@
 """A producer that librdkafka has declared dead is made anew, and until that works its instance is not in the group."""
 
+import logging
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from halfway import SendError, TransactionProducer
+from halfway import LocalTransactionState, SendError, TransactionProducer
 from halfway.clients.kafka.sender import Sender
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
@@ -84,6 +86,30 @@ def test_an_instance_leaves_the_group_until_its_new_producer_works(kafka: KafkaS
     assert [request.transaction_id for request in dead.checked] == ["t2"]
     assert dead.executed == []
     assert read(kafka, kafka.half_topic) == []
+
+
+def test_an_instance_that_left_the_group_while_reading_paused_reads_again(
+    kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "halfway.clients")
+    renew, renewing, gate = Sender._renew, threading.Event(), Gate()
+    monkeypatch.setattr(Sender, "_renew", lambda sender: renew(sender) if renewing.is_set() else None)
+
+    def check(request: Any) -> LocalTransactionState:
+        gate.pass_through(request.transaction_id)
+        return LocalTransactionState.COMMIT
+
+    names = [f"t{number}" for number in range(10)]
+    with TransactionProducer(kafka, GROUP, Listener(check=check), max_open_checks=4) as producer:
+        until(lambda: members(kafka) == [2], "the instance is a member", LIMIT_S)
+        send_checks(kafka, *map(check_of, names))
+        until(lambda: "event=checks_paused" in caplog.text, "reading is paused", LIMIT_S)
+        kill(producer)
+        until(lambda: members(kafka) == [], "the instance has left", LIMIT_S)
+        gate.opened.set()
+        until(lambda: "event=checks_resumed" in caplog.text, "nothing is open any more", LIMIT_S)
+        renewing.set()
+        until(lambda: {name for name, _ in ops(kafka)} == set(names), "all checks are answered", LIMIT_S)
 
 
 def test_an_answer_that_died_with_the_producer_is_given_by_another_instance(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
