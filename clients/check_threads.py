@@ -14,6 +14,7 @@ from confluent_kafka import KafkaError
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import CheckTask, OpenChecks
+from halfway.schemas.records import RecordError
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,14 @@ class CheckWorkers(ABC):
         else:
             self.put_off(task, str(error))
 
+    def on_failure(self, task: CheckTask, error: Exception) -> None:
+        """Note that an answer was not queued. One that cannot be a record is given up, and the job asks again."""
+        if not isinstance(error, RecordError):
+            self.put_off(task, str(error))
+            return
+        log.error("event=answer_refused transaction_id=%r error=%s", task.request.transaction_id, error)
+        self._open_checks.finish(task)
+
     def put_off(self, task: CheckTask, why: str) -> None:
         """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
         request = task.request
@@ -147,7 +156,7 @@ class CheckThreads(CheckWorkers):
                     self._end()
                 self._answers.send(task.request, task.answer, partial(self.on_delivered, task))
             except Exception as error:  # Whatever it is, this thread goes on: later checks wait for it.
-                self.put_off(task, str(error))
+                self.on_failure(task, error)
 
     def _begin(self, task: CheckTask) -> bool:
         """Count a running listener and return True. If the check is not this instance's any more, drop it."""

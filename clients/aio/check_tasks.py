@@ -111,7 +111,7 @@ class CheckTasks(CheckWorkers):
             self._open_checks.drop(task)
             raise
         except Exception as error:
-            self.put_off(task, str(error))
+            self.on_failure(task, error)
 
     def _end(self, answering: "asyncio.Task[None]") -> None:
         self._tasks.discard(answering)
