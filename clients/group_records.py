@@ -13,7 +13,7 @@ from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refu
 from halfway.clients.telemetry import telemetry_of
 from halfway.clients.verdicts import KnownVerdicts
 from halfway.schemas.errors import SendError
-from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.headers import SIGNED_WINDOW_MS, LocalTransactionState
 from halfway.schemas.records import OpHeaders, Record, encode_key
 from halfway.schemas.settings import KafkaSettings
 
@@ -183,9 +183,19 @@ class GroupRecords:
         ]
         if failures:
             raise self._failed(sender, messages, failures, so)
+        self._refuse_other_clock(sender, messages, reports, so)
         return [
             StoredHalf(message, report.partition, report.offset, report.at_ms) for message, report in zip(messages, reports, strict=True)
         ]
+
+    def _refuse_other_clock(self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str) -> None:
+        """Refuse halves that the job will refuse: Kafka has stored them too long before or after they were signed."""
+        for message, report in zip(messages, reports, strict=True):
+            if message.signed_at_ms is not None and abs(message.signed_at_ms - report.at_ms) > SIGNED_WINDOW_MS:
+                cause = f"Kafka stored it {report.at_ms - message.signed_at_ms} ms after it was signed, at most {SIGNED_WINDOW_MS}"
+                self.roll_back(sender, messages, f"the half is not valid: {cause}")
+                what = "set the clocks of this machine and the brokers right, and send_timeout_ms below 5 min"
+                raise SendError(f"the half of transaction {message.transaction_id!r} is not valid ({cause}); {so}: {what}")
 
     def _failed(
         self, sender: Sends, messages: Sequence[HalfMessage], failures: Sequence[tuple[HalfMessage, KafkaError | None]], so: str

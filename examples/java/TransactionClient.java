@@ -46,6 +46,7 @@ public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
 
     private static final int REMEMBERED_VERDICTS = 100_000;
+    private static final long SIGNED_WINDOW_MS = 5 * 60_000;
 
     private final String group;
     private final String halfTopic;
@@ -87,13 +88,19 @@ public final class TransactionClient implements AutoCloseable {
             throws ExecutionException, InterruptedException {
         var half = new ProducerRecord<>(halfTopic, id.getBytes(UTF_8), body);
         half.headers().add("REAL_TOPIC", topic.getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
+        long signedAt = System.currentTimeMillis();
         if (signingKey != null) {
-            half.headers().add("SIGNED_AT", Long.toString(System.currentTimeMillis()).getBytes(UTF_8));
+            half.headers().add("SIGNED_AT", Long.toString(signedAt).getBytes(UTF_8));
             sign(half);
         }
         Header signature = half.headers().lastHeader("SIGNATURE");
         try {
-            producer.send(half).get();
+            RecordMetadata stored = producer.send(half).get();
+            if (signingKey != null && Math.abs(stored.timestamp() - signedAt) > SIGNED_WINDOW_MS) {
+                producer.send(op(id, State.ROLLBACK, 0, signature));
+                throw new IllegalStateException("the job refuses the half: this clock is " + (stored.timestamp() - signedAt)
+                        + " ms off that of Kafka, or the send took as long");
+            }
         } catch (ExecutionException error) {
             if (error.getCause() instanceof TimeoutException) {
                 producer.send(op(id, State.ROLLBACK, 0, signature));  // the half may be stored nevertheless

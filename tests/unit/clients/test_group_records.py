@@ -1,7 +1,9 @@
 """What the blocks of `producer.transaction()` send is signed, and the job takes it."""
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,10 @@ import pyarrow as pa
 import pytest
 from opentelemetry import context, propagate
 
-from halfway import KafkaSettings, SqlTransactions, TransactionProducer
+from halfway import KafkaSettings, SendError, SqlTransactions, TransactionProducer
 from halfway.clients.instance import GroupInstance
 from halfway.schemas.events import RECORD_SCHEMA, EventKind
-from halfway.schemas.headers import SIGNED_AT
+from halfway.schemas.headers import SIGNED_AT, SIGNED_WINDOW_MS
 from halfway.schemas.records import Record
 from halfway.schemas.settings import ResolutionSettings
 from halfway.schemas.signing import sha256_of
@@ -30,10 +32,13 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Record]] = []
+        self.clock_ahead_ms = 0
+        """By how much the broker's clock is ahead of this machine's."""
 
     def send(self, topic: str, record: Record, on_delivery: Callable[[None, Any], None]) -> None:
         self.sent.append((topic, record))
-        on_delivery(None, SimpleNamespace(partition=lambda: 0, offset=lambda: len(self.sent), timestamp=lambda: (2, 0)))
+        at_ms = time.time_ns() // 1_000_000 + self.clock_ahead_ms
+        on_delivery(None, SimpleNamespace(partition=lambda: 0, offset=lambda: len(self.sent), timestamp=lambda: (2, at_ms)))
 
     def close(self, _: float) -> bool:
         return True
@@ -88,3 +93,23 @@ def test_halves_of_a_block_are_signed_and_its_ops_name_their_halves(wire: Wire, 
     halves, ops = ({row["transaction_id"]: row["binding"] for row in part} for part in (rows[:2], rows[2:]))
     assert halves == ops
     assert len(set(halves.values()) - {0}) == 2
+
+
+@pytest.mark.parametrize("ahead", [-1, 1])
+def test_a_half_that_the_job_would_refuse_for_its_time_commits_nothing(wire: Wire, tmp_path: Path, ahead: int) -> None:
+    """Kafka acknowledges it. If the service committed, its message would never become readable."""
+    producer = TransactionProducer(SETTINGS, "shop", SqlTransactions(lambda: sqlite3.connect(tmp_path / "shop.db")))
+    wire.clock_ahead_ms = ahead * (SIGNED_WINDOW_MS + 10_000)
+    refusal = r"is not valid \(Kafka stored it .* after it was signed, at most 300000\).* set the clocks"
+
+    def order() -> None:
+        with producer.transaction() as tx:
+            tx.execute("CREATE TABLE orders (item TEXT)")
+            tx.send("orders", b"apples")
+            tx.send("orders", b"pears")
+
+    with pytest.raises(SendError, match=refusal):
+        order()
+    assert [dict(record.headers).get("ACTION") for _, record in wire.sent] == [None, None, b"ROLLBACK", b"ROLLBACK"]
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT 1 FROM sqlite_master WHERE name = 'orders'").fetchall() == []
