@@ -17,9 +17,13 @@ from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.transforms.former import FormerRecords
 
 
-def read_records(spark: SparkSession, kafka: KafkaSettings) -> DataFrame:
-    """Return the stream of Kafka records of the half and op topics, with headers."""
-    options = source_options(kafka) | {"startingOffsets": kafka.starting_offsets}
+def read_records(spark: SparkSession, kafka: KafkaSettings, epoch: int = 0) -> DataFrame:
+    """Return the stream of Kafka records of the half and op topics, with headers.
+
+    A checkpoint that has taken tables over begins at the earliest record, also if its first start was killed before its
+    first batch, and the settings are others now.
+    """
+    options = source_options(kafka) | {"startingOffsets": "earliest" if epoch else kafka.starting_offsets}
     if kafka.max_offsets_per_trigger:
         options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
     return spark.readStream.format("kafka").options(**options).load()

@@ -65,14 +65,28 @@ def read_manifest(spark: SparkSession, storage: StorageSettings) -> Manifest | N
     Raises:
         OwnershipError: it is damaged.
     """
-    file = checkpoint_file(storage, MANIFEST_FILE)
+    content = read_checkpoint_file(spark, storage, MANIFEST_FILE)
     try:
-        content = read_json(spark, file)
         return Manifest.from_json(content) if content else None
     except ValueError as error:
-        raise OwnershipError(
-            f"{file} is damaged: restore it, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
-        ) from error
+        raise _damaged(storage, MANIFEST_FILE) from error
+
+
+def read_checkpoint_file(spark: SparkSession, storage: StorageSettings, name: str) -> dict[str, Any] | None:
+    """Return what a JSON file of the checkpoint holds; None if it does not exist. A power cut may leave a part of it.
+
+    Raises:
+        OwnershipError: it is damaged.
+    """
+    try:
+        return read_json(spark, checkpoint_file(storage, name))
+    except ValueError as error:
+        raise _damaged(storage, name) from error
+
+
+def _damaged(storage: StorageSettings, name: str) -> OwnershipError:
+    what = "restore it, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+    return OwnershipError(f"{checkpoint_file(storage, name)} is damaged: {what}")
 
 
 def write_manifest(spark: SparkSession, storage: StorageSettings, manifest: Manifest) -> None:

@@ -7,8 +7,7 @@ from typing import NoReturn
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.delta_tables import Owner, last_appended, owner_at_append, owner_of, table_exists, table_name
-from halfway.pipelines.storage.file_systems import read_json
-from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, checkpoint_file, read_manifest
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
 from halfway.pipelines.storage.state_reader import OFFSETS, batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
@@ -50,9 +49,13 @@ class Ownership:
 
 
 def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
-    """Read what the checkpoint and the tables say about themselves."""
+    """Read what the checkpoint and the tables say about themselves.
+
+    Raises:
+        OwnershipError: a file of the checkpoint is damaged.
+    """
     owners = {table: owner_of(spark, storage, table) for table in Table if table_exists(spark, storage, table)}
-    metadata = read_json(spark, checkpoint_file(storage, METADATA_FILE))
+    metadata = read_checkpoint_file(spark, storage, METADATA_FILE)
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,

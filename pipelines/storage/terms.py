@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.storage.file_systems import read_json, write_json
-from halfway.pipelines.storage.manifest import checkpoint_file
+from halfway.pipelines.storage.file_systems import write_json
+from halfway.pipelines.storage.manifest import checkpoint_file, read_checkpoint_file
 from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
@@ -28,6 +28,7 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
 
     Raises:
         OwnershipError: the batch to repeat began under other signing keys, which are not recorded.
+        OwnershipError: the file is damaged.
     """
     storage = settings.storage
     planned = max(batches_in(spark, storage, OFFSETS), default=-1)
@@ -43,11 +44,12 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
     if terms != stored:
         write_json(spark, checkpoint_file(storage, TERMS_FILE), {"terms": terms})
     names = _deciding(settings.resolution).keys()
-    return [(each["since_batch"], settings.resolution.model_copy(update={name: each[name] for name in names})) for each in terms]
+    deciding = [{name: each[name] for name in names & each.keys()} for each in terms]
+    return [(each["since_batch"], settings.resolution.model_copy(update=update)) for each, update in zip(terms, deciding, strict=True)]
 
 
 def _read(spark: SparkSession, storage: StorageSettings) -> list[dict[str, Any]]:
-    content = read_json(spark, checkpoint_file(storage, TERMS_FILE))
+    content = read_checkpoint_file(spark, storage, TERMS_FILE)
     return list(content["terms"]) if content else []
 
 

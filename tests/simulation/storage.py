@@ -264,9 +264,9 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 
 _FILES = {
     manifest: ("read_json", "write_json"),
-    ownership: ("read_json", "table_exists", "owner_of", "last_appended"),
+    ownership: ("table_exists", "owner_of", "last_appended"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
-    terms: ("read_json", "write_json"),
+    terms: ("write_json",),
     lineage: ("_batches_after",),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),

@@ -230,6 +230,29 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     assert w.rows(Table.MESSAGES) == [kept]
 
 
+def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_whatever_the_settings_are_then(
+    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w = world()
+    w.half("settled", 0)
+    w.op("settled", b"COMMIT", 1)
+    w.tick(2)
+    w.resolve()
+    w.half("pending", 3)
+    w.half("committed", 4)
+    w.op("committed", b"COMMIT", 5)
+    lose_checkpoint(w, tmp_path)
+    with monkeypatch.context() as patch:
+        kill_at(patch, ResolveJob, "_run_query", 1)
+        with pytest.raises(KilledError):
+            w.resolve(adopt=True)
+    usual = w.settings.model_copy(update={"kafka": w.settings.kafka.model_copy(update={"starting_offsets": "latest"})})
+    w.op("pending", b"COMMIT", 6)
+    w.tick(7)
+    w.resolve(usual)
+    assert set(w.by_id(Table.MESSAGES)) == {"settled", "pending", "committed"}
+
+
 def test_a_verdict_makes_one_message_also_if_its_half_is_in_two_partitions(world: MakeWorld, tmp_path: Path) -> None:
     """It was sent again after partitions were added. With a rate limit the copy may be read first; here it is alone."""
     w = world(partitions=2)

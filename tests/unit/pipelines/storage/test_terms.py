@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage import state_reader, terms
+from halfway.pipelines.storage import manifest, state_reader, terms
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import OwnershipError
 
@@ -37,7 +37,7 @@ class Checkpoint:
 @pytest.fixture
 def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     stand_in = Checkpoint()
-    for module, name in ((state_reader, "names_in"), (terms, "read_json"), (terms, "write_json")):
+    for module, name in ((state_reader, "names_in"), (manifest, "read_json"), (terms, "write_json")):
         monkeypatch.setattr(module, name, getattr(stand_in, name))
     return stand_in
 
