@@ -220,7 +220,7 @@ class Sender:
         # Not by flush: it goes on to call callbacks after the one that raises a fatal error, and loses their reports.
         self._stopping.set()
         self._poller.join(max(0.0, deadline_s - time.monotonic()))
-        # Once the thread has ended, it has served all: what librdkafka queues then are errors, of connections for example.
+        # Once the thread has ended, it has served all: what librdkafka queues then are errors, such as of connections.
         return not self._poller.is_alive() or self._left() == 0
 
     def _left(self) -> int:
