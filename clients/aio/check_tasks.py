@@ -99,7 +99,7 @@ class CheckTasks(CheckWorkers):
                     self._running += 1
                     answering = asyncio.get_running_loop().create_task(self._answer(task))
                     self._tasks.add(answering)
-                    answering.add_done_callback(self._end)
+                    answering.add_done_callback(partial(self._end, task))
                     continue
                 self._unfinished -= 1
 
@@ -107,13 +107,12 @@ class CheckTasks(CheckWorkers):
         try:
             task.answer = task.answer or await self._answers.of(task.request)
             self._answers.send(task.request, task.answer, partial(self.on_delivered, task))
-        except asyncio.CancelledError:  # The loop ends. The group's next instance reads the check again.
-            self._open_checks.drop(task)
-            raise
         except Exception as error:
             self.on_failure(task, error)
 
-    def _end(self, answering: "asyncio.Task[None]") -> None:
+    def _end(self, task: CheckTask, answering: "asyncio.Task[None]") -> None:
+        if answering.cancelled():  # Also before its first step. If the loop ends, the group's next instance gets the check.
+            self.put_off(task, "its task was cancelled")
         self._tasks.discard(answering)
         with self._ended:
             self._running -= 1
