@@ -154,8 +154,15 @@ class Facts:
         return bool(counts and counts[-1])
 
     def may_be_anew(self, half: Record) -> bool:
-        """Return True if a half may come anew after its verdict: a clock jumped, and an earlier half is forgotten."""
-        return self.history.clocks_jumped and len(self.halves_of[half.text_key]) > 1
+        """Return True if a half may come anew after its verdict: its id was used before.
+
+        A clock jumped, and the earlier half is forgotten. Or the id was free again: if the verdict was read before its
+        half, it counted as a copy of the former one's.
+        """
+        if len(self.halves_of[half.text_key]) < 2:
+            return False
+        remembered_ms = max((numbers.resolved_retention_ms for numbers in self.numbers), default=0)
+        return self.history.clocks_jumped or any(op.at_ms + remembered_ms < half.at_ms for op in self.verdicts_of[half.text_key])
 
     def is_orphan(self, op: Record) -> bool:
         """Return True if a verdict was refused, and so does not count. A new checkpoint believes a former one."""
