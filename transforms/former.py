@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -11,17 +10,16 @@ from halfway.schemas.events import EVENT_SCHEMA, FORMER_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count
 from halfway.transforms.horizon import Place
-
-_Integers = npt.NDArray[np.int64]
+from halfway.transforms.record_columns import Integers
 
 
 @dataclass(frozen=True, slots=True)
 class _Records:
     """The columns of FORMER_SCHEMA for one partition, by offset."""
 
-    offsets: _Integers
-    at_ms: _Integers
-    discarded_ms: _Integers
+    offsets: Integers
+    at_ms: Integers
+    discarded_ms: Integers
 
 
 @dataclass(frozen=True, slots=True)
