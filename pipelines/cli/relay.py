@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.places import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.runtime.signals import on_signals
-from halfway.schemas.errors import RelayError, SetupError
+from halfway.schemas.errors import RelayError
 from halfway.schemas.settings import MetricsSettings
 
 _EARLIEST = "earliest"
@@ -64,9 +64,7 @@ def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[
     """
     if not metrics.port:
         return nullcontext()
-    try:
-        from halfway.pipelines.relay.relay_metrics import RelayMetrics  # prometheus-client is an extra
-        from halfway.pipelines.resolve.metrics import served
-    except ModuleNotFoundError as error:
-        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
+    with extra_installed():
+        from halfway.pipelines.relay.relay_metrics import RelayMetrics
+        from halfway.pipelines.runtime.metrics_server import served
     return served(RelayMetrics(running), metrics)
