@@ -7,10 +7,10 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
+from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import (
     BROKER_DEFAULT_REPLICATION,
     DEFAULT_PARTITIONS,
-    TopicReport,
     create_relay_topic,
     create_topics,
 )

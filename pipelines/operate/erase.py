@@ -10,8 +10,9 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.range_reader import headers_of
+from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.topic_setup import UNLIMITED, inspect_topics
+from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
