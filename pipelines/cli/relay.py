@@ -8,7 +8,7 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.relay.places import Reached
+from halfway.pipelines.relay.positions import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.runtime.signals import on_signals
 from halfway.schemas.errors import RelayError
@@ -41,7 +41,7 @@ def relay(
     running = Relay(settings, _begin(begin))
     with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
         running.run(available_now=available_now)
-    stopped = running.report.places.stopped if running.report.places is not None else {}
+    stopped = running.report.positions.stopped if running.report.positions is not None else {}
     if available_now and stopped:
         named, stop = next(iter(sorted(stopped.items())))
         raise RelayError(f"{len(stopped)} topics are stopped, first {named} at message {stop.transaction_id}: {stop.cause}")
