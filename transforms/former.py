@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from halfway.schemas.events import EVENT_SCHEMA, FORMER_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count
-from halfway.transforms.horizon import Place
+from halfway.transforms.horizon import SourcePartition
 from halfway.transforms.record_columns import Integers
 
 
@@ -26,7 +26,7 @@ class _Records:
 class FormerRecords:
     """The records that former checkpoints have discarded or quarantined, and from when on all halves are known."""
 
-    records: dict[Place, _Records] = field(default_factory=dict)
+    records: dict[SourcePartition, _Records] = field(default_factory=dict)
     halves_since_ms: int = 0
     """Verdicts before this time are of halves that Kafka has deleted, and that a former checkpoint has settled."""
 
