@@ -16,7 +16,7 @@ from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
-from halfway.pipelines.storage.erasure import erase_rows, mend, note_erasure, old_files_kept_ms, rows_to_erase
+from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, restore_append_only, rows_to_erase
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
@@ -113,7 +113,7 @@ def _erase(
     for table, each in found.items():
         if each.filled:
             erase_rows(spark, storage, table, rows_to_erase(transaction_id, producer_group, table))
-        mend(spark, storage, table)
+        restore_append_only(spark, storage, table)
         if vacuum:
             vacuum_at_once(spark, storage, table)
     kept_ms = max(old_files_kept_ms(spark, storage, table) for table in existing)
