@@ -62,6 +62,9 @@ class _Found:
     groups: frozenset[str]
 
 
+_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
+
+
 def erase(
     spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
 ) -> Erasure:
@@ -138,7 +141,7 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
             if record.key() != transaction_id.encode():
                 continue
             headers = headers_of(record)
-            if None in (producer_group, headers) or (PGROUP, (producer_group or "").encode()) in (headers or ()):
+            if producer_group is None or headers is None or (PGROUP, producer_group.encode()) in headers:
                 raise NotErasableError(
                     f"the topic {kafka.half_topic} holds a half of the transaction {transaction_id} that the job has not read: let it "
                     "read on, and erase the transaction when it is settled"
@@ -183,9 +186,6 @@ def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Rema
             yield Remains(topic, None, "for ever: its retention.ms is -1")
         else:
             yield Remains(topic, latest_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")
-
-
-_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
 
 
 def _kept_ms(settings: Settings) -> tuple[dict[str, int], str]:
