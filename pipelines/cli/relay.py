@@ -32,8 +32,8 @@ def relay(
 ) -> None:
     """Send committed messages on to the Kafka topics that they name, exactly once.
 
-    Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by. SIGTERM and
-    Ctrl-C end it between two Kafka transactions.
+    Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by.
+    SIGTERM and Ctrl-C end it between two Kafka transactions.
     """
     settings = command_settings(config, overrides)
     settings.kafka.servers()

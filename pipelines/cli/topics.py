@@ -1,4 +1,4 @@
-"""`halfway topics`: create and verify the three topics."""
+"""`halfway topics`: create and verify the topics."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -31,7 +31,7 @@ def create(
     replication: Annotated[
         int, typer.Option(min=-1, help="Replicas of each new topic; -1 for the broker's default.")
     ] = BROKER_DEFAULT_REPLICATION,
-    relay: Annotated[bool, typer.Option("--relay", help="Also the topic in which `halfway relay` keeps its bookmark.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Also create the topic in which `halfway relay` keeps its bookmark.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
