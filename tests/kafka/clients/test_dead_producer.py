@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,11 +88,7 @@ def test_an_instance_leaves_the_group_until_its_new_producer_works(kafka: KafkaS
 def test_an_answer_that_died_with_the_producer_is_given_by_another_instance(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sender, "_renew", lambda _: None)
     gate = Gate()
-
-    def check(request: Any) -> Any:
-        gate.pass_through(request.transaction_id)
-
-    dying = TransactionProducer(kafka, GROUP, Listener(check=check))
+    dying = TransactionProducer(kafka, GROUP, Listener(check=gate.then(None)))
     dying.start()
     send_checks(kafka, check_of("t1"))
     gate.entered.get(timeout=LIMIT_S)
