@@ -17,7 +17,8 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup tools jars run test test-slow test-long test-unit chaos bench curves notebooks lint format types lock clean
+.PHONY: help setup tools jars run test test-slow test-long deploy-check test-unit chaos bench curves pictures notebooks simulate planted \
+  kills soak fuzz lint format types lock constraints audit clean
 
 help: ## show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,7 +64,6 @@ test-slow: setup jars ## run the other tests: a cluster, long examples, commands
 test-long: setup jars ## run the tests on the real parts whose rules unit tests or the simulator hold too; an hour
 	@$(PY) -m pytest -m long --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
 
-.PHONY: deploy-check
 deploy-check: setup ## hold bundle, manifests, image, alerts and commands of docs/ against the models of where they go
 	@$(PY) -m pytest tests/deploy
 
@@ -80,7 +80,6 @@ bench: jars ## run the benchmarks into build/bench.json (ONLY=drain,pending RUNS
 curves: jars ## measure what grows, and draw it into build/curves (ONLY=pending,rows)
 	@$(PY) -m benchmarks.curves --only "$(ONLY)"
 
-.PHONY: pictures
 pictures: jars ## run everything once, and draw what terminals show, and the figures beside RocketMQ's, into docs/pictures
 	@$(PY) -m benchmarks.terminal
 
@@ -88,25 +87,20 @@ notebooks: jars ## run both notebooks on your tables; pictures and HTML go to bu
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 
-.PHONY: simulate
 simulate: N := 10000
 simulate: $(if $(REAL),jars,setup) ## play N histories (10000) in simulated time (SEED, JOBS); REAL=30: play 30 on a real Kafka and Spark too
 	@$(PY) -m tests.simulation --histories $(N) --seed $(SEED) $(if $(JOBS),--jobs $(JOBS)) $(if $(REAL),--real $(REAL))
 
-.PHONY: planted
 planted: setup ## plant defects into the product one at a time, and print which simulated history finds each; fails if one is missed
 	@$(PY) -m tests.simulation.planted
 
-.PHONY: kills
 kills: N := 1000
 kills: jars ## kill a service N times (1000) on each database, and compare orders with messages (DATABASES, SEED)
 	@$(PY) -m tests.kills --kills $(N) --seed $(SEED) $(if $(DATABASES),--databases $(DATABASES))
 
-.PHONY: soak
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows
 	@$(PY) -m tests.chaos.soak
 
-.PHONY: fuzz
 fuzz: N := 1000000
 fuzz: SEED := 7
 fuzz: jars ## send N records of every shape (a million) through the job, then N signed and forged ones, and account for each (SEED)
@@ -131,7 +125,6 @@ lock: setup ## regenerate requirements.lock from setup.cfg
 	  --strip-extras --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-emit-options \
 	  --output-file requirements.lock setup.cfg
 
-.PHONY: constraints audit
 constraints: setup ## write dist/constraints.txt: what a cluster needs, in the lock's versions, with hashes
 	@mkdir -p dist
 	@CUSTOM_COMPILE_COMMAND="make constraints" $(PY) -m piptools compile --quiet --generate-hashes --extra job --extra metrics \

@@ -42,7 +42,7 @@ class TableError(HalfwayError):
 
 
 class CheckpointInUseError(HalfwayError):
-    """Another job runs on this checkpoint."""
+    """Another process holds a lock: a job, replay or erasure on the checkpoint, or a commit to a table."""
 
 
 class StateFormatError(HalfwayError):

@@ -120,15 +120,15 @@ class StateSettings(SettingsGroup):
     shuffle_partitions: Annotated[int, Field(ge=1)] = 8
 
 
-def _absolute(place: str) -> str:
+def _absolute(location: str) -> str:
     """Return a path in absolute form, and a URI as it is.
 
     Spark's JVM, Delta and other readers resolve relative paths differently.
     """
-    return place if re.match(r"[a-z][a-z0-9+.-]*:", place, re.IGNORECASE) else str(Path(place).absolute())
+    return location if re.match(r"[a-z][a-z0-9+.-]*:", location, re.IGNORECASE) else str(Path(location).absolute())
 
 
-Place = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
+Location = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
 class StorageSettings(SettingsGroup):
@@ -140,9 +140,9 @@ class StorageSettings(SettingsGroup):
 
     model_config = ConfigDict(validate_default=True)
 
-    warehouse: Place = ".halfway/warehouse"
+    warehouse: Location = ".halfway/warehouse"
     catalog_schema: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)?$")] | None = None
-    checkpoint: Place = ".halfway/checkpoint"
+    checkpoint: Location = ".halfway/checkpoint"
 
     @model_validator(mode="after")
     def _one_place_for_tables(self) -> Self:

@@ -18,7 +18,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import MAX_DETAIL, Reason
 from halfway.schemas.settings import KafkaSettings, ResolutionSettings
 from halfway.schemas.signing import Keyring, Signable, binding_of
-from halfway.transforms.horizon import ALL_ASKED, Place, Tick
+from halfway.transforms.horizon import ALL_ASKED, SourcePartition, Tick
 from halfway.transforms.record_columns import Integers, Mask, RecordColumns, mask_of
 
 _Problem = tuple[Mask, Reason, str | Callable[[int], str]]
@@ -93,7 +93,7 @@ class Decoded(NamedTuple):
     """EVENT_SCHEMA: one row for each record but the good ticks."""
     ticks: list[Tick]
     """The good ticks."""
-    read_ms: dict[Place, int]
+    read_ms: dict[SourcePartition, int]
     """Partition → the newest time that the broker gave to a record that keeps the contract (R10, R11)."""
 
 
@@ -319,7 +319,7 @@ def _said(value: bytes | None) -> _Said | None:
     return _Said(tuple(filter(None, groups)), job, asked_ms)
 
 
-def _read_ms(records: RecordColumns) -> dict[Place, int]:
+def _read_ms(records: RecordColumns) -> dict[SourcePartition, int]:
     is_read = ~records.are(EventKind.BROKEN) & (records.columns["timestamp_type"] == _LOG_APPEND_TIME)
     read = pa.Table.from_batches([records.raw.select(["source", "partition", "at_ms"]).filter(pa.array(is_read))])
     newest = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "max")])

@@ -3,32 +3,30 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from halfway.schemas.events import EVENT_SCHEMA, FORMER_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count
-from halfway.transforms.horizon import Place
-
-_Integers = npt.NDArray[np.int64]
+from halfway.transforms.horizon import SourcePartition
+from halfway.transforms.record_columns import Integers
 
 
 @dataclass(frozen=True, slots=True)
 class _Records:
     """The columns of FORMER_SCHEMA for one partition, by offset."""
 
-    offsets: _Integers
-    at_ms: _Integers
-    discarded_ms: _Integers
+    offsets: Integers
+    at_ms: Integers
+    discarded_ms: Integers
 
 
 @dataclass(frozen=True, slots=True)
 class FormerRecords:
     """The records that former checkpoints have discarded or quarantined, and from when on all halves are known."""
 
-    records: dict[Place, _Records] = field(default_factory=dict)
+    records: dict[SourcePartition, _Records] = field(default_factory=dict)
     halves_since_ms: int = 0
     """Verdicts before this time are of halves that Kafka has deleted, and that a former checkpoint has settled."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from halfway.schemas.headers import Source
 
 _T = TypeVar("_T")
-Place = tuple[Source, int]
+SourcePartition = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
 """Topic → partition → time in ms."""
@@ -32,7 +32,7 @@ class Tick(NamedTuple):
 
 def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
     """Return the latest tick of each partition: the same one in whatever order, and in how many parts, they come."""
-    latest: dict[Place, Tick] = {}
+    latest: dict[SourcePartition, Tick] = {}
     for tick in ticks:
         place = (tick.source, tick.partition)
         latest[place] = max(latest.get(place, tick), tick, key=_LATEST_OF_PARTITION)
@@ -74,7 +74,7 @@ class Clock:
     sizes: Mapping[Source, TopicSize] = field(default_factory=dict)
     latest: LatestTick = field(default_factory=LatestTick)
 
-    def after(self, ticks: Sequence[Tick], read_ms: Mapping[Place, int]) -> "Clock":
+    def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
         """Return the clock after more ticks, in any order, and newer times of records. Time never goes back."""
         if not ticks and not read_ms:
             return self

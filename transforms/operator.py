@@ -16,7 +16,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
-from halfway.transforms.horizon import Place, Tick, newest
+from halfway.transforms.horizon import SourcePartition, Tick, newest
 from halfway.transforms.packing import Adopted, OutcomePack, pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
@@ -69,7 +69,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
     broken: list[Outcome] = []
     counted: Counter[str] = Counter()
     ticks: list[Tick] = []
-    read_ms: dict[Place, int] = {}
+    read_ms: dict[SourcePartition, int] = {}
     for frame in frames:
         for pack, times in zip(frame["events"], frame["times"], strict=True):
             heard, read = unpack_times(times)

@@ -25,7 +25,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import Place, Tick, latest_ticks, naming_groups_once, newest
+from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once, newest
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
 
@@ -36,7 +36,7 @@ CHUNK_OFFSETS = 16_384
 UNDIVIDED = -1
 """The slot of the outcomes of a bucket that has few: the driver may collect them."""
 
-TaskTimes = tuple[Sequence[Tick], Mapping[Place, int]]
+TaskTimes = tuple[Sequence[Tick], Mapping[SourcePartition, int]]
 """What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
 Adopted = Mapping[Source, Mapping[int, int]]
 """By topic and partition, the offset after the last record that adopted tables hold."""
@@ -90,7 +90,7 @@ def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], for
         config = configs.here()
         kept: list[pa.RecordBatch] = []
         ticks: list[Tick] = []
-        read_ms: dict[Place, int] = {}
+        read_ms: dict[SourcePartition, int] = {}
         for batch in batches:
             decoded = decode(batch, config)
             kept.append(decoded.events if former is None else former.value.mark(decoded.events))

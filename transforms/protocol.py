@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from halfway.schemas.headers import SIGNED_WINDOW_MS, LocalTransactionState, Source
 from halfway.schemas.outcomes import MAX_DETAIL, Count, Kind, Phase, Reason
-from halfway.transforms.horizon import Clock, Place, Tick
+from halfway.transforms.horizon import Clock, SourcePartition, Tick
 
 
 class Half(NamedTuple):
@@ -167,7 +167,7 @@ class Batch:
     ticks: Sequence[Tick] = ()
     broken: Sequence[Outcome] = ()
     """The quarantine of records that break the contract (R14), made where they were decoded."""
-    read_ms: Mapping[Place, int] = field(default_factory=dict)
+    read_ms: Mapping[SourcePartition, int] = field(default_factory=dict)
     """Partition → the newest time of a record there that keeps the contract and has the broker's time."""
     counted: Counter[str] = field(default_factory=Counter)
     """`Count` → the records that a former checkpoint has dealt with (decision 6)."""

@@ -144,7 +144,7 @@ class SqlTransactions:
             return self._look(connection, partial(self._decide, transaction_id, born_at_ms))
 
     def clean_up(self) -> None:
-        """Delete old rows now and then, at most as many as were written since. Failing does no harm."""
+        """Delete up to about a thousand old rows, at the first call and each hundredth after. Failing does no harm."""
         with self._lock:
             self._ended += 1
             if self._ended % _CLEAN_UP_EVERY != 1:

@@ -46,12 +46,10 @@ def task(arguments: Sequence[str] | None = None) -> None:
         raise HalfwayError(f"halfway ended with exit code {code}: its output above has the error")
 
 
-# Groups of commands.
 app.add_typer(broker.app, name="broker")
 app.add_typer(topics.app, name="topics")
 app.add_typer(transactions.app, name="transactions")
 
-# Single commands.
 app.command("resolve")(resolve.resolve)
 app.command("demo")(demo.demo)
 app.command("status")(status.status)

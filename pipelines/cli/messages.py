@@ -52,8 +52,8 @@ def messages(
 ) -> None:
     """Print committed messages in order. At the end, the bookmark to go on with is printed on stderr.
 
-    With --json each message is a line. Reads beside a running job, or without one; without Java if the tables are
-    folders.
+    With --json each message is a line. Reads beside a running job, or without one.
+    Needs no Java if the tables are folders.
     """
     settings = command_settings(config, overrides)
     show = _show_json if as_json else _Lines()

@@ -1,6 +1,8 @@
 """Defines the options that commands share, and the command group that prints errors as one line."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +11,7 @@ from typer.core import TyperGroup
 
 from halfway.pipelines.cli.output import say
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, override_pair
-from halfway.schemas.errors import HalfwayError, SettingsError
+from halfway.schemas.errors import HalfwayError, SettingsError, SetupError
 
 
 def _checked(overrides: list[str] | None) -> list[str] | None:
@@ -39,6 +41,19 @@ _EXTRA_OF = {
     **dict.fromkeys(("deltalake", "duckdb"), "tables"),
 }
 """Package → the extra that brings it. A command imports what it needs when it runs."""
+
+
+@contextmanager
+def extra_installed() -> Iterator[None]:
+    """Refuse `metrics.port` if what the block imports is missing: prometheus-client is an extra.
+
+    Raises:
+        SetupError: prometheus-client is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
 
 
 class HalfwayGroup(TyperGroup):

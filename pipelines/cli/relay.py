@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.relay.places import Reached
+from halfway.pipelines.relay.positions import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.runtime.signals import on_signals
-from halfway.schemas.errors import RelayError, SetupError
+from halfway.schemas.errors import RelayError
 from halfway.schemas.settings import MetricsSettings
 
 _EARLIEST = "earliest"
@@ -32,8 +32,8 @@ def relay(
 ) -> None:
     """Send committed messages on to the Kafka topics that they name, exactly once.
 
-    Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by. SIGTERM and
-    Ctrl-C end it between two Kafka transactions.
+    Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by.
+    SIGTERM and Ctrl-C end it between two Kafka transactions.
     """
     settings = command_settings(config, overrides)
     settings.kafka.servers()
@@ -41,7 +41,7 @@ def relay(
     running = Relay(settings, _begin(begin))
     with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
         running.run(available_now=available_now)
-    stopped = running.report.places.stopped if running.report.places is not None else {}
+    stopped = running.report.positions.stopped if running.report.positions is not None else {}
     if available_now and stopped:
         named, stop = next(iter(sorted(stopped.items())))
         raise RelayError(f"{len(stopped)} topics are stopped, first {named} at message {stop.transaction_id}: {stop.cause}")
@@ -64,9 +64,7 @@ def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[
     """
     if not metrics.port:
         return nullcontext()
-    try:
-        from halfway.pipelines.relay.relay_metrics import RelayMetrics  # prometheus-client is an extra
-        from halfway.pipelines.resolve.metrics import served
-    except ModuleNotFoundError as error:
-        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
+    with extra_installed():
+        from halfway.pipelines.relay.relay_metrics import RelayMetrics
+        from halfway.pipelines.runtime.metrics_server import served
     return served(RelayMetrics(running), metrics)

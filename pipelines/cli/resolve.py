@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
-from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 
 if TYPE_CHECKING:
@@ -100,9 +99,8 @@ def _watchers(settings: Settings) -> "tuple[list[Callable[[BatchReport], None]],
 
     if not settings.metrics.port:
         return [ProgressLog()], nullcontext()
-    try:
-        from halfway.pipelines.resolve.metrics import JobMetrics, served  # prometheus-client is an extra
-    except ModuleNotFoundError as error:
-        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
+    with extra_installed():
+        from halfway.pipelines.resolve.metrics import JobMetrics
+        from halfway.pipelines.runtime.metrics_server import served
     metrics = JobMetrics(settings.state.buckets)
     return [ProgressLog(), metrics], served(metrics, settings.metrics)

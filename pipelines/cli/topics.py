@@ -1,4 +1,4 @@
-"""`halfway topics`: create and verify the three topics."""
+"""`halfway topics`: create and verify the topics."""
 
 from dataclasses import asdict
 from typing import Annotated
@@ -7,10 +7,10 @@ import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
+from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import (
     BROKER_DEFAULT_REPLICATION,
     DEFAULT_PARTITIONS,
-    TopicReport,
     create_relay_topic,
     create_topics,
 )
@@ -31,7 +31,7 @@ def create(
     replication: Annotated[
         int, typer.Option(min=-1, help="Replicas of each new topic; -1 for the broker's default.")
     ] = BROKER_DEFAULT_REPLICATION,
-    relay: Annotated[bool, typer.Option("--relay", help="Also the topic in which `halfway relay` keeps its bookmark.")] = False,
+    relay: Annotated[bool, typer.Option("--relay", help="Also create the topic in which `halfway relay` keeps its bookmark.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

@@ -4,12 +4,12 @@ import typer
 
 from halfway.clients.sql.transaction_table import DDL
 
-app = typer.Typer(no_args_is_help=True, help="Show the table of a service's own database.")
+app = typer.Typer(no_args_is_help=True, help="Print the statements for the table that a service keeps in its own database.")
 
 
 @app.callback()
 def transactions() -> None:
-    """Show the table of a service's own database."""
+    """Print the statements for the table that a service keeps in its own database."""
 
 
 @app.command()

@@ -14,7 +14,7 @@ from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
-Place = tuple[str, int]
+TopicPlace = tuple[str, int]
 """Topic and partition."""
 
 
@@ -67,7 +67,7 @@ class JavaAdmin:
         with _errors():
             self._admin.close()
 
-    def committed(self, groups: Mapping[str, Collection[Place]]) -> dict[str, dict[Place, int]]:
+    def committed(self, groups: Mapping[str, Collection[TopicPlace]]) -> dict[str, dict[TopicPlace, int]]:
         """Return the offsets that consumer groups have committed. One request asks a broker for all of its groups.
 
         librdkafka's own request crashes the process when a group's coordinator moves (librdkafka #5040).
@@ -81,7 +81,7 @@ class JavaAdmin:
         Raises:
             KafkaUnavailableError: Kafka gives no answer for any of them.
         """
-        found: dict[str, dict[Place, int]] = {}
+        found: dict[str, dict[TopicPlace, int]] = {}
         failure: KafkaUnavailableError | None = None
         with _errors():
             asked = {place: self._place(place) for places in groups.values() for place in places}
@@ -104,7 +104,7 @@ class JavaAdmin:
             raise failure
         return found
 
-    def open_transactions(self, places: Collection[Place]) -> dict[Place, ProducerOfTransaction]:
+    def open_transactions(self, places: Collection[TopicPlace]) -> dict[TopicPlace, ProducerOfTransaction]:
         """Return the producer of the first open transaction of each partition that has one.
 
         Raises:
@@ -115,7 +115,7 @@ class JavaAdmin:
             for place in places:
                 asked.add(self._place(place))
             described = self._answer(self._admin.describeProducers(asked).all())
-            ids: dict[Place, int] = {}
+            ids: dict[TopicPlace, int] = {}
             for place in places:
                 begun: Mapping[int, int] = {
                     producer.currentTransactionStartOffset().getAsLong(): producer.producerId()
@@ -139,7 +139,7 @@ class JavaAdmin:
             array[index] = number
         return self._jvm.java.util.Arrays.stream(array).boxed().collect(self._jvm.java.util.stream.Collectors.toSet())
 
-    def _place(self, place: Place) -> Any:
+    def _place(self, place: TopicPlace) -> Any:
         return self._classes.common.TopicPartition(*place)
 
 

@@ -114,7 +114,7 @@ class TopicScan:
         """
         asked = [TopicPartition(self._topic, partition, at_ms) for partition in self.retained]
         found = self._consumer.offsets_for_times(asked, timeout=REQUEST_LIMIT_S)
-        starts = {place.partition: place.offset for place in found if place.offset not in (OFFSET_END, -1)}
+        starts = {place.partition: place.offset for place in found if place.offset != OFFSET_END}
         ranges = {partition: OffsetRange(start, self.retained[partition].end) for partition, start in starts.items()}
         total = sum(max(0, end - start) for start, end in ranges.values())
         for done, record in enumerate(read_ranges(self._consumer, self._topic, ranges), start=1):

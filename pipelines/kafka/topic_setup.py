@@ -7,7 +7,7 @@ time, from the first batch on.
 import logging
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, ResourceType
@@ -16,15 +16,23 @@ from halfway.clients.kafka.diagnosis import alter_topic, missing_right
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, missing_topics, partition_counts, unavailable
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.kafka.tick_records import write_ticks
+from halfway.pipelines.kafka.topic_rules import (
+    UNLIMITED,
+    TopicReport,
+    is_timed,
+    keeps_until_expired,
+    new_topic_config,
+    report_on,
+    retention_problem,
+    size_problem,
+    verdicts_problem,
+)
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, TopicError
 from halfway.schemas.settings import Settings
 
 DEFAULT_PARTITIONS = 4
 BROKER_DEFAULT_REPLICATION = -1
-UNLIMITED = -1
-UNCOMPRESSED = "uncompressed"
-"""`max.message.bytes` then limits what a batch holds, and not only what it was compressed to."""
 RELAY_PARTITIONS = 1
 """Whoever has the partition is the active relay."""
 _RELAY_TOPIC_CONFIG = {
@@ -34,31 +42,10 @@ _RELAY_TOPIC_CONFIG = {
     "segment.ms": "3600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
-_DAY_MS = 86_400_000
 _POLL_S = 0.1
 _TICK_LIMIT_MS = 10_000
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TopicReport:
-    """The settings of one topic. `notes` are differences that break no rule, `problems` are those that do."""
-
-    topic: str
-    partitions: int
-    created: bool
-    timestamp_type: str
-    retention_ms: int
-    max_message_bytes: int
-    min_insync_replicas: int
-    notes: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-    @property
-    def retention_text(self) -> str:
-        """Return how long the topic keeps its records: `7 d`, or `for ever`."""
-        return "for ever" if self.retention_ms == UNLIMITED else f"{self.retention_ms / _DAY_MS:.3g} d"
 
 
 def create_relay_topic(settings: Settings, replication: int = BROKER_DEFAULT_REPLICATION) -> TopicReport:
@@ -128,7 +115,7 @@ def create_topics(
     missing = [topic for topic in settings.kafka.all_topics() if topic not in existing]
     created = [topic for topic in missing if _create(client, topic, partitions, replication, new_topic_config(settings, topic))]
     _wait_until_known(client, missing)
-    timed = {topic: partitions for topic in created if _is_timed(settings, topic)}
+    timed = {topic: partitions for topic in created if is_timed(settings, topic)}
     problem = _write_first_ticks(client, settings, timed) if timed and settings.resolution.tick_interval > 0 else None
     reports = _verify(client, settings, created, partitions)
     if problem is None:
@@ -145,8 +132,8 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     """
     counts = partition_counts(client, settings.kafka.all_topics())
     configs = _configs(client, list(counts)) if counts else {}
-    reports = [_report(settings, topic, counts[topic], configs[topic]) for topic in counts]
-    problem = _verdicts_problem(settings, configs)
+    reports = [report_on(settings, topic, counts[topic], configs[topic]) for topic in counts]
+    problem = verdicts_problem(settings, configs)
     if problem is None:
         return reports
     op_topic = settings.kafka.op_topic
@@ -181,14 +168,14 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
             configs |= _configs(client, [topic])
         except AccessError as error:
             log.warning("event=topic_not_verified topic=%s cause=%r", topic, str(error))
-    problems = [_retention_problem(settings, half, configs[half])]
+    problems = [retention_problem(settings, half, configs[half])]
     notes: list[str] = []
-    verdicts = _verdicts_problem(settings, configs)
+    verdicts = verdicts_problem(settings, configs)
     if verdicts:
-        enough = _keeps_until_expired(settings, configs[op]) and not adopt
+        enough = keeps_until_expired(settings, configs[op]) and not adopt
         (notes if enough else problems).append(verdicts)
     for check in (topic for topic in checks if topic in configs):
-        room = _size_problem(settings, check, configs[check])
+        room = size_problem(settings, check, configs[check])
         if room:
             enough = int(configs[check]["max.message.bytes"]) >= int(configs[half]["max.message.bytes"])
             (notes if enough else problems).append(room)
@@ -197,32 +184,6 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
     found = [problem for problem in problems if problem]
     if found:
         raise TopicError("; ".join(found))
-
-
-def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
-    """Return the configuration of a new topic.
-
-    The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find
-    the verdict of each half.
-    """
-    config = {
-        "message.timestamp.type": "LogAppendTime",
-        "cleanup.policy": "delete",
-        "max.message.bytes": str(_needed_bytes(settings, topic)),
-    }
-    if _is_timed(settings, topic):
-        config["compression.type"] = UNCOMPRESSED
-        config["retention.ms"] = str(_good_retention_ms(settings))
-    return config
-
-
-def _is_timed(settings: Settings, topic: str) -> bool:
-    """Return True if the job reads its time from the topic: it is no check topic."""
-    return topic in (settings.kafka.half_topic, settings.kafka.op_topic)
-
-
-def _good_retention_ms(settings: Settings) -> int:
-    return max(7 * _DAY_MS, settings.resolution.half_retention + _DAY_MS)
 
 
 def _create(client: Admin, topic: str, partitions: int, replication: int, config: Mapping[str, str]) -> bool:
@@ -286,20 +247,6 @@ def _verify_existing(settings: Settings, known: Collection[str]) -> None:
         raise TopicError(missing_topics(missing))
 
 
-def _report(settings: Settings, topic: str, partitions: int, config: Mapping[str, str]) -> TopicReport:
-    return TopicReport(
-        topic=topic,
-        partitions=partitions,
-        created=False,
-        timestamp_type=config["message.timestamp.type"],
-        retention_ms=int(config["retention.ms"]),
-        max_message_bytes=int(config["max.message.bytes"]),
-        min_insync_replicas=int(config["min.insync.replicas"]),
-        notes=tuple(_notes(settings, topic, config)),
-        problems=tuple(_problems(settings, topic, config)),
-    )
-
-
 def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
     futures = client.describe_configs(resources, request_timeout=REQUEST_LIMIT_S)
@@ -312,64 +259,3 @@ def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
                 raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", resource.name)) from None
             raise unavailable(client, error.args[0]) from None
     return configs
-
-
-def _problems(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
-    problems = []
-    if topic == settings.kafka.half_topic:
-        problems.append(_retention_problem(settings, topic, config))
-    if "compact" in config["cleanup.policy"]:
-        what = f"topic {topic} is compacted, which loses all but the last record of an id"
-        problems.append(f"{what}: {alter_topic(topic, 'cleanup.policy', 'delete')}")
-    problems.append(_size_problem(settings, topic, config))
-    return [problem for problem in problems if problem]
-
-
-def _needed_bytes(settings: Settings, topic: str) -> int:
-    """Return the size of the largest record. A check request is larger than its half."""
-    return settings.resolution.max_record_bytes if _is_timed(settings, topic) else settings.resolution.max_check_bytes
-
-
-def _size_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
-    taken, needed = int(config["max.message.bytes"]), _needed_bytes(settings, topic)
-    if taken >= needed:
-        return None
-    what = f"topic {topic} takes messages up to {taken} bytes, fewer than max_body_bytes and headers need"
-    return f"{what}: {alter_topic(topic, 'max.message.bytes', needed)}, or lower resolution.max_body_bytes"
-
-
-def _keeps_until_expired(settings: Settings, config: Mapping[str, str]) -> bool:
-    retention_ms = int(config["retention.ms"])
-    return retention_ms == UNLIMITED or retention_ms >= settings.resolution.half_retention
-
-
-def _retention_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
-    if _keeps_until_expired(settings, config):
-        return None
-    retention_ms, needed_ms = int(config["retention.ms"]), settings.resolution.half_retention
-    what = f"topic {topic} keeps halves for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
-    return f"{what}: {alter_topic(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
-
-
-def _verdicts_problem(settings: Settings, configs: Mapping[str, Mapping[str, str]]) -> str | None:
-    half, op = settings.kafka.half_topic, settings.kafka.op_topic
-    if half not in configs or op not in configs:
-        return None
-    halves_ms, verdicts_ms = int(configs[half]["retention.ms"]), int(configs[op]["retention.ms"])
-    if verdicts_ms == UNLIMITED or (halves_ms != UNLIMITED and verdicts_ms >= halves_ms):
-        return None
-    kept = "for ever" if halves_ms == UNLIMITED else f"for {halves_ms} ms"
-    what = f"topic {op} keeps verdicts for {verdicts_ms} ms, shorter than {half} keeps their halves ({kept})"
-    return f"{what}: {alter_topic(op, 'retention.ms', halves_ms)}"
-
-
-def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[str]:
-    notes = []
-    if config["message.timestamp.type"] != "LogAppendTime":
-        notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
-    if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
-        notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
-    if _is_timed(settings, topic) and config["compression.type"] != UNCOMPRESSED:
-        what = "a small compressed batch may hold any amount of data, which its readers take into memory"
-        notes.append(f"{what}: {alter_topic(topic, 'compression.type', UNCOMPRESSED)}")
-    return notes

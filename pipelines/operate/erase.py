@@ -10,12 +10,13 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.range_reader import headers_of
+from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.topic_setup import UNLIMITED, inspect_topics
+from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import read_table, table_exists
-from halfway.pipelines.storage.erasure import erase_rows, mend, note_erasure, old_files_kept_ms, rows_to_erase
+from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, restore_append_only, rows_to_erase
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
@@ -59,6 +60,9 @@ class _Found:
     latest_ms: int
     was_asked: bool
     groups: frozenset[str]
+
+
+_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
 
 
 def erase(
@@ -112,7 +116,7 @@ def _erase(
     for table, each in found.items():
         if each.filled:
             erase_rows(spark, storage, table, rows_to_erase(transaction_id, producer_group, table))
-        mend(spark, storage, table)
+        restore_append_only(spark, storage, table)
         if vacuum:
             vacuum_at_once(spark, storage, table)
     kept_ms = max(old_files_kept_ms(spark, storage, table) for table in existing)
@@ -137,7 +141,7 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
             if record.key() != transaction_id.encode():
                 continue
             headers = headers_of(record)
-            if None in (producer_group, headers) or (PGROUP, (producer_group or "").encode()) in (headers or ()):
+            if producer_group is None or headers is None or (PGROUP, producer_group.encode()) in headers:
                 raise NotErasableError(
                     f"the topic {kafka.half_topic} holds a half of the transaction {transaction_id} that the job has not read: let it "
                     "read on, and erase the transaction when it is settled"
@@ -182,9 +186,6 @@ def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Rema
             yield Remains(topic, None, "for ever: its retention.ms is -1")
         else:
             yield Remains(topic, latest_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")
-
-
-_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
 
 
 def _kept_ms(settings: Settings) -> tuple[dict[str, int], str]:

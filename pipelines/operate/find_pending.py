@@ -36,16 +36,16 @@ def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: Stored
         if not table_exists(spark, storage, table):
             return None
         rows = read_table(spark, storage, table).where(F.col("transaction_id") == transaction_id)
-        first = rows.orderBy(F.col("incarnation").desc()).select("incarnation", *columns).first()
+        first = rows.orderBy(F.col("incarnation").desc()).select(*columns).first()
         return list(first) if first is not None else None
 
     committed = latest(Table.MESSAGES, F.date_format("committed_at", "yyyy-MM-dd HH:mm:ss"))
     if committed is not None:
-        return f"it was committed at {committed[1]} UTC, see the table messages"
+        return f"it was committed at {committed[0]} UTC, see the table messages"
     discarded = latest(Table.DISCARDED, "reason", "check_times")
     phase = phase_of(stored.rows, transaction_id)
     if discarded is not None and phase in (None, Phase.DISCARDED):
-        _, reason, check_times = discarded
+        reason, check_times = discarded
         return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` resends it"
     if phase is Phase.ROLLED_BACK:
         return "it was rolled back"

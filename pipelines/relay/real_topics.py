@@ -8,7 +8,7 @@ from confluent_kafka.admin import AclOperation, TopicDescription
 
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.pipelines.kafka.admin import Admin, describe_topics
-from halfway.pipelines.relay.places import Refusal
+from halfway.pipelines.relay.positions import Refusal
 from halfway.schemas.errors import AccessError
 
 _KNOWN_FOR_S = 10.0

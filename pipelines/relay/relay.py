@@ -1,4 +1,4 @@
-"""Runs the relay: verifies where it begins, waits for its seat, and begins anew when it was interrupted."""
+"""Runs the relay: verifies where it begins, waits until it is active, and begins anew when it was interrupted."""
 
 import logging
 import threading
@@ -8,12 +8,12 @@ from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
-from halfway.pipelines.relay.lead import Lead, RelayReport
-from halfway.pipelines.relay.place_reader import read_places
-from halfway.pipelines.relay.places import Places, Reached
+from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
+from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
+from halfway.pipelines.relay.position_reader import read_positions
+from halfway.pipelines.relay.positions import Reached, RelayPositions
 from halfway.pipelines.relay.relay_producer import TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
-from halfway.pipelines.relay.seat import Seat, relay_id
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, RelayError, TableError, TopicError
 from halfway.schemas.settings import Settings
 
@@ -23,7 +23,7 @@ _AGAIN_S = 1.0
 
 
 class Begin(NamedTuple):
-    """Where a relay without a bookmark begins: after a place in the table, or with None at the first message."""
+    """Where a relay without a bookmark begins: after a position in the table, or with None at the first message."""
 
     after: Reached | None
 
@@ -62,24 +62,24 @@ class Relay:
         """
         client = admin_client(self._settings.kafka)
         self._verify(client)
-        seat = Seat(self._settings)
+        election = LeaderElection(self._settings)
         try:
             while not self._stopping.is_set():
                 try:
-                    if seat.serve(self._settings.relay.poll_interval / 1000):
-                        self._lead(client, seat, available_now=available_now)
-                        if available_now and not self._stopping.is_set() and seat.is_held:
+                    if election.serve(self._settings.relay.poll_interval / 1000):
+                        self._run_active(client, election, available_now=available_now)
+                        if available_now and not self._stopping.is_set() and election.is_leader:
                             return
                 except AccessError:
                     raise
                 except (TransactionLostError, KafkaUnavailableError, TableError, OSError) as error:
-                    self.report.lost += 1
+                    self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
                     self._stopping.wait(_AGAIN_S)
                 finally:
                     self.report.is_active = False
         finally:
-            seat.close()
+            election.close()
 
     def _verify(self, client: Admin) -> None:
         kafka, relay = self._settings.kafka, self._settings.relay
@@ -87,40 +87,40 @@ class Relay:
         if not partition_counts(client, [kafka.relay_topic]):
             raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
-        places = read_places(client, kafka, group).get(relay.name)
-        if places is not None and self._begin is not None:
-            raise RelayError(f"relay {relay.name} has a bookmark already ({places.after}): start it without --begin")
-        self._verified(places)
+        positions = read_positions(client, kafka, group).get(relay.name)
+        if positions is not None and self._begin is not None:
+            raise RelayError(f"relay {relay.name} has a bookmark already ({positions.after}): start it without --begin")
+        self._verified(positions)
 
-    def _verified(self, places: Places | None) -> Places:
-        """Return the places to begin with.
+    def _verified(self, positions: RelayPositions | None) -> RelayPositions:
+        """Return the positions to begin with.
 
         Raises:
             RelayError: there are none, or not all, or they are of another table.
         """
         name, table = self._settings.relay.name, self._table.id
-        if places is None:
+        if positions is None:
             if self._begin is None:
                 raise RelayError(
                     f"Kafka holds no bookmark of relay {name}. Start it once with --begin earliest, which sends all messages of the "
                     "table, or with --begin EPOCH.BATCH, which sends those after it (its consumers must not have them already)"
                 )
-            return Places(table, self._begin.after)
-        if places.lost:
+            return RelayPositions(table, self._begin.after)
+        if positions.lost:
             raise RelayError(
-                f"the topic {self._settings.kafka.relay_topic} has lost {places.lost} of the topics that relay {name} has stopped, whose "
-                "messages would be left out. Nothing but compaction may delete its records (cleanup.policy=compact). Begin with another "
-                "relay.name, as docs/relay.md says of a lost bookmark"
+                f"the topic {self._settings.kafka.relay_topic} has lost {positions.lost} of the topics that relay {name} has stopped, "
+                "whose messages would be left out. Nothing but compaction may delete its records (cleanup.policy=compact). Begin with "
+                "another relay.name, as docs/relay.md says of a lost bookmark"
             )
-        if places.table != table:
+        if positions.table != table:
             raise RelayError(
-                f"the bookmark of relay {name} ({places.after}) is of another table than the one in storage, which was made anew: "
+                f"the bookmark of relay {name} ({positions.after}) is of another table than the one in storage, which was made anew: "
                 "use another relay.name, and start it once with --begin"
             )
-        return places
+        return positions
 
-    def _lead(self, client: Admin, seat: Seat, *, available_now: bool) -> None:
-        """Relay while the seat is held.
+    def _run_active(self, client: Admin, election: LeaderElection, *, available_now: bool) -> None:
+        """Relay while this is the active relay.
 
         Raises:
             TransactionLostError: a transaction did not end, or another relay has taken over.
@@ -128,21 +128,21 @@ class Relay:
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             TableError: the table is gone, was made anew, or cannot be read.
         """
-        lead = Lead(self._settings, self._table, client, self.report)
+        active = ActiveRelay(self._settings, self._table, client, self.report)
         try:
             self._table.look()
-            stored = lead.stored()
-            lead.take_over(stored, self._verified(stored))
+            stored = active.stored()
+            active.take_over(stored, self._verified(stored))
             self._begin = None  # It has begun: a bookmark that is lost later is not to send everything again.
             self.report.is_active, has_more = True, True
-            while not self._stopping.is_set() and seat.is_held:
+            while not self._stopping.is_set() and election.is_leader:
                 has_more = has_more or self._table.has_news()
                 if has_more:
-                    has_more = lead.read_on(lambda: seat.serve(0) and not self._stopping.is_set())
-                has_more = lead.try_stopped() or has_more
+                    has_more = active.read_on(lambda: election.serve(0) and not self._stopping.is_set())
+                has_more = active.try_stopped() or has_more
                 if available_now and not has_more:
                     return
                 if not has_more:
-                    seat.serve(self._settings.relay.poll_interval / 1000)
+                    election.serve(self._settings.relay.poll_interval / 1000)
         finally:
-            lead.close()
+            active.close()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a relay. The relay's report and its places in Kafka hold the figures."""
+"""Prometheus metrics of a relay. The relay's report and its positions in Kafka hold the figures."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class RelayMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric. A relay that stands by has no lag and knows of no stopped topic: the active one has."""
         report, now_s = self._relay.report, self._clock()
-        behind_ms, places = report.behind_since_ms, report.places
+        behind_ms, positions = report.behind_since_ms, report.positions
         yield _gauge("active", "1 for the active relay of its name, 0 for one that stands by.", float(report.is_active))
         lag_s = None if not report.is_active else 0.0 if behind_ms is None else max(0.0, now_s - behind_ms / 1000)
         yield _gauge("lag_seconds", "Age of the newest commit that was relayed while there are more; 0 if all were.", lag_s)
@@ -36,14 +36,15 @@ class RelayMetrics(Collector):
         yield _gauge("last_look_timestamp_seconds", "When this relay last read the table to its end (Unix time).", report.last_look_s)
         text = f"1 for each topic that is stopped, up to {_NAMED} topics, by what it refused."
         stopped = GaugeMetricFamily("halfway_relay_stopped_topics", text, labels=["topic", "refusal"])
-        if report.is_active and places is not None:
-            for named, stop in sorted(places.stopped.items())[:_NAMED]:
+        if report.is_active and positions is not None:
+            for named, stop in sorted(positions.stopped.items())[:_NAMED]:
                 stopped.add_metric([named, stop.refusal], 1)
         yield stopped
         yield _counter("messages", "Messages relayed since this relay started.", report.relayed)
         yield _counter("transactions", "Kafka transactions committed since this relay started.", report.transactions)
         yield _counter("refusals", "Times that a topic was stopped since this relay started.", report.refusals)
-        yield _counter("interruptions", "Times that Kafka was away, or another relay took over, since this relay started.", report.lost)
+        text = "Times that Kafka or the table was away, or another relay took over, since this relay started."
+        yield _counter("interruptions", text, report.interruptions)
 
 
 def _gauge(name: str, text: str, value: float | None) -> Metric:

@@ -10,9 +10,9 @@ from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.pipelines.kafka.writer import record_bytes, too_large
-from halfway.pipelines.relay.places import PlaceRecord, Refusal
+from halfway.pipelines.relay.leader_election import relay_id
+from halfway.pipelines.relay.positions import PositionRecord, Refusal
 from halfway.pipelines.relay.route import RelayedRecord
-from halfway.pipelines.relay.seat import relay_id
 from halfway.schemas.errors import AccessError
 from halfway.schemas.settings import Settings
 
@@ -87,15 +87,15 @@ class RelayProducer:
         self._producer = Producer(options)
         self._finish(self._producer.init_transactions)
 
-    def write(self, records: Iterable[RelayedRecord], alone: Collection[str], topic: str, places: Iterable[PlaceRecord]) -> None:
-        """Write messages and places in one transaction.
+    def write(self, records: Iterable[RelayedRecord], alone: Collection[str], topic: str, positions: Iterable[PositionRecord]) -> None:
+        """Write messages and positions in one transaction.
 
         Args:
             records: the messages, in order.
             alone: the Kafka topics whose messages are sent one by one. A refusal then is of that message; librdkafka
                 otherwise sends many in one batch, which a topic refuses as a whole.
             topic: the relay's own topic.
-            places: the records for it.
+            positions: the records for it.
 
         Raises:
             RefusedError: a topic refuses a message. Nothing was written.
@@ -113,8 +113,8 @@ class RelayProducer:
                     self._wait()
                 if self._failure is not None:
                     break
-            for place in places:
-                self._producer.produce(topic, place.value, place.key)
+            for position in positions:
+                self._producer.produce(topic, position.value, position.key)
             self._wait()
         except KafkaException as error:
             self._give_up(error.args[0])

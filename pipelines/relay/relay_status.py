@@ -6,8 +6,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from halfway.clients.kafka.diagnosis import missing_right
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, partition_counts, unavailable
-from halfway.pipelines.relay.place_reader import read_places
-from halfway.pipelines.relay.seat import relay_id
+from halfway.pipelines.relay.leader_election import relay_id
+from halfway.pipelines.relay.position_reader import read_positions
 from halfway.schemas.errors import AccessError
 from halfway.schemas.settings import KafkaSettings
 
@@ -46,13 +46,13 @@ def relay_states(client: Admin, kafka: KafkaSettings) -> list[RelayStatus]:
     if not partition_counts(client, [kafka.relay_topic]):
         return []
     states = []
-    for name, places in sorted(read_places(client, kafka).items()):
+    for name, positions in sorted(read_positions(client, kafka).items()):
         stopped = tuple(
             StoppedTopic(named, stop.transaction_id, str(stop.refusal), stop.cause, None if stop.after is None else str(stop.after))
-            for named, stop in sorted(places.stopped.items())
+            for named, stop in sorted(positions.stopped.items())
         )
-        after = None if places.after is None else str(places.after)
-        states.append(RelayStatus(name, after, _members(client, relay_id(kafka, name)), stopped, places.lost))
+        after = None if positions.after is None else str(positions.after)
+        states.append(RelayStatus(name, after, _members(client, relay_id(kafka, name)), stopped, positions.lost))
     return states
 
 

@@ -1,4 +1,4 @@
-"""The table `messages` as the relay sees it: its id, whether it has news, and what comes after a place in it."""
+"""The table `messages` as the relay sees it: its id, whether it has news, and what comes after a position in it."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from halfway.clients.reading.committed import CommittedMessage, MessageBatch
 from halfway.clients.reading.message_reader import MessageReader, folder_of
-from halfway.pipelines.relay.places import Reached
+from halfway.pipelines.relay.positions import Reached
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 from halfway.schemas.settings import StorageSettings
@@ -76,11 +76,11 @@ class RelayTable:
         return True
 
     def newest(self, after: Reached | None) -> Bookmark | None:
-        """Return a bookmark of the newest file that may hold rows after a place, as of the last look; or None."""
+        """Return a bookmark of the newest file that may hold rows after a position, as of the last look; or None."""
         return max((file.first for file in self._files.after(None if after is None else after.bookmark)), default=None)
 
     def read(self, after: Reached | None, named: str | None = None) -> Iterator[Portion]:
-        """Yield what there is now after a place: all messages, or those that name a topic."""
+        """Yield what there is now after a position: all messages, or those that name a topic."""
         reader = self._reader if named is None else self._reader_of(named)
         for batch in reader.read(None if after is None else after.bookmark):
             yield from _portions(batch, after)
@@ -90,7 +90,7 @@ class RelayTable:
 
 
 def _portions(batch: MessageBatch, after: Reached | None) -> Iterator[Portion]:
-    """Divide what is after a place: a batch of the job may be larger than what Kafka takes in one transaction."""
+    """Divide what is after a position: a batch of the job may be larger than what Kafka takes in one transaction."""
     messages: list[CommittedMessage] = []
     size = 0
     rows = (row for part in batch.to_arrow().to_batches(max_chunksize=MESSAGES_AT_ONCE) for row in part.to_pylist())

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from halfway.clients.reading.committed import CommittedMessage
 from halfway.pipelines.kafka.writer import ANY_PARTITION
-from halfway.pipelines.relay.places import Refusal
+from halfway.pipelines.relay.positions import Refusal
 from halfway.schemas.headers import BORN_TIMESTAMP, KEYS, PGROUP, TAGS, TRANSACTION_ID, HeaderList
 from halfway.schemas.settings import Settings
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
-from halfway.pipelines.kafka.java_admin import JavaAdmin, Place
+from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.schemas.headers import PGROUP, check_group
@@ -38,9 +38,9 @@ class CheckLag:
         self._kafka, self._client = kafka, client
         self._spark = spark
         self._java_admin: JavaAdmin | None = None
-        self._looked: dict[str, dict[Place, int]] = {}
+        self._looked: dict[str, dict[TopicPlace, int]] = {}
         """Group → place → the offset before which no request waits for the group."""
-        self._waiting: dict[str, tuple[Place, int]] = {}
+        self._waiting: dict[str, tuple[TopicPlace, int]] = {}
         """Group → place and offset of a request that it has not passed."""
         self._asked: dict[str, int] = {}
         """Group → the round in which it was asked about last."""
@@ -52,7 +52,7 @@ class CheckLag:
         if java_admin is not None:
             java_admin.close()
 
-    def behind(self, groups: Collection[str], before_ms: int) -> dict[str, tuple[Place, int]]:
+    def behind(self, groups: Collection[str], before_ms: int) -> dict[str, tuple[TopicPlace, int]]:
         """Return the groups for which a request waits that was published before `before_ms`, with its place and offset.
 
         A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
@@ -80,12 +80,12 @@ class CheckLag:
         self._waiting.update(found)
         return dict(self._waiting)
 
-    def _may_wait(self, group: str, old: Mapping[Place, OffsetRange]) -> bool:
+    def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:
         looked = self._looked.get(group, {})
         own = ((place, old[place]) for place in self._places_of(group, old))
         return group in self._waiting or any(first < end != looked.get(place) for place, (first, end) in own)
 
-    def _places_of(self, group: str, places: Iterable[Place]) -> list[Place]:
+    def _places_of(self, group: str, places: Iterable[TopicPlace]) -> list[TopicPlace]:
         """Return the places in the topic of a group's requests."""
         own = self._kafka.check_topic_of(group)
         return [place for place in places if place[0] == own]
@@ -95,18 +95,20 @@ class CheckLag:
         new = sum(group not in self._asked for group in by_age)
         return by_age[: max(new, GROUPS_AT_ONCE)]
 
-    def _still_waits(self, group: str, committed: Mapping[Place, int], old: Mapping[Place, OffsetRange]) -> bool:
+    def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
         place, offset = self._waiting.get(group, (("", -1), -1))
         return place in old and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
 
-    def _find(self, groups: Mapping[str, Mapping[Place, int]], old: Mapping[Place, OffsetRange]) -> dict[str, tuple[Place, int]]:
+    def _find(
+        self, groups: Mapping[str, Mapping[TopicPlace, int]], old: Mapping[TopicPlace, OffsetRange]
+    ) -> dict[str, tuple[TopicPlace, int]]:
         """Return a request that waits for each group for which one does, with its place.
 
         Args:
             groups: producer group → place → the offset that it has committed.
             old: the offsets to search, by place.
         """
-        found: dict[str, tuple[Place, int]] = {}
+        found: dict[str, tuple[TopicPlace, int]] = {}
         with ExitStack() as stack:
             consumer: Consumer | None = None
             for place, (first, end) in old.items():
@@ -126,12 +128,12 @@ class CheckLag:
                 found.update({group: (place, offset) for group, offset in waiting.items()})
         return found
 
-    def _start(self, group: str, place: Place, end: int) -> int:
+    def _start(self, group: str, place: TopicPlace, end: int) -> int:
         """Return from where on a place has to be searched. An end that was further on is that of a topic made anew."""
         looked = self._looked.get(group, {}).get(place, 0)
         return looked if looked <= end else 0
 
-    def _first_requests(self, consumer: Consumer, place: Place, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+    def _first_requests(self, consumer: Consumer, place: TopicPlace, wanted: Mapping[str, int], end: int) -> dict[str, int]:
         """Return the offset of the first request of each group from its offset on, and before `end`."""
         left, found = dict(wanted), dict[str, int]()
         with PartitionReader(consumer, *place) as reader:
@@ -144,7 +146,7 @@ class CheckLag:
                         break
         return found
 
-    def _published_before(self, topics: Collection[str], before_ms: int) -> dict[Place, OffsetRange]:
+    def _published_before(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, OffsetRange]:
         """Return the offsets of each partition's requests from before a time, as far as they are kept."""
         counts = partition_counts(self._client, topics) if topics else {}
         places = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
@@ -164,7 +166,7 @@ class CheckLag:
             found[place.topic, place.partition] = OffsetRange(low, high if offset < 0 else offset)
         return found
 
-    def _committed(self, groups: Collection[str], places: Collection[Place]) -> dict[str, dict[Place, int]]:
+    def _committed(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
         """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for."""
         if not groups:
             return {}

@@ -4,22 +4,17 @@ The buckets' state holds the totals, so that they survive restarts. After a star
 reported, with the first tick: a sum over some of the buckets would be wrong.
 """
 
-import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from itertools import accumulate
 from threading import Lock
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from halfway.pipelines.resolve.report import BatchReport, summed
-from halfway.schemas.errors import SetupError
 from halfway.schemas.outcomes import COUNTED_QUARANTINE, DISCARD_REASONS, Count
 from halfway.schemas.reports import LATENCY_BOUNDS_S, LATENCY_SUM_MS, BucketReport, latency_counts
-from halfway.schemas.settings import MetricsSettings
 
 BATCH_BOUNDS_S = (0.25, 0.5, 1, 2, 3, 5, 10, 20, 30, 60, 120, 300)
 
@@ -141,27 +136,3 @@ def _histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int
         names = [*(str(float(bound)) for bound in bounds), "+Inf"]
         family.add_metric([], list(zip(names, accumulate(counts), strict=True)), total)
     return family
-
-
-@contextmanager
-def served(metrics: Collector, settings: MetricsSettings) -> Iterator[None]:
-    """Serve `metrics` at `http://<host>:<port>/metrics` until the block ends.
-
-    Raises:
-        SetupError: the port is taken, or the host is not an address of this machine.
-    """
-    registry = CollectorRegistry()
-    registry.register(metrics)
-    try:
-        server, thread = start_http_server(settings.port, settings.host, registry)
-    except OSError as error:
-        why = "is taken by another process" if error.errno == errno.EADDRINUSE else f"cannot be listened on ({error.strerror or error})"
-        raise SetupError(
-            f"metrics.port {settings.port} of {settings.host} {why}: end that process, or set metrics.port to a free one (0: no metrics)"
-        ) from None
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

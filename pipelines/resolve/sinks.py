@@ -230,7 +230,10 @@ class BatchWriter:
         return outcomes.spark.createDataFrame(lost) if lost.num_rows else None
 
     def _quarantine_lost(self, frames: Sequence[DataFrame], report: BatchReport) -> None:
-        """Quarantine lost halves, each once, and notify the operator, so that their ids count as settled (R17)."""
+        """Quarantine lost halves, each once, and write a notice of each to the half topic (R17).
+
+        By the notice the next batch settles the half's id.
+        """
         spark = frames[0].sparkSession
         lost = reduce(DataFrame.union, frames)
         known = self._known_lost(spark, report)

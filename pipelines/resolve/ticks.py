@@ -76,9 +76,8 @@ class TickPublisher:
         return time.time_ns() // 1_000_000 + self._broker_ahead_ms
 
     def start(self) -> None:
-        """Begin to publish. An interval of 0 publishes nothing, so that a test controls time."""
-        if self._interval_s > 0:
-            self._thread.start()
+        """Begin to publish."""
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop publishing; waits for the tick that is under way."""

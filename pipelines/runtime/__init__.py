@@ -1,4 +1,4 @@
-"""What the process runs on: Spark's session and its JVM, JARs, Java, paths, signals, the garbage collector.
+"""What the process runs on: Spark's session, its JVM, JARs, Java, paths, signals, garbage collector, server of metrics.
 
 May import `schemas` and `conf`.
 """

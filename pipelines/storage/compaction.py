@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.storage.delta_tables import local_warehouse, properties_of, table_exists, table_name
+from halfway.pipelines.storage.delta_tables import local_warehouse, property_ms, table_exists, table_name
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import StorageSettings
@@ -114,19 +115,14 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
     with commit_lock(local_warehouse(spark, storage), table):
         files = list(_log_files(folder / table / "_delta_log"))
         checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet")]
-        keep_since_ms = _kept_since_ms(spark, storage, table)
+        kept_ms = property_ms(spark, storage, table, "delta.logRetentionDuration", "interval 30 days")
+        keep_since_ms = time.time_ns() // 1_000_000 - kept_ms
         last = max((checkpoint.version for checkpoint in checkpoints), default=0)
         first_kept = max((checkpoint.version for checkpoint in checkpoints if checkpoint.at_ms < keep_since_ms), default=0)
         old = [file for file in files if file.version < first_kept or (file.version < last and file.path.suffix == ".crc")]
         for file in old:
             file.path.unlink(missing_ok=True)
     return len(old)
-
-
-def _kept_since_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
-    kept = properties_of(spark, storage, table).get("delta.logRetentionDuration", "interval 30 days")
-    [since_ms] = spark.sql(f"SELECT unix_millis(current_timestamp() - {kept})").collect()[0]
-    return int(since_ms)
 
 
 class _LogFile(NamedTuple):

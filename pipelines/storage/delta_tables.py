@@ -151,6 +151,13 @@ def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -
     return {str(name): str(value) for name, value in spark.sql(f"SHOW TBLPROPERTIES {table_name(storage, table)}").collect()}
 
 
+def property_ms(spark: SparkSession, storage: StorageSettings, table: Table, name: str, default: str) -> int:
+    """Return a property of an existing table that holds an interval, such as `interval 6 hours`, in milliseconds."""
+    interval = properties_of(spark, storage, table).get(name, default)
+    [[length_ms]] = spark.sql(f"SELECT unix_millis(timestamp_millis(0) + {interval})").collect()
+    return int(length_ms)
+
+
 def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, epoch: int = 0) -> None:
     """Make a query the owner of all tables: create the missing ones, and take the others over.
 

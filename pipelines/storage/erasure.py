@@ -17,7 +17,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, table_name, table_path
+from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, property_ms, table_name, table_path
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import PGROUP
@@ -89,7 +89,7 @@ def _changeable(spark: SparkSession, storage: StorageSettings, table: Table) -> 
         _set_append_only(spark, storage, table, "true")
 
 
-def mend(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+def restore_append_only(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
     """Make a table append-only again, if an erasure was killed before it did so."""
     if properties_of(spark, storage, table).get(_APPEND_ONLY) == "false":
         with commit_lock(local_warehouse(spark, storage), table):
@@ -118,7 +118,5 @@ def note_erasure(spark: SparkSession, storage: StorageSettings, row: Row) -> Non
 
 
 def old_files_kept_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:
-    """Return how long VACUUM leaves files that were replaced (`delta.deletedFileRetentionDuration`)."""
-    kept = properties_of(spark, storage, table).get("delta.deletedFileRetentionDuration", "interval 7 days")
-    [kept_ms] = spark.sql(f"SELECT unix_millis(timestamp_millis(0) + {kept})").collect()[0]
-    return int(kept_ms)
+    """Return how long VACUUM leaves files that were replaced."""
+    return property_ms(spark, storage, table, "delta.deletedFileRetentionDuration", "interval 7 days")

@@ -80,7 +80,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     """
     end = "has run no batch" if last_batch_id is None else f"ends with batch {last_batch_id}"
     for table, batch_id in _batches_after(spark, storage, manifest.epoch, -1 if last_batch_id is None else last_batch_id):
-        _refuse(storage, table, f"{end}, and the table {{}} holds batch {batch_id} of it")
+        _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
     verify_commits(HadoopFiles(spark, storage), storage, manifest.query_id, partial(notes_in, spark, storage))
 
 
@@ -100,7 +100,7 @@ def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: s
         # Before the checkpoint: a job that runs plans a batch before it commits it.
         origin = origin_in(notes(table), query_id)
         if origin is not None and not _has_read(files, origin):
-            _refuse(storage, table, f"has not read what batch {origin.batch_id} of the table {{}} was made of")
+            _refuse(storage, f"has not read what batch {origin.batch_id} of the table {table_name(storage, table)} was made of")
 
 
 def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str | None]:
@@ -130,9 +130,8 @@ def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
     return False
 
 
-def _refuse(storage: StorageSettings, table: Table, what: str) -> NoReturn:
-    name = table_name(storage, table)
+def _refuse(storage: StorageSettings, what: str) -> NoReturn:
     raise OwnershipError(
-        f"the checkpoint {storage.checkpoint} {what.format(name)}: it is an older copy. Restore the newest one, or set storage.checkpoint "
+        f"the checkpoint {storage.checkpoint} {what}: it is an older copy. Restore the newest one, or set storage.checkpoint "
         "to a new folder and start once with `halfway resolve --adopt`"
     )

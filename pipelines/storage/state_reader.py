@@ -126,9 +126,7 @@ CheckpointFiles = LocalFiles | HadoopFiles
 
 
 def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
-    offsets, manifest, status = (files.text(name) for name in (f"{OFFSETS}/{batch_id}", MANIFEST_FILE, STATUS_FILE))
-    if offsets is None:
-        raise FileNotFoundError(f"{OFFSETS}/{batch_id}")
+    offsets, manifest, status = _offsets_of(files, batch_id), files.text(MANIFEST_FILE), files.text(STATUS_FILE)
     if isinstance(files, LocalFiles) and manifest is not None and is_known_format(offsets):
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
@@ -162,8 +160,9 @@ def batch_ids(names: Iterable[str]) -> list[int]:
 
 def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[int, int]]:
     """Return, by topic and partition, the offset after the last record that committed batches have read."""
-    batch_id = _chosen(batches_in(spark, storage, COMMITS), 0)
-    return {} if batch_id is None else _read_to(spark, storage, batch_id)
+    files = HadoopFiles(spark, storage)
+    batch_id = _chosen(files.batches(COMMITS), 0)
+    return {} if batch_id is None else ends_in(_offsets_of(files, batch_id))
 
 
 def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
@@ -192,11 +191,12 @@ def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> Dat
     return stored.select("value.groupState.format_version", "value.groupState.payload")
 
 
-def _read_to(spark: SparkSession, storage: StorageSettings, batch_id: int) -> dict[str, dict[int, int]]:
-    text = read_text(spark, checkpoint_file(storage, f"{OFFSETS}/{batch_id}"))
+def _offsets_of(files: CheckpointFiles, batch_id: int) -> str:
+    """Return a batch's file in Spark's offset log."""
+    text = files.text(f"{OFFSETS}/{batch_id}")
     if text is None:
         raise FileNotFoundError(f"{OFFSETS}/{batch_id}")
-    return ends_in(text)
+    return text
 
 
 def ends_in(offsets: str) -> dict[str, dict[int, int]]:

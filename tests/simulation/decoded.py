@@ -18,7 +18,7 @@ from halfway.transforms import decoding, operator
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.horizon import SourcePartition, Tick
 from halfway.transforms.packing import pack_events
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome
 from tests.simulation.history import OP, Record
@@ -67,8 +67,8 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, time
     ops: list[Op] = []
     lost: list[Lost] = []
     broken: list[Outcome] = []
-    ticks: dict[Place, Tick] = {}
-    read_ms: dict[Place, int] = {}
+    ticks: dict[SourcePartition, Tick] = {}
+    read_ms: dict[SourcePartition, int] = {}
     told = [(record, _said(record, config)) for record in records]
     for record, said in told if former is None else _not_dealt_with(told, former.value):
         place = (Source(int(record.topic == OP)), record.partition)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from halfway.pipelines.kafka.java_admin import Place
+from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.groups import producer_groups
@@ -28,19 +28,19 @@ class SimulatedLag(check_lag.CheckLag):
         away = {group for group in known if not groups[check_group(group)].members}
         return sorted(away | self.behind(known - away, now_ms - self._wait_ms).keys())
 
-    def _published_before(self, _: Collection[str], before_ms: int) -> dict[Place, OffsetRange]:
+    def _published_before(self, _: Collection[str], before_ms: int) -> dict[TopicPlace, OffsetRange]:
         found = {}
         for number, partition in enumerate(self._simulated.topics[CHECK]):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
             found[self._kafka.check_topic, number] = OffsetRange(partition.first, next(later, partition.end))
         return found
 
-    def _committed(self, groups: Iterable[str], _: Collection[Place]) -> dict[str, dict[Place, int]]:
+    def _committed(self, groups: Iterable[str], _: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
         committed = {group: self._simulated.groups[check_group(group)].committed for group in groups}
         topic = self._kafka.check_topic
         return {group: {(topic, partition): offset for partition, offset in offsets.items()} for group, offsets in committed.items()}
 
-    def _first_requests(self, _: Any, place: Place, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+    def _first_requests(self, _: Any, place: TopicPlace, wanted: Mapping[str, int], end: int) -> dict[str, int]:
         found: dict[str, int] = {}
         for record in self._simulated.read((CHECK, place[1]), min(wanted.values()), end, committed_only=False):
             group = record.header(PGROUP)

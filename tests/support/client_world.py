@@ -64,6 +64,15 @@ class Gate:
         self.entered.put(name)
         assert self.opened.wait(LIMIT_S)
 
+    def then(self, state: LocalTransactionState | None) -> Callable[..., LocalTransactionState | None]:
+        """Return a listener's function, of either kind, that passes through with the id and answers `state`."""
+
+        def answer(message: HalfMessage | CheckRequest, _: object = None) -> LocalTransactionState | None:
+            self.pass_through(message.transaction_id)
+            return state
+
+        return answer
+
 
 def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
     """Create topics on `broker` except those in `leave_out`, and return the settings that name all of them."""

@@ -7,7 +7,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.topic_setup import new_topic_config
+from halfway.pipelines.kafka.topic_rules import new_topic_config
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings, Settings
 

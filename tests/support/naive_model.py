@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from halfway.schemas.headers import LocalTransactionState, Source
-from halfway.transforms.horizon import Place, Tick
+from halfway.transforms.horizon import SourcePartition, Tick
 from halfway.transforms.protocol import Batch, Half, Op, Rules
 
 
@@ -43,7 +43,7 @@ def horizon_of(ticks: Sequence[Tick]) -> int | None:
 
 def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
     """Return the smallest time over all partitions of the newest tick or record with the broker's time."""
-    newest: dict[Place, int] = {}
+    newest: dict[SourcePartition, int] = {}
     for batch in batches:
         for tick in batch.ticks:
             newest[tick.source, tick.partition] = max(newest.get((tick.source, tick.partition), 0), tick.at_ms)
@@ -59,7 +59,7 @@ def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
 
 def asked_of(batches: Sequence[Batch]) -> int:
     """Return the smallest of what the newest tick of each partition says, in the last batch that has one (R5)."""
-    said: dict[Place, int] = {}
+    said: dict[SourcePartition, int] = {}
     for batch in batches:
         said |= {(tick.source, tick.partition): tick.asked_ms for tick in sorted(batch.ticks, key=lambda t: (t.at_ms, t.asked_ms))}
     return min(said.values())

@@ -8,12 +8,12 @@ from typing import Any
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import ALL_ASKED, Place, Tick
+from halfway.transforms.horizon import ALL_ASKED, SourcePartition, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)
 
-Record = Half | Op | Lost | list[Tick] | dict[Place, int]
+Record = Half | Op | Lost | list[Tick] | dict[SourcePartition, int]
 BUCKETS = 3
 
 
@@ -58,7 +58,7 @@ def tick(at_ms: int, *, away: Iterable[str] = (), asked: int = ALL_ASKED) -> lis
     return [Tick(source, 0, 1, at_ms, tuple(away), asked) for source in Source]
 
 
-def read(at_ms: int) -> dict[Place, int]:
+def read(at_ms: int) -> dict[SourcePartition, int]:
     """Move the read mark of the same topics without a tick, as a record of a backlog does."""
     return {(source, 0): at_ms for source in Source}
 

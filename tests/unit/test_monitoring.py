@@ -9,7 +9,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from halfway.pipelines.relay.lead import RelayReport
+from halfway.pipelines.relay.active_relay import RelayReport
 from halfway.pipelines.relay.relay_metrics import RelayMetrics
 from halfway.pipelines.resolve.metrics import JobMetrics
 from tests.support.paths import ROOT

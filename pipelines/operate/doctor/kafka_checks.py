@@ -11,7 +11,8 @@ from confluent_kafka.admin import TopicDescription
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, missing_topics, unavailable
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
-from halfway.pipelines.kafka.topic_setup import TopicReport, inspect_topics
+from halfway.pipelines.kafka.topic_rules import TopicReport
+from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.kafka.transactions import open_transactions
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings

@@ -20,7 +20,7 @@ from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
 from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, notes_in, verify_commits
-from halfway.pipelines.storage.locks import LOCK_FILE, is_in_use
+from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, LocalFiles
@@ -53,7 +53,7 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
     except OSError as error:
         what = f"storage.{name} {folder} cannot be written ({error.strerror})"
         raise SetupError(f"{what}: let this user write to {there}, or set storage.{name} to another folder") from None
-    if name == "checkpoint" and (folder / LOCK_FILE).exists() and is_in_use(settings.storage):
+    if name == "checkpoint" and is_in_use(settings.storage):
         yield Finding(name, Health.OK, f"{folder} is in use: a job is running on it, and a second one would be refused")
     else:
         yield Finding(name, Health.OK, f"{folder} can be written" + ("" if there == folder else "; the job creates it"))

@@ -166,12 +166,7 @@ def test_two_instances_share_the_checks(topics: MakeTopics) -> None:
 def test_an_instance_that_leaves_hands_over_its_unanswered_checks(topics: MakeTopics) -> None:
     kafka = topics(partitions=2).kafka
     gate = Gate()
-
-    def check(request: CheckRequest) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return COMMIT
-
-    leaving, staying = Listener(check=check), Listener()
+    leaving, staying = Listener(check=gate.then(COMMIT)), Listener()
     first = TransactionProducer(kafka, GROUP, leaving)
     first.start()
     send_checks(kafka, *(check_of(f"t{number}") for number in range(5)))
@@ -192,13 +187,8 @@ def test_an_instance_that_leaves_hands_over_its_unanswered_checks(topics: MakeTo
 def test_reading_pauses_while_too_many_checks_are_open(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "halfway.clients")
     gate = Gate()
-
-    def check(request: CheckRequest) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return COMMIT
-
     names = [f"t{number}" for number in range(50)]
-    listener = Listener(check=check)
+    listener = Listener(check=gate.then(COMMIT))
     with TransactionProducer(kafka, GROUP, listener, max_open_checks=4):
         send_checks(kafka, *(check_of(name) for name in names))
         until(lambda: "event=checks_paused open=4" in caplog.text, "reading is paused")
@@ -218,12 +208,7 @@ def test_a_partition_that_was_lost_while_reading_paused_is_read_again(
     caplog.set_level(logging.INFO, "halfway.clients")
     kafka = topics(partitions=2).kafka
     gate = Gate()
-
-    def check(request: CheckRequest) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return COMMIT
-
-    staying, passing = Listener(check=check), Listener()
+    staying, passing = Listener(check=gate.then(COMMIT)), Listener()
     with TransactionProducer(kafka, GROUP, staying, max_open_checks=max_open):
         until(lambda: members(kafka) == [2], "the first instance is a member")
         send_checks(kafka, *(check_of(f"first{number}") for number in range(max_open)))

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -94,13 +93,8 @@ def test_an_instance_that_left_the_group_while_reading_paused_reads_again(
     caplog.set_level(logging.INFO, "halfway.clients")
     renew, renewing, gate = Sender._renew, threading.Event(), Gate()
     monkeypatch.setattr(Sender, "_renew", lambda sender: renew(sender) if renewing.is_set() else None)
-
-    def check(request: Any) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return LocalTransactionState.COMMIT
-
     names = [f"t{number}" for number in range(10)]
-    with TransactionProducer(kafka, GROUP, Listener(check=check), max_open_checks=4) as producer:
+    with TransactionProducer(kafka, GROUP, Listener(check=gate.then(LocalTransactionState.COMMIT)), max_open_checks=4) as producer:
         until(lambda: members(kafka) == [2], "the instance is a member", LIMIT_S)
         send_checks(kafka, *map(check_of, names))
         until(lambda: "event=checks_paused" in caplog.text, "reading is paused", LIMIT_S)
@@ -115,11 +109,7 @@ def test_an_instance_that_left_the_group_while_reading_paused_reads_again(
 def test_an_answer_that_died_with_the_producer_is_given_by_another_instance(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sender, "_renew", lambda _: None)
     gate = Gate()
-
-    def check(request: Any) -> Any:
-        gate.pass_through(request.transaction_id)
-
-    dying = TransactionProducer(kafka, GROUP, Listener(check=check))
+    dying = TransactionProducer(kafka, GROUP, Listener(check=gate.then(None)))
     dying.start()
     send_checks(kafka, check_of("t1"))
     gate.entered.get(timeout=LIMIT_S)

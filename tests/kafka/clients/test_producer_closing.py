@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from halfway import CheckRequest, HalfMessage, LocalTransactionState, ProducerClosedError, TransactionProducer
+from halfway import LocalTransactionState, ProducerClosedError, TransactionProducer
 from halfway.clients.instance import CLOSE_GRACE_S
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
@@ -50,12 +50,7 @@ def test_close_delivers_the_queue_and_refuses_new_sends(kafka: KafkaSettings) ->
 
 def test_close_waits_for_a_running_local_transaction(kafka: KafkaSettings) -> None:
     gate = Gate()
-
-    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
-        gate.pass_through(message.transaction_id)
-        return ROLLBACK
-
-    producer = TransactionProducer(kafka, GROUP, Listener(execute))
+    producer = TransactionProducer(kafka, GROUP, Listener(gate.then(ROLLBACK)))
     with ThreadPoolExecutor(3) as pool:
         sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="t1")
         gate.entered.get(timeout=LIMIT_S)
@@ -70,12 +65,7 @@ def test_close_waits_for_a_running_local_transaction(kafka: KafkaSettings) -> No
 
 def test_close_gives_up_in_time_and_the_op_still_goes_out(kafka: KafkaSettings) -> None:
     gate = Gate()
-
-    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
-        gate.pass_through(message.transaction_id)
-        return COMMIT
-
-    producer = TransactionProducer(kafka, GROUP, Listener(execute))
+    producer = TransactionProducer(kafka, GROUP, Listener(gate.then(COMMIT)))
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="t1")
         gate.entered.get(timeout=LIMIT_S)
@@ -102,12 +92,7 @@ def test_close_by_a_listener_is_refused(kafka: KafkaSettings) -> None:
 def test_close_ends_without_a_broker(own_broker: LocalBroker) -> None:
     kafka = own_topics(own_broker)
     gate = Gate()
-
-    def check(request: CheckRequest) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return COMMIT
-
-    with TransactionProducer(kafka, GROUP, Listener(check=check), send_timeout_ms=2000) as producer:
+    with TransactionProducer(kafka, GROUP, Listener(check=gate.then(COMMIT)), send_timeout_ms=2000) as producer:
         producer.send_in_transaction("orders", b"", transaction_id="t1")
         send_checks(kafka, check_of("t2"))
         assert gate.entered.get(timeout=LIMIT_S) == "t2"
@@ -126,16 +111,7 @@ def test_close_ends_without_a_broker(own_broker: LocalBroker) -> None:
 def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, timeout_s: float | None, limit_s: float) -> None:
     kafka = own_topics(own_broker)
     gate = Gate()
-
-    def execute(message: HalfMessage, _: object) -> LocalTransactionState:
-        gate.pass_through(message.transaction_id)
-        return COMMIT
-
-    def check(request: CheckRequest) -> LocalTransactionState:
-        gate.pass_through(request.transaction_id)
-        return COMMIT
-
-    producer = TransactionProducer(kafka, GROUP, Listener(execute, check), send_timeout_ms=2000)
+    producer = TransactionProducer(kafka, GROUP, Listener(gate.then(COMMIT), gate.then(COMMIT)), send_timeout_ms=2000)
     with ThreadPoolExecutor(1) as pool:
         sending = pool.submit(producer.send_in_transaction, "orders", b"", transaction_id="sent")
         send_checks(kafka, check_of("asked"))

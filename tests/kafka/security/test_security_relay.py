@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, NewTopic, ResourceType
 
 from halfway.pipelines.kafka.topic_setup import create_relay_topic
-from halfway.pipelines.relay.places import Refusal
+from halfway.pipelines.relay.positions import Refusal
 from halfway.pipelines.relay.relay import Relay
 from halfway.schemas.errors import AccessError
 from halfway.schemas.settings import Settings
@@ -42,13 +42,13 @@ def test_a_relay_needs_just_the_rights_of_the_page(relay: Settings, secure_broke
         secure_broker.allow(USERS["relay"], [right])
     first = Relay(relay, EARLIEST)
     first.run(available_now=True)
-    assert first.report.places is not None
-    stop = first.report.places.stopped[REAL]
+    assert first.report.positions is not None
+    stop = first.report.positions.stopped[REAL]
     assert (stop.refusal, stop.transaction_id) == (Refusal.NO_RIGHT, "a")
     assert f"--topic {REAL}" in stop.cause
     secure_broker.allow(USERS["relay"], [WRITE])
     second = Relay(relay)
     second.run(available_now=True)
     assert second.report.relayed == 1
-    assert second.report.places is not None
-    assert second.report.places.stopped == {}
+    assert second.report.positions is not None
+    assert second.report.positions.stopped == {}

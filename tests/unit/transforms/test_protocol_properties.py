@@ -11,7 +11,7 @@ from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Phase, Reason
 from halfway.schemas.reports import latency_counts
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import ALL_ASKED, Clock, Place, Tick
+from halfway.transforms.horizon import ALL_ASKED, Clock, SourcePartition, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, resolve
 from tests.support.naive_model import all_outcomes
 from tests.support.scenario import told
@@ -64,7 +64,7 @@ def _split(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> list[Batch]:
     batches, done = [], [0] * len(world)
     for cut in [*cuts, tuple(len(log.records) for log in world)]:
         read: list[Half | Op | Tick] = []
-        read_ms: dict[Place, int] = {}
+        read_ms: dict[SourcePartition, int] = {}
         for place, log in enumerate(world):
             upto = max(done[place], min(cut[place], len(log.records)))
             read.extend(log.records[done[place] : upto])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipelines.relay.places import Reached, Refusal
+from halfway.pipelines.relay.positions import Reached, Refusal
 from halfway.schemas.errors import RelayError, TopicError
 from tests.support.kafka_topics import set_topic_config
 from tests.support.relay_world import EARLIEST, RelayWorld, RunningRelay, row
@@ -25,8 +25,8 @@ def test_each_topic_gets_its_messages_once_and_in_order(world: RelayWorld) -> No
     assert world.ids("orders") == [f"{batch}-{number}" for batch in range(5) for number in range(1, 10, 2)] + ["5-1", "adopted"]
     assert world.ids("stock") == [f"{batch}-{number}" for batch in range(5) for number in range(0, 10, 2)]
     assert (first.report.relayed, second.report.relayed) == (50, 2)
-    assert second.report.places is not None
-    assert second.report.places.after == Reached(1, 0)
+    assert second.report.positions is not None
+    assert second.report.positions.after == Reached(1, 0)
 
 
 def test_a_record_has_the_message_and_what_is_known_of_it(world: RelayWorld) -> None:
@@ -63,8 +63,8 @@ def test_a_missing_topic_stops_alone_and_goes_on_when_it_is_made(world: RelayWor
     world.append(0, 0, [row("a", orders), row("b", late), row("c", late), row("d", orders)])
     with RunningRelay(world.settings, EARLIEST) as relay:
         until(lambda: world.ids("orders") == ["a", "d"], "the others")
-        assert relay.report.places is not None
-        [(named, stop)] = relay.report.places.stopped.items()
+        assert relay.report.positions is not None
+        [(named, stop)] = relay.report.positions.stopped.items()
         assert (named, stop.transaction_id, stop.refusal, stop.after) == (late, "b", Refusal.NO_TOPIC, None)
         world.append(0, 1, [row("e", late), row("f", orders)])
         until(lambda: world.ids("orders") == ["a", "d", "f"], "the next batch of the others")
@@ -72,7 +72,7 @@ def test_a_missing_topic_stops_alone_and_goes_on_when_it_is_made(world: RelayWor
         until(lambda: world.ids("late") == ["b", "c", "e"], "the topic's messages")
         world.append(0, 2, [row("g", late)])
         until(lambda: world.ids("late") == ["b", "c", "e", "g"], "the topic goes on with the others")
-        until(lambda: relay.report.places is not None and not relay.report.places.stopped, "no topic stopped")
+        until(lambda: relay.report.positions is not None and not relay.report.positions.stopped, "no topic stopped")
     assert world.relay().report.relayed == 0
 
 
@@ -81,9 +81,9 @@ def test_a_message_that_is_too_large_stops_its_topic_and_is_named(world: RelayWo
     rows = [row(f"s{number}", small, body=bytes(5_000)) for number in range(20)]
     world.append(0, 0, [row("a", orders), *rows, row("b", orders)])
     world.append(0, 1, [row("fits", small), row("large", small, body=bytes(30_000)), row("after", small)])
-    places = world.relay(EARLIEST).report.places
-    assert places is not None
-    stop = places.stopped[small]
+    positions = world.relay(EARLIEST).report.positions
+    assert positions is not None
+    stop = positions.stopped[small]
     assert (stop.transaction_id, stop.refusal) == ("large", Refusal.TOO_LARGE), "batches of small messages are none of its business"
     assert f"--alter --topic {small} --add-config max.message.bytes=" in stop.cause
     assert world.ids("orders") == ["a", "b"]
@@ -100,10 +100,10 @@ def test_what_must_get_no_message_stops_alone(named: str, world: RelayWorld) -> 
     topic = {"half": world.settings.kafka.half_topic, "relay": world.settings.kafka.relay_topic}.get(named, named)
     topic = "__consumer_offsets" if named == "kafkas" else topic
     world.append(0, 0, [row("a", topic), row("b", orders)])
-    places = world.relay(EARLIEST).report.places
+    positions = world.relay(EARLIEST).report.positions
     assert world.ids("orders") == ["b"]
-    assert places is not None
-    assert places.stopped[topic].refusal is (Refusal.NO_TOPIC if named == "no name" else Refusal.OWN_TOPIC)
+    assert positions is not None
+    assert positions.stopped[topic].refusal is (Refusal.NO_TOPIC if named == "no name" else Refusal.OWN_TOPIC)
 
 
 def test_a_relay_without_a_bookmark_begins_only_when_told(world: RelayWorld) -> None:

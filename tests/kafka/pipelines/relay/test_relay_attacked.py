@@ -45,10 +45,10 @@ def test_one_message_that_is_too_large_among_many_holds_up_no_other_topic(world:
     world.append(0, 0, [*rows, row("a", orders)])
     with RunningRelay(world.with_settings(**SHORT), EARLIEST) as relay:
         until(lambda: world.ids("orders") == ["a"], "the other topic", 100, progress=lambda: relay.report.relayed)
-        assert relay.report.places is not None
-        assert relay.report.places.stopped[small].transaction_id == "large"
+        assert relay.report.positions is not None
+        assert relay.report.positions.stopped[small].transaction_id == "large"
         set_topic_config(world.settings, small, "max.message.bytes", 100_000)
-        until(lambda: relay.report.places is not None and not relay.report.places.stopped, "the topic goes on", 100)
+        until(lambda: relay.report.positions is not None and not relay.report.positions.stopped, "the topic goes on", 100)
     assert world.ids("small") == [each["transaction_id"] for each in rows]
 
 
@@ -133,7 +133,7 @@ def test_two_halfways_in_one_kafka_may_give_their_relays_one_name(broker: LocalB
             for world, topic in zip(worlds, topics, strict=True):
                 world.append(0, batch, [row(f"{batch}", topic)])
             until(lambda: [world.ids("orders")[-1:] for world in worlds] == [[f"{batch}"]] * 2, "both", 60)  # noqa: B023
-        assert (first.report.lost, second.report.lost) == (0, 0)
+        assert (first.report.interruptions, second.report.interruptions) == (0, 0)
 
 
 @pytest.mark.timeout(200)
@@ -166,7 +166,7 @@ def test_a_topic_that_is_mended_has_its_turn_in_a_long_backlog(world: RelayWorld
         until(lambda: len(world.ids("late")) == 100, "the topic's messages", 60)
         sent = relay.report.relayed
     assert sent < 2_000, "before the others have got all theirs"
-    assert world.relay().report.places.stopped == {}  # type: ignore[union-attr]
+    assert world.relay().report.positions.stopped == {}  # type: ignore[union-attr]
     assert world.ids("orders") == ["a", *(f"{number}" for number in range(2_000))]
 
 

@@ -52,7 +52,7 @@ def test_adopt_under_a_relay_sends_nothing_twice(world: MakeWorld, tmp_path: Pat
         w.tick(300)
         w.resolve(adopt=True)
         until(lambda: ids() == ["first", "open"], "the message of the next epoch")
-        until(lambda: relay.report.places is not None and relay.report.places.after is not None, "the bookmark")
+        until(lambda: relay.report.positions is not None and relay.report.positions.after is not None, "the bookmark")
     w.settings = settings.model_copy(update={"storage": storage})
     options = ("--set", f"kafka.relay_topic={settings.kafka.relay_topic}")
     [shown] = facts(invoke(w.settings, "status", "--json", *options))["relays"]

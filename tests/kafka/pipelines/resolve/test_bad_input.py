@@ -13,7 +13,8 @@ from pyspark.sql import Row, SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.topic_setup import create_topics, new_topic_config
+from halfway.pipelines.kafka.topic_rules import new_topic_config
+from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import MAX_TICK_BYTES, Source
 from halfway.schemas.tables import Table

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.java_admin import Place
+from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.headers import check_group
@@ -159,7 +159,7 @@ def test_r15_a_group_is_behind_in_its_own_topic_only(check_topic: CheckTopic) ->
     lag = CheckLag(check_topic.spark, apart, check_topic.client)
     groups = {name: check_topic.name(name) for name in ("g", "other")}
 
-    def behind() -> dict[str, Place]:
+    def behind() -> dict[str, TopicPlace]:
         return {group: place for group, (place, _) in lag.behind(groups.values(), T + 100).items()}
 
     def is_known() -> bool:

@@ -13,6 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.clients.reading import message_merge, message_reader
 from halfway.clients.reading.committed import MessageBatch
+from halfway.clients.reading.message_files import MessageFiles
 from halfway.clients.reading.message_reader import MessageReader
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA
 from halfway.conf.loader import load_settings
@@ -20,6 +21,7 @@ from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 from halfway.schemas.tables import MESSAGES_SCHEMA
 from tests.support.message_tables import append, row
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -166,10 +168,18 @@ def test_follow_for_asyncio(table: Path) -> None:
     assert asyncio.run(asyncio.wait_for(read(), 30)) == [(0, 0), (0, 1), (0, 2)]
 
 
-def test_a_reader_follows_again_after_a_task_has_left(table: Path) -> None:
+def test_a_reader_follows_again_after_a_task_has_left(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task that is cancelled, or has seen enough, ends what it follows, and nothing else."""
     append(table, [row((0, 0), 0)])
     reader = MessageReader(str(table))
+    looks: list[bool] = []
+    has_changed = MessageFiles.has_changed
+
+    def look(files: MessageFiles) -> bool:
+        looks.append(has_changed(files))
+        return looks[-1]
+
+    monkeypatch.setattr(MessageFiles, "has_changed", look)
 
     async def first(after: Bookmark | None = None) -> Bookmark:
         async for batch in reader.follow_async(after, poll_s=0.01):
@@ -179,7 +189,7 @@ def test_a_reader_follows_again_after_a_task_has_left(table: Path) -> None:
     async def read() -> list[Bookmark]:
         seen = [await first()]
         waiting = asyncio.create_task(first(seen[0]))
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(until, lambda: len(looks) >= 2, "the task has waited, and looked again", 20)
         waiting.cancel()
         append(table, [row((0, 1), 1)])
         return [*seen, await first(seen[0])]

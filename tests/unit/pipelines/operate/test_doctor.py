@@ -16,7 +16,8 @@ from halfway.pipelines.operate.doctor import machine_checks as checks
 from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.pipelines.operate.doctor.kafka_checks import copy_problems
 from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
-from halfway.pipelines.resolve.metrics import JobMetrics, served
+from halfway.pipelines.resolve.metrics import JobMetrics
+from halfway.pipelines.runtime.metrics_server import served
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.lineage import BatchOrigin
 from halfway.pipelines.storage.manifest import Manifest

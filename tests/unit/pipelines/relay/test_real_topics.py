@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.relay import real_topics
-from halfway.pipelines.relay.places import Refusal
+from halfway.pipelines.relay.positions import Refusal
 from halfway.pipelines.relay.real_topics import RealTopic, RealTopics
 from halfway.schemas.errors import AccessError
 

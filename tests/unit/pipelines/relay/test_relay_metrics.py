@@ -5,8 +5,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from halfway.pipelines.relay.lead import RelayReport
-from halfway.pipelines.relay.places import Places, Reached, Refusal, Stop
+from halfway.pipelines.relay.active_relay import RelayReport
+from halfway.pipelines.relay.positions import Reached, Refusal, RelayPositions, Stop
 from halfway.pipelines.relay.relay_metrics import RelayMetrics
 from halfway.schemas.bookmark import Bookmark
 
@@ -21,8 +21,8 @@ def registry(report: RelayReport) -> CollectorRegistry:
 
 
 def test_the_active_relay_shows_its_lag_and_each_stopped_topic() -> None:
-    places = Places("t", Reached(0, 3), {"orders": Stop(None, "t1", Refusal.TOO_LARGE, "…")})
-    report = RelayReport(is_active=True, relayed=5, places=places, behind_since_ms=int(NOW_S * 1000) - 2_500, newest=Bookmark(0, 7))
+    positions = RelayPositions("t", Reached(0, 3), {"orders": Stop(None, "t1", Refusal.TOO_LARGE, "…")})
+    report = RelayReport(is_active=True, relayed=5, positions=positions, behind_since_ms=int(NOW_S * 1000) - 2_500, newest=Bookmark(0, 7))
     shown = registry(report)
     assert shown.get_sample_value("halfway_relay_active") == 1
     assert shown.get_sample_value("halfway_relay_lag_seconds") == 2.5
@@ -33,13 +33,13 @@ def test_the_active_relay_shows_its_lag_and_each_stopped_topic() -> None:
 
 def test_nothing_behind_is_no_lag_and_who_stands_by_has_none() -> None:
     assert registry(RelayReport(is_active=True)).get_sample_value("halfway_relay_lag_seconds") == 0
-    standing_by = registry(RelayReport(places=Places("t", None, {"orders": Stop(None, "t1", Refusal.OTHER, "")})))
+    standing_by = registry(RelayReport(positions=RelayPositions("t", None, {"orders": Stop(None, "t1", Refusal.OTHER, "")})))
     assert standing_by.get_sample_value("halfway_relay_active") == 0
     assert standing_by.get_sample_value("halfway_relay_lag_seconds") is None
     assert standing_by.get_sample_value("halfway_relay_stopped_topics", {"topic": "orders", "refusal": "other"}) is None
 
 
 def test_the_names_of_topics_are_no_unbounded_label() -> None:
-    places = Places("t", None, {f"t{number}": Stop(None, "", Refusal.NO_TOPIC, "") for number in range(500)})
-    samples = [sample for family in registry(RelayReport(is_active=True, places=places)).collect() for sample in family.samples]
+    positions = RelayPositions("t", None, {f"t{number}": Stop(None, "", Refusal.NO_TOPIC, "") for number in range(500)})
+    samples = [sample for family in registry(RelayReport(is_active=True, positions=positions)).collect() for sample in family.samples]
     assert sum(sample.name == "halfway_relay_stopped_topics" for sample in samples) == 50

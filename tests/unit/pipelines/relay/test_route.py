@@ -7,7 +7,7 @@ import pytest
 from halfway.clients.reading.committed import CommittedMessage
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.writer import ANY_PARTITION
-from halfway.pipelines.relay.places import Refusal
+from halfway.pipelines.relay.positions import Refusal
 from halfway.pipelines.relay.route import Router
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import SettingsError

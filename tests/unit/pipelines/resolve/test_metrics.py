@@ -1,7 +1,6 @@
 """The job's metrics for Prometheus."""
 
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
-from halfway.pipelines.cli.app import app
-from halfway.pipelines.local.processes import free_port
-from halfway.pipelines.resolve.metrics import JobMetrics, served
+from halfway.pipelines.resolve.metrics import JobMetrics
 from halfway.pipelines.resolve.report import BatchReport
-from halfway.schemas.errors import SetupError
 from halfway.schemas.reports import LATENCY_BOUNDS_S, BucketReport, count_latencies, latency_counts
-from halfway.schemas.settings import MetricsSettings
 
 NOW_S = 1_700_000_000.0
 METRICS = {
@@ -159,30 +153,3 @@ def test_a_latency_equal_to_a_bound_counts_under_that_bound() -> None:
 def test_a_report_is_the_same_after_json() -> None:
     report = bucket(3, counts={"halves": 1}, totals=dict(count_latencies([7])), oldest_ms=None)
     assert BucketReport.from_json(report.to_json()) == report
-
-
-def test_a_taken_port_is_reported_in_one_line_before_the_job_starts(metrics: JobMetrics) -> None:
-    settings = MetricsSettings(port=free_port())
-    with served(metrics, settings):
-        result = CliRunner().invoke(
-            app, ["resolve", "--set", f"metrics.port={settings.port}", "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
-        )
-        assert result.exit_code == 1
-        assert result.stderr == (
-            f"error: metrics.port {settings.port} of 127.0.0.1 is taken by another process: end that process, or set metrics.port to a "
-            "free one (0: no metrics)\n"
-        )
-    with served(metrics, settings):
-        pass  # free again
-    with pytest.raises(SetupError, match="cannot be listened on"), served(metrics, MetricsSettings(port=settings.port, host="192.0.2.1")):
-        pass
-
-
-def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "halfway.pipelines.resolve.metrics")
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    result = CliRunner().invoke(app, ["resolve", "--set", "metrics.port=1", "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
-    assert (result.exit_code, result.stderr) == (
-        1,
-        "error: metrics.port is set, but prometheus_client is not installed: pip install 'halfway[metrics]'\n",
-    )

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.java_admin import Place
+from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.pipelines.resolve.groups import GroupWatch
@@ -36,19 +36,19 @@ class Brokers:
         return answer
 
 
-PLACE: Place = (SETTINGS.kafka.check_topic, 0)
+PLACE: TopicPlace = (SETTINGS.kafka.check_topic, 0)
 
 
 class Lag(CheckLag):
     """One request in the check topic, which is for `g` and which `g` has not passed."""
 
-    def _published_before(self, *_: object) -> dict[Place, OffsetRange]:
+    def _published_before(self, *_: object) -> dict[TopicPlace, OffsetRange]:
         return {PLACE: OffsetRange(0, 1)}
 
-    def _committed(self, groups: Any, _: Any) -> dict[str, dict[Place, int]]:
+    def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
         return {group: {PLACE: 1 if group == "other" else 0} for group in groups}
 
-    def _find(self, groups: Any, _: Any) -> dict[str, tuple[Place, int]]:
+    def _find(self, groups: Any, _: Any) -> dict[str, tuple[TopicPlace, int]]:
         return {group: (PLACE, 0) for group in groups if group == "g"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.java_admin import Place
+from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import ticks as ticks_module
 from halfway.pipelines.resolve.check_lag import CheckLag
@@ -43,7 +43,7 @@ class Kafka:
         return answer
 
 
-PLACE: Place = (SETTINGS.kafka.check_topic, 0)
+PLACE: TopicPlace = (SETTINGS.kafka.check_topic, 0)
 
 
 class Lag(CheckLag):
@@ -52,15 +52,15 @@ class Lag(CheckLag):
         super().__init__(nothing, SETTINGS.kafka, nothing)
         self.of = kafka
 
-    def _published_before(self, _: object, before_ms: int) -> dict[Place, OffsetRange]:
+    def _published_before(self, _: object, before_ms: int) -> dict[TopicPlace, OffsetRange]:
         if not self.of.tells_offsets:  # a partition has no leader
             raise FAILURE
         return {PLACE: OffsetRange(0, sum(at_s * 1000 < before_ms for at_s in self.of.requests_s))}
 
-    def _committed(self, groups: Any, _: Any) -> dict[str, dict[Place, int]]:
+    def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
         return {group: {PLACE: 0} for group in groups}
 
-    def _find(self, groups: Any, old: Any) -> dict[str, tuple[Place, int]]:
+    def _find(self, groups: Any, old: Any) -> dict[str, tuple[TopicPlace, int]]:
         return {group: (PLACE, 0) for group in groups if old[PLACE].end}
 
 

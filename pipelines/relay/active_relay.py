@@ -1,4 +1,4 @@
-"""Leads, as the active relay: reads the table on, and writes messages and bookmark to Kafka in one transaction.
+"""The active relay: reads the table on, and writes messages and bookmark to Kafka in one transaction.
 
 The bookmark in Kafka is the only memory. Whatever fails, the next transaction begins where the last committed one
 ended. A topic that refuses a message is stopped with a bookmark of its own, and the others go on. A large batch of the
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from halfway.clients.reading.committed import CommittedMessage
 from halfway.pipelines.kafka.admin import Admin
-from halfway.pipelines.relay.place_reader import read_places
-from halfway.pipelines.relay.places import START, Places, Reached, Stop, changes
+from halfway.pipelines.relay.leader_election import relay_id
+from halfway.pipelines.relay.position_reader import read_positions
+from halfway.pipelines.relay.positions import START, Reached, RelayPositions, Stop, changes
 from halfway.pipelines.relay.real_topics import RealTopic, RealTopics
 from halfway.pipelines.relay.relay_producer import RefusedError, RelayProducer, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.pipelines.relay.route import RelayedRecord, Router
-from halfway.pipelines.relay.seat import relay_id
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.settings import Settings
 
@@ -40,9 +40,9 @@ class RelayReport:
     relayed: int = 0
     transactions: int = 0
     refusals: int = 0
-    lost: int = 0
-    """Transactions that did not end: Kafka was away, or another relay took over."""
-    places: Places | None = None
+    interruptions: int = 0
+    """Times that Kafka or the table was away, or another relay took over."""
+    positions: RelayPositions | None = None
     behind_since_ms: int | None = None
     """When the newest message that was read was committed, while there are more; None if all were read."""
     newest: Bookmark | None = None
@@ -53,13 +53,13 @@ class RelayReport:
     @property
     def batches_behind(self) -> int | None:
         """Return about how many batches of the job are not relayed yet; None if they are of another epoch."""
-        if self.newest is None or self.places is None:
+        if self.newest is None or self.positions is None:
             return 0
-        after = self.places.after or START
+        after = self.positions.after or START
         return max(0, self.newest.batch_id - after.batch_id) if after.epoch == self.newest.epoch else None
 
 
-class Lead:
+class ActiveRelay:
     """The active relay: its producer, and where it is.
 
     Args:
@@ -82,34 +82,34 @@ class Lead:
         self._alone: dict[str, int] = {}
         self._retry_at_s: dict[str, float] = {}
         self._producer = RelayProducer(settings)
-        self._places = Places("")
-        self._written: Places | None = None
+        self._positions = RelayPositions("")
+        self._written: RelayPositions | None = None
 
     def close(self) -> None:
         """Forget what is in flight."""
         self._producer.close()
 
-    def stored(self) -> Places | None:
-        """Return the places in Kafka. What an earlier producer left open is aborted by now, and it can commit no more.
+    def stored(self) -> RelayPositions | None:
+        """Return the positions in Kafka. What an earlier producer left open is aborted, and it can commit no more.
 
         Raises:
             KafkaUnavailableError: Kafka cannot be reached.
         """
         relay, kafka = self._settings.relay, self._settings.kafka
-        return read_places(self._client, kafka, relay_id(kafka, relay.name), relay.transaction_timeout / 1000).get(relay.name)
+        return read_positions(self._client, kafka, relay_id(kafka, relay.name), relay.transaction_timeout / 1000).get(relay.name)
 
-    def take_over(self, stored: Places | None, places: Places) -> None:
-        """Begin at the stored places, without the stops of topics that are no longer allowed."""
-        for named in places.stopped:
+    def take_over(self, stored: RelayPositions | None, positions: RelayPositions) -> None:
+        """Begin at the stored positions, without the stops of topics that are no longer allowed."""
+        for named in positions.stopped:
             if not self._router.is_allowed(named):
-                places = places.with_stop(named, None)
-        self._written, self._places = stored, places
-        self._write([], places)
+                positions = positions.with_stop(named, None)
+        self._written, self._positions = stored, positions
+        self._write([], positions)
 
     def read_on(self, may_go_on: Callable[[], bool]) -> bool:
         """Relay what is after the bookmark. Return True if there may be more, but a stopped topic has its turn."""
-        self._report.newest = self._table.newest(self._places.after)
-        for portion in self._table.read(self._places.after):
+        self._report.newest = self._table.newest(self._positions.after)
+        for portion in self._table.read(self._positions.after):
             self._relay([message for message in portion.messages if self._router.is_allowed(message.topic)], portion.reached)
             if self._due() or not may_go_on():
                 return True
@@ -122,17 +122,17 @@ class Lead:
             self._report.behind_since_ms = round(messages[-1].committed_at.timestamp() * 1000)
         while True:
             try:
-                self._write_in_parts(_after(messages, self._places.after), reached, self._relay_part)
+                self._write_in_parts(_after(messages, self._positions.after), reached, self._relay_part)
             except RefusedError as refused:
                 record = refused.record
-                stop = Stop(self._places.after, record.transaction_id, refused.refusal, refused.cause)
-                self._places = self._stopped(self._places, record.named, stop)
+                stop = Stop(self._positions.after, record.transaction_id, refused.refusal, refused.cause)
+                self._positions = self._stopped(self._positions, record.named, stop)
             else:
                 return
 
     def _relay_part(self, messages: Sequence[CommittedMessage], reached: Reached) -> None:
-        self._places, records = self._sorted(messages)
-        self._write(records, self._places.moved(reached))
+        self._positions, records = self._sorted(messages)
+        self._write(records, self._positions.moved(reached))
 
     def _write_in_parts(
         self, messages: Sequence[CommittedMessage], reached: Reached, write: Callable[[Sequence[CommittedMessage], Reached], None]
@@ -154,19 +154,19 @@ class Lead:
                 if not messages:
                     return
 
-    def _sorted(self, messages: Iterable[CommittedMessage]) -> tuple[Places, list[RelayedRecord]]:
-        """Return the places with the topics stopped that take no messages, and the records for the others."""
-        places, records = self._places, list[RelayedRecord]()
+    def _sorted(self, messages: Iterable[CommittedMessage]) -> tuple[RelayPositions, list[RelayedRecord]]:
+        """Return the positions with the topics stopped that take no messages, and the records for the others."""
+        positions, records = self._positions, list[RelayedRecord]()
         topics = self._real({message.topic for message in messages})
         for message in messages:
-            if message.topic in places.stopped:
+            if message.topic in positions.stopped:
                 continue
             topic = topics[message.topic]
             if topic.refusal:
-                places = self._stopped(places, message.topic, Stop(self._places.after, message.transaction_id, *topic.refusal))
+                positions = self._stopped(positions, message.topic, Stop(self._positions.after, message.transaction_id, *topic.refusal))
             else:
                 records.append(self._router.record_of(message, topic.partitions))
-        return places, records
+        return positions, records
 
     def _real(self, names: Iterable[str]) -> dict[str, RealTopic]:
         """Return the real topic of each topic that messages name."""
@@ -175,18 +175,18 @@ class Lead:
         found |= self._topics.of(sorted(set(topics.values()) - found.keys()))
         return {named: found[topic] for named, topic in topics.items()}
 
-    def _stopped(self, places: Places, named: str, stop: Stop) -> Places:
+    def _stopped(self, positions: RelayPositions, named: str, stop: Stop) -> RelayPositions:
         self._report.refusals += 1
         self._retry_at_s[named] = time.monotonic() + self._settings.relay.retry_interval / 1000
         log.warning(
             "event=topic_stopped topic=%s transaction_id=%s refusal=%s cause=%r", named, stop.transaction_id, stop.refusal, stop.cause
         )
-        return places.with_stop(named, stop)
+        return positions.with_stop(named, stop)
 
     def _due(self) -> list[str]:
         """Return the stopped topics whose turn it is."""
         now_s = time.monotonic()
-        return sorted(named for named in self._places.stopped if self._retry_at_s.get(named, 0.0) <= now_s)
+        return sorted(named for named in self._positions.stopped if self._retry_at_s.get(named, 0.0) <= now_s)
 
     def try_stopped(self) -> bool:
         """Send the stopped topics what they lack, where it is time to try again. Return True if there is more."""
@@ -196,7 +196,7 @@ class Lead:
             is_behind = self._try(named, topics[named])
             self._retry_at_s[named] = 0.0 if is_behind else again_s
             has_more = has_more or is_behind
-        self._report.places = self._places
+        self._report.positions = self._positions
         return has_more
 
     def _try(self, named: str, topic: RealTopic) -> bool:
@@ -204,14 +204,14 @@ class Lead:
 
         It goes on with the others when it has everything that they have.
         """
-        stop, end = self._places.stopped[named], self._places.after or START
+        stop, end = self._positions.stopped[named], self._positions.after or START
         if topic.refusal:
-            self._write([], self._places.with_stop(named, Stop(stop.after, stop.transaction_id, *topic.refusal)))
+            self._write([], self._positions.with_stop(named, Stop(stop.after, stop.transaction_id, *topic.refusal)))
             return False
 
         def write_part(messages: Sequence[CommittedMessage], reached: Reached) -> None:
             records = [self._router.record_of(message, topic.partitions) for message in messages]
-            self._write(records, self._places.with_stop(named, stop._replace(after=reached)))
+            self._write(records, self._positions.with_stop(named, stop._replace(after=reached)))
 
         for times, portion in enumerate(self._table.read(stop.after, named)):
             if times == _TIMES_AT_ONCE:
@@ -221,25 +221,25 @@ class Lead:
             try:
                 self._write_in_parts(messages, min(portion.reached, end), write_part)
             except RefusedError as refused:
-                at = self._places.stopped[named].after
+                at = self._positions.stopped[named].after
                 again = Stop(at, refused.record.transaction_id, refused.refusal, refused.cause)
-                self._write([], self._stopped(self._places, named, again))
+                self._write([], self._stopped(self._positions, named, again))
                 return False
             if portion.reached >= end:
                 break
-        self._write([], self._places.with_stop(named, None))
+        self._write([], self._positions.with_stop(named, None))
         log.info("event=topic_resumed topic=%s", named)
         return False
 
-    def _write(self, records: list[RelayedRecord], places: Places) -> None:
-        """Write messages and what changes of the places; nothing if there is neither.
+    def _write(self, records: list[RelayedRecord], positions: RelayPositions) -> None:
+        """Write messages and what changes of the positions; nothing if there is neither.
 
         Raises:
             RefusedError: a topic refuses a message. Nothing was written. If it was not sent alone, it is next time.
             TransactionLostError: it is not known what was written.
         """
         relay, kafka = self._settings.relay, self._settings.kafka
-        changed = changes(relay.name, self._written, places)
+        changed = changes(relay.name, self._written, positions)
         if not changed:
             return
         try:
@@ -251,7 +251,7 @@ class Lead:
                 # The refusal may be of other messages in the same batch, or pass.
                 self._alone[refused.record.topic] = _ALONE_FOR
             raise
-        self._places = self._written = self._report.places = places
+        self._positions = self._written = self._report.positions = positions
         self._report.relayed += len(records)
         self._report.transactions += 1
         self._count_alone(records)

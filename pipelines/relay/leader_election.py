@@ -26,17 +26,17 @@ def relay_id(kafka: KafkaSettings, name: str) -> str:
     return f"halfway-relay/{kafka.relay_topic}/{name}"
 
 
-class Seat:
+class LeaderElection:
     """A member of the group. The one that holds the partition is active, and the others stand by.
 
     A member that dies or freezes loses the partition after 10 s, one that leaves loses it at once. It may learn that
-    late, so the seat only chooses who goes on: the transactional producer makes sure that nobody else writes.
+    late, so the election only chooses who goes on: the transactional producer makes sure that nobody else writes.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Join in the background."""
         self._user, self._group = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
-        self.is_held = False
+        self.is_leader = False
         options: dict[str, Any] = {
             **librdkafka_config(settings.kafka, ClientLog()),
             **FOLLOW_LEADERS,
@@ -52,7 +52,7 @@ class Seat:
         self._consumer.subscribe([settings.kafka.relay_topic], on_assign=self._take, on_revoke=self._leave, on_lost=self._leave)
 
     def serve(self, wait_s: float) -> bool:
-        """Do what the group asks for, for up to `wait_s`, and return True if the seat is held.
+        """Do what the group asks for, for up to `wait_s`, and return True if this relay is active.
 
         Raises:
             AccessError: this user may not join the group.
@@ -61,23 +61,23 @@ class Seat:
         error = None if message is None else message.error()
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise AccessError(missing_right(self._user, "Read", "group", self._group))
-        return self.is_held
+        return self.is_leader
 
     def close(self) -> None:
         """Leave the group, so that another relay becomes active at once."""
-        self.is_held = False
+        self.is_leader = False
         self._consumer.close()
 
     def _take(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         consumer.incremental_assign(partitions)
-        if not any(place.partition == _PARTITION for place in partitions):
+        if not any(each.partition == _PARTITION for each in partitions):
             return
-        # Only the seat counts: places are read by offset.
+        # Only the assignment counts: positions are read by offset.
         consumer.pause(partitions)
-        self.is_held = True
+        self.is_leader = True
         log.info("event=relay_active")
 
     def _leave(self, _: Consumer, partitions: list[TopicPartition]) -> None:
-        if any(place.partition == _PARTITION for place in partitions):
-            self.is_held = False
+        if any(each.partition == _PARTITION for each in partitions):
+            self.is_leader = False
             log.info("event=relay_standing_by")

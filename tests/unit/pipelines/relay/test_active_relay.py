@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.relay import lead as module
+from halfway.pipelines.relay import active_relay as module
 from halfway.pipelines.relay import relay_table
-from halfway.pipelines.relay.lead import Lead, RelayReport
-from halfway.pipelines.relay.places import PlaceRecord, Places, Refusal, places_of
+from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
+from halfway.pipelines.relay.positions import PositionRecord, Refusal, RelayPositions, positions_of
 from halfway.pipelines.relay.real_topics import RealTopic
 from halfway.pipelines.relay.relay_producer import RefusedError, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
@@ -30,10 +30,10 @@ class FakeKafka:
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.sent: dict[str, list[str]] = defaultdict(list)
-        self.places: list[PlaceRecord] = []
+        self.positions: list[PositionRecord] = []
         self.missing, self.takes_large, self.losses, self.sizes = {"late"}, False, 0.1, list[int]()
 
-    def write(self, records: Iterable[RelayedRecord], alone: Collection[str], _: str, places: Iterable[PlaceRecord]) -> None:
+    def write(self, records: Iterable[RelayedRecord], alone: Collection[str], _: str, positions: Iterable[PositionRecord]) -> None:
         records = list(records)
         large = {record.topic for record in records if record.value == LARGE} if not self.takes_large else set()
         for record in records:
@@ -46,7 +46,7 @@ class FakeKafka:
         self.sizes.append(len(records))
         for record in records:
             self.sent[record.topic].append(record.transaction_id)
-        self.places += places
+        self.positions += positions
         if is_lost:
             raise TransactionLostError("after its commit")
 
@@ -54,8 +54,8 @@ class FakeKafka:
         missing = (Refusal.NO_TOPIC, "missing")
         return {name: RealTopic(0, missing) if name in self.missing else RealTopic(1) for name in names}
 
-    def stored(self, *_: object) -> dict[str, Places]:
-        return places_of(self.places)
+    def stored(self, *_: object) -> dict[str, RelayPositions]:
+        return positions_of(self.positions)
 
     def ignore(self) -> None:
         """Be told to forget, or to close."""
@@ -64,19 +64,19 @@ class FakeKafka:
 
 
 def relay(settings: Settings, chance: random.Random) -> None:
-    """Relay what there is now, by as many leads as it takes."""
+    """Relay what there is now, by as many active relays as it takes."""
     report: Any = RelayReport()
     table = RelayTable(settings.storage)
     for _ in range(1000):
-        lead = Lead(settings, table, None, report)  # type: ignore[arg-type]
+        active = ActiveRelay(settings, table, None, report)  # type: ignore[arg-type]
         try:
-            stored = lead.stored()
+            stored = active.stored()
             assert stored is None or not stored.lost
-            lead.take_over(stored, stored or Places(table.id))
+            active.take_over(stored, stored or RelayPositions(table.id))
             has_more = True
             while has_more:
-                has_more = lead.read_on(lambda: chance.random() < 0.9)
-                has_more = lead.try_stopped() or has_more
+                has_more = active.read_on(lambda: chance.random() < 0.9)
+                has_more = active.try_stopped() or has_more
         except TransactionLostError:
             continue
         return
@@ -87,7 +87,7 @@ def relay(settings: Settings, chance: random.Random) -> None:
 def test_each_topic_gets_each_message_once_and_in_order(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
     kafka = FakeKafka(chance)
-    for name, fake in (("RelayProducer", lambda _: kafka), ("RealTopics", lambda _: kafka), ("read_places", kafka.stored)):
+    for name, fake in (("RelayProducer", lambda _: kafka), ("RealTopics", lambda _: kafka), ("read_positions", kafka.stored)):
         monkeypatch.setattr(module, name, fake)
     monkeypatch.setattr(module, "_ALONE_AT_ONCE", 2)
     monkeypatch.setattr(module, "_ALONE_FOR", 20)
@@ -109,7 +109,7 @@ def test_each_topic_gets_each_message_once_and_in_order(seed: int, tmp_path: Pat
     kafka.missing, kafka.takes_large, kafka.losses = set(), True, 0.0
     while True:
         relay(settings, chance)
-        if not places_of(kafka.places)["relay"].stopped:
+        if not positions_of(kafka.positions)["relay"].stopped:
             break
     assert kafka.sent == expected
     assert max(kafka.sizes) <= 4

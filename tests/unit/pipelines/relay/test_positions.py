@@ -2,20 +2,23 @@
 
 import pytest
 
-from halfway.pipelines.relay.places import PlaceRecord, Places, Reached, Refusal, Stop, changes, places_of
+from halfway.pipelines.relay.positions import PositionRecord, Reached, Refusal, RelayPositions, Stop, changes, positions_of
 from halfway.schemas.errors import RelayError
 
 STOP = Stop(Reached(0, 3), "t1", Refusal.TOO_LARGE, "it is too large")
-STOPPED = Places("table", Reached(1, 7), {"a/b": STOP, "orders": STOP._replace(after=None)})
+STOPPED = RelayPositions("table", Reached(1, 7), {"a/b": STOP, "orders": STOP._replace(after=None)})
 
 
 def test_what_is_written_is_read_again() -> None:
-    steps = [Places("table"), Places("table", Reached(0, 3)), STOPPED, STOPPED.with_stop("a/b", None), STOPPED]
-    log: list[PlaceRecord] = []
+    steps = [RelayPositions("table"), RelayPositions("table", Reached(0, 3)), STOPPED, STOPPED.with_stop("a/b", None), STOPPED]
+    log: list[PositionRecord] = []
     before = None
     for step in steps:
         log += changes("relay", before, step)
-        assert places_of([*log, (b"other", b'{"table": "x", "after": null, "stopped": 0}')]) == {"relay": step, "other": Places("x")}
+        assert positions_of([*log, (b"other", b'{"table": "x", "after": null, "stopped": 0}')]) == {
+            "relay": step,
+            "other": RelayPositions("x"),
+        }
         before = step
 
 
@@ -33,21 +36,28 @@ def test_stops_that_the_topic_has_lost_are_missed() -> None:
     """Retention, or a topic that was made anew under a relay, may take them and leave the bookmark."""
     _, *stops = changes("relay", None, STOPPED)
     kept, _ = changes("relay", STOPPED, STOPPED.with_stop("orders", None))
-    assert [places_of([kept, *each])["relay"].lost for each in ([], stops[:1])] == [1, 0]
+    assert [positions_of([kept, *each])["relay"].lost for each in ([], stops[:1])] == [1, 0]
 
 
-PLACES = [Reached(0, 0, -(2**31), 7), Reached(0, 0, 0, 0), Reached(0, 0, 3, 500), Reached(0, 0, 4, 0), Reached(0, 0), Reached(0, 1, 0, 0)]
+POSITIONS = [
+    Reached(0, 0, -(2**31), 7),
+    Reached(0, 0, 0, 0),
+    Reached(0, 0, 3, 500),
+    Reached(0, 0, 4, 0),
+    Reached(0, 0),
+    Reached(0, 1, 0, 0),
+]
 
 
-def test_places_are_ordered_as_the_table_is_and_have_a_text() -> None:
-    assert sorted(PLACES, reverse=True) == PLACES[::-1]
-    assert [Reached.parse(str(each)) for each in PLACES] == PLACES
-    assert (str(PLACES[2]), str(PLACES[4])) == ("0.0:3.500", "0.0")
-    assert [each.bookmark for each in PLACES[3:]] == [(0, -1), (0, 0), (0, 0)], "the batch is read again, unless all of it was sent"
+def test_positions_are_ordered_as_the_table_is_and_have_a_text() -> None:
+    assert sorted(POSITIONS, reverse=True) == POSITIONS[::-1]
+    assert [Reached.parse(str(each)) for each in POSITIONS] == POSITIONS
+    assert (str(POSITIONS[2]), str(POSITIONS[4])) == ("0.0:3.500", "0.0")
+    assert [each.bookmark for each in POSITIONS[3:]] == [(0, -1), (0, 0), (0, 0)], "the batch is read again, unless all of it was sent"
 
 
 @pytest.mark.parametrize("text", ["0", "0.1:", "0.1:3", "0.1:3.5.7", "0.1:a.b", ":3.5"])
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give "):
         Reached.parse(text)
 
@@ -55,4 +65,4 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 @pytest.mark.parametrize("value", [b"no json", b"[]", b"{}", b'{"table": "t", "after": "yesterday", "stopped": 0}'])
 def test_what_no_relay_has_written_is_refused(value: bytes) -> None:
     with pytest.raises(RelayError, match=r"kafka\.relay_topic"):
-        places_of([(b"relay", value)])
+        positions_of([(b"relay", value)])

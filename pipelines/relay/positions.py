@@ -46,14 +46,14 @@ class Reached(NamedTuple):
 
     @classmethod
     def of(cls, message: CommittedMessage) -> Self:
-        """Return the place of a message."""
+        """Return the position of a message."""
         if message.op_partition is None or message.op_offset is None:
             return cls(*message.bookmark, message.half_partition - _ALL, message.half_offset)
         return cls(*message.bookmark, message.op_partition, message.op_offset)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a place from its text.
+        """Read a position from its text.
 
         Raises:
             ValueError: the text has another form.
@@ -97,7 +97,7 @@ class Stop(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Places:
+class RelayPositions:
     """How far a relay is in a table."""
 
     table: str
@@ -110,43 +110,43 @@ class Places:
     """How many stops the topic has lost, as where it was not compacted but cut."""
 
     def moved(self, after: Reached) -> Self:
-        """Return the places after everything up to `after` was sent, except to the stopped topics."""
+        """Return the positions after everything up to `after` was sent, except to the stopped topics."""
         return replace(self, after=after)
 
     def with_stop(self, named: str, stop: Stop | None) -> Self:
-        """Return the places with a topic stopped, or with None not stopped any more."""
+        """Return the positions with a topic stopped, or with None not stopped any more."""
         others = {name: each for name, each in self.stopped.items() if name != named}
         return replace(self, stopped=others if stop is None else {**others, named: stop})
 
 
-class PlaceRecord(NamedTuple):
+class PositionRecord(NamedTuple):
     """A record of the relay's own topic. A value of None deletes what had the key."""
 
     key: bytes
     value: bytes | None
 
 
-def changes(relay: str, before: Places | None, now: Places) -> list[PlaceRecord]:
+def changes(relay: str, before: RelayPositions | None, now: RelayPositions) -> list[PositionRecord]:
     """Return the records that make `now` of `before`."""
     records = []
     old = None if before is None else _of_relay(before)
     if _of_relay(now) != old:
-        records.append(PlaceRecord(relay.encode(), _of_relay(now)))
+        records.append(PositionRecord(relay.encode(), _of_relay(now)))
     stopped = {} if before is None else before.stopped
     for named in sorted(stopped.keys() | now.stopped.keys()):
         stop = now.stopped.get(named)
         if stop != stopped.get(named):
             content = None if stop is None else _to_json({**stop._asdict(), "after": _text(stop.after)})
-            records.append(PlaceRecord(f"{relay}{_OF_TOPIC}{named}".encode(), content))
+            records.append(PositionRecord(f"{relay}{_OF_TOPIC}{named}".encode(), content))
     return records
 
 
-def _of_relay(places: Places) -> bytes:
-    return _to_json({"table": places.table, "after": _text(places.after), "stopped": len(places.stopped)})
+def _of_relay(positions: RelayPositions) -> bytes:
+    return _to_json({"table": positions.table, "after": _text(positions.after), "stopped": len(positions.stopped)})
 
 
-def places_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, Places]:
-    """Return the places of each relay, from keys and values of the whole topic, in order.
+def positions_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str, RelayPositions]:
+    """Return the positions of each relay, from keys and values of the whole topic, in order.
 
     Raises:
         RelayError: a record is not a relay's.
@@ -158,12 +158,12 @@ def places_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[str,
             latest.pop(name, None)
         else:
             latest[name] = value
-    found: dict[str, Places] = {}
+    found: dict[str, RelayPositions] = {}
     try:
         for name, value in latest.items():
             if _OF_TOPIC not in name:
                 content = json.loads(value)
-                found[name] = Places(str(content["table"]), _reached(content["after"]), lost=int(content["stopped"]))
+                found[name] = RelayPositions(str(content["table"]), _reached(content["after"]), lost=int(content["stopped"]))
         for name, value in latest.items():
             relay, is_stop, named = name.partition(_OF_TOPIC)
             if is_stop and relay in found:

@@ -8,14 +8,14 @@ from confluent_kafka import Consumer
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
-from halfway.pipelines.relay.places import Places, places_of
+from halfway.pipelines.relay.positions import RelayPositions, positions_of
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 _POLL_S = 0.05
 
 
-def read_places(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GROUP, wait_s: float = 0.0) -> dict[str, Places]:
+def read_positions(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GROUP, wait_s: float = 0.0) -> dict[str, RelayPositions]:
     """Return where each relay is, by its name.
 
     Args:
@@ -36,7 +36,7 @@ def read_places(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GROUP
             with ranges_consumer(kafka, group, READ_UNCOMMITTED) as whole:
                 ends = {partition: kept.end for partition, kept in retained(whole, client, topic).items()}
             _wait_for(consumer, client, topic, ends, time.monotonic() + wait_s)
-        return places_of(_records(consumer, topic, client))
+        return positions_of(_records(consumer, topic, client))
 
 
 def _wait_for(consumer: Consumer, client: Admin, topic: str, ends: dict[int, int], deadline_s: float) -> None:
