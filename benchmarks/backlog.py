@@ -1,17 +1,20 @@
 """Benchmarks of a backlog: the job drains transactions that wait in Kafka into Delta."""
 
 import itertools
+import json
 import random
 import statistics
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 from benchmarks.cpu import core_seconds
 from benchmarks.load import Load
 from benchmarks.rig import Batches, Figures, Rig, count_rows
+from halfway.pipelines.storage.manifest import MANIFEST_FILE
 from halfway.schemas.settings import Settings
-from halfway.transforms.packing import bucket_of
+from halfway.transforms.packing import buckets_of
 
 WARM_UP = 5
 """The number of batches until the JVM has compiled most of the hot code."""
@@ -86,16 +89,18 @@ def skew(rig: Rig) -> Figures:
     figures: Figures = {}
     for name in ("even", "skewed"):
         settings = rig.settings("skew")
-        load = Load(settings.kafka, ids=_skewed_ids(rig.amount(200_000), settings.state.buckets) if name == "skewed" else None)
+        rig.drain(settings)  # makes the checkpoint, with the secret of its buckets
+        load = Load(settings.kafka, ids=_skewed_ids(rig.amount(200_000), settings) if name == "skewed" else None)
         figures[name] = {"tx_per_s": round(_drain_all(rig, settings, load, 200_000))}
     return figures
 
 
-def _skewed_ids(wanted: int, buckets: int) -> Iterator[str]:
+def _skewed_ids(wanted: int, settings: Settings) -> Iterator[str]:
     """Yield ids of which every second one falls into the first bucket."""
     chance = random.Random(1)
+    secret = bytes.fromhex(json.loads(Path(settings.storage.checkpoint, MANIFEST_FILE).read_text())["bucket_secret"])
     drawn = (uuid.UUID(int=chance.getrandbits(128)).hex for _ in itertools.count())
-    in_first = (name for name in drawn if bucket_of(name.encode(), buckets) == 0)
+    in_first = (name for name in drawn if buckets_of([name.encode()], settings.state.buckets, secret)[0] == 0)
     for name in itertools.islice(in_first, wanted // 2):
         yield name
         yield uuid.UUID(int=chance.getrandbits(128)).hex

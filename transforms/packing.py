@@ -7,9 +7,9 @@ one BINARY value, as an Arrow IPC stream.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -77,12 +77,15 @@ def to_records(records: DataFrame, op_topic: str, *, digests: bool = False) -> D
     )
 
 
-def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], former: Broadcast[FormerRecords] | None = None) -> PackEvents:
+def pack_events(
+    configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], secret: bytes, former: Broadcast[FormerRecords] | None = None
+) -> PackEvents:
     """Return the function that decodes the records of a task (RECORD_SCHEMA) to PACKED_EVENTS_SCHEMA.
 
     Args:
         configs: what decoding depends on.
         bucket_keys: the keys that Spark groups the buckets by.
+        secret: the checkpoint's, by which ids fall into buckets.
         former: what former checkpoints have dealt with; None if that cannot be read again.
     """
 
@@ -97,16 +100,27 @@ def pack_events(configs: ByBatch[DecoderConfig], bucket_keys: Sequence[int], for
             ticks = latest_ticks([*ticks, *decoded.ticks])
             read_ms = newest(read_ms, decoded.read_ms.items())
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
-                yield _by_bucket(kept, b"", bucket_keys)
+                yield _by_bucket(kept, b"", bucket_keys, secret)
                 kept = []
-        yield _by_bucket(kept, _pack_times((naming_groups_once(ticks), read_ms)), bucket_keys)
+        yield _by_bucket(kept, _pack_times((naming_groups_once(ticks), read_ms)), bucket_keys, secret)
 
     return pack
 
 
-def bucket_of(transaction_id: bytes, buckets: int) -> int:
-    """Return the number of the bucket that an id belongs to."""
-    return crc32(transaction_id) % buckets
+def buckets_of(transaction_ids: Sequence[bytes], buckets: int, secret: bytes) -> Integers:
+    """Return the number of the bucket that each id belongs to: a hash by the checkpoint's secret.
+
+    Without one, somebody could send ids of one bucket, whose state Spark would then hand over as one huge value.
+    """
+    keyed = blake2b(key=secret, digest_size=8)
+
+    def digest(transaction_id: bytes) -> bytes:
+        of_id = keyed.copy()  # half the time of hashing the key again
+        of_id.update(transaction_id)
+        return of_id.digest()
+
+    hashes = np.frombuffer(b"".join(map(digest, transaction_ids)), "<u8")
+    return (hashes % np.uint64(buckets)).astype(np.int64)
 
 
 def unpack(pack: bytes) -> pa.Table:
@@ -181,19 +195,19 @@ def packed(outcomes: DataFrame) -> DataFrame:
     return outcomes.mapInArrow(packs, from_arrow_schema(PACKED_OUTCOMES_SCHEMA))
 
 
-def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequence[int]) -> pa.RecordBatch:
+def _by_bucket(kept: Sequence[pa.RecordBatch], times: bytes, bucket_keys: Sequence[int], secret: bytes) -> pa.RecordBatch:
     """Pack events by bucket. Time concerns every bucket, also one without events."""
     events = pa.Table.from_batches(kept, EVENT_SCHEMA)
-    packs = {number: _to_bytes(rows) for number, rows in _grouped(events, _bucket_numbers(events, len(bucket_keys)))}
+    packs = {number: _to_bytes(rows) for number, rows in _grouped(events, _bucket_numbers(events, len(bucket_keys), secret))}
     wanted = range(len(bucket_keys)) if times else list(packs)
     columns = [[bucket_keys[number] for number in wanted], [packs.get(number, b"") for number in wanted], [times] * len(wanted)]
     return pa.RecordBatch.from_arrays(columns, schema=PACKED_EVENTS_SCHEMA)
 
 
-def _bucket_numbers(events: pa.Table, buckets: int) -> Integers:
+def _bucket_numbers(events: pa.Table, buckets: int, secret: bytes) -> Integers:
     """Return the bucket of each event: of its id, or of its place if the record is broken."""
     ids = events["transaction_id"].cast(pa.binary()).to_numpy().tolist()
-    of_id = np.fromiter((bucket_of(key or b"", buckets) for key in ids), np.int64, len(ids))
+    of_id = buckets_of([key or b"" for key in ids], buckets, secret)
     of_place = events["partition"].to_numpy() + events["offset"].to_numpy()
     return np.where(events["event"].to_numpy() == EventKind.BROKEN, of_place % buckets, of_id)
 

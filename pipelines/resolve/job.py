@@ -219,7 +219,7 @@ class ResolveJob:
             [(first, DecoderConfig.of(resolution, kafka, adopted[Source.HALF], manifest.query_id)) for first, resolution in terms]
         )
         former = former_records_to_read(spark, settings, manifest)
-        pack = without_collector(pack_events(decoding, manifest.bucket_keys, former))
+        pack = without_collector(pack_events(decoding, manifest.bucket_keys, bytes.fromhex(manifest.bucket_secret), former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism

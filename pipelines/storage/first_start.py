@@ -3,6 +3,7 @@
 Each step can be repeated, and the manifest comes last. So a start that was killed anywhere is simply done again.
 """
 
+import secrets
 import uuid
 from collections.abc import Mapping
 
@@ -49,6 +50,7 @@ def begin_checkpoint(
         ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
         min(halves_since_ms, last_settled_ms(spark, storage)) if epoch and halves_since_ms else 0,
         _even_keys(spark, settings.state),
+        secrets.token_hex(16),
         topic_ids,
     )
     write_manifest(spark, storage, manifest)

@@ -40,6 +40,8 @@ class Manifest:
     """Verdicts before this time are of halves that Kafka had deleted by then, and that a former checkpoint settled."""
     bucket_keys: tuple[int, ...]
     """The keys that Spark groups the buckets by."""
+    bucket_secret: str
+    """In hexadecimal digits. Who does not know it cannot choose ids that fall into one bucket."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's id of each topic that it reads; without one for a checkpoint that was made before they were kept."""
 

@@ -50,7 +50,7 @@ def to_arrow(records: Iterable[Record], timestamp_type: int) -> pa.RecordBatch:
 
 def to_packs(records: pa.RecordBatch, config: DecoderConfig, bucket_keys: Sequence[int], former: Any) -> pd.DataFrame:
     """Return the packs (PACKED_EVENTS_SCHEMA) that a task makes of its records (RECORD_SCHEMA)."""
-    pack = pack_events(ByBatch([(0, config)]), bucket_keys, former)
+    pack = pack_events(ByBatch([(0, config)]), bucket_keys, b"", former)
     return pd.concat([batch.to_pandas() for batch in pack([records])])
 
 

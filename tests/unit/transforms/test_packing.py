@@ -17,7 +17,7 @@ from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.operator import bucket_function, to_batch
-from halfway.transforms.packing import CHUNK_OFFSETS, UNDIVIDED, pack_events, pack_outcomes, unpack
+from halfway.transforms.packing import CHUNK_OFFSETS, UNDIVIDED, buckets_of, pack_events, pack_outcomes, unpack
 from halfway.transforms.protocol import Batch, Outcome
 from tests.support.scenario import RULES
 
@@ -40,7 +40,7 @@ def tick(source: Source, offset: int, at_ms: int, value: bytes = b"", partitions
 def packs(records: Sequence[dict[str, Any]], *, at_once: int = 10) -> pd.DataFrame:
     """Return what a task makes of records that reach it in batches of `at_once`."""
     batches = [pa.RecordBatch.from_pylist(list(records[n : n + at_once]), RECORD_SCHEMA) for n in range(0, len(records), at_once)]
-    return pa.Table.from_batches(pack_events(ByBatch([(0, CONFIG)]), KEYS)(batches), PACKED_EVENTS_SCHEMA).to_pandas()
+    return pa.Table.from_batches(pack_events(ByBatch([(0, CONFIG)]), KEYS, b"secret")(batches), PACKED_EVENTS_SCHEMA).to_pandas()
 
 
 def batches_of(rows: pd.DataFrame) -> dict[int, Batch]:
@@ -62,6 +62,17 @@ def test_every_record_reaches_one_bucket_with_all_of_its_id(rows_in_memory: int,
     assert sorted(half.offset for batch in of_bucket.values() for half in batch.halves) == list(range(50))
     assert sorted(op.offset for batch in of_bucket.values() for op in batch.ops) == list(range(50))
     assert sorted(each.offset for batch in of_bucket.values() for each in batch.broken) == list(range(50, 90))
+
+
+def test_ids_that_fall_into_one_bucket_of_a_checkpoint_are_spread_in_another() -> None:
+    """Nobody who does not know a checkpoint's secret can fill one of its buckets."""
+    ids = [b"id%d" % number for number in range(64_000)]
+    first = buckets_of(ids, 64, b"secret") == 0
+    chosen = [name for name, is_first in zip(ids, first.tolist(), strict=True) if is_first]
+    assert 900 < len(chosen) < 1100
+    spread = Counter(buckets_of(chosen, 64, b"another").tolist())
+    assert len(spread) == 64
+    assert max(spread.values()) < 40
 
 
 def test_every_bucket_hears_the_latest_tick_of_a_partition_and_what_was_read() -> None:

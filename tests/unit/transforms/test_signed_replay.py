@@ -101,7 +101,7 @@ class Attacked:
         ]
         self._offset += len(rows)
         self._unread = []
-        pack = pack_events(ByBatch([(0, CONFIG)]), (0,))
+        pack = pack_events(ByBatch([(0, CONFIG)]), (0,), b"")
         packs = [batch.to_pandas() for batch in pack([pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA)])]
         self.bucket, outcomes, _ = Bucket.decode(*self.bucket.encode()).after(to_batch(packs), RULES)
         self.outcomes += outcomes
