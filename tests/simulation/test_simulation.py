@@ -18,13 +18,18 @@ from tests.simulation.planted import PLANTED, run_planted
 from tests.simulation.run import describe, findings_of, run_seeds, shortest
 from tests.simulation.world import World
 
-HISTORIES = 1000
 TOGETHER = 250
 """Each such part is a test of its own, so that several workers share them."""
+QUICK, ALL = 1000, 5000
+"""`make test` plays the first, `make test-slow` the others."""
+PARTS = [
+    *range(0, QUICK, TOGETHER),
+    *(pytest.param(first, marks=pytest.mark.slow) for first in range(QUICK, ALL, TOGETHER)),
+]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", range(0, HISTORIES, TOGETHER))
+@pytest.mark.parametrize("first", PARTS)
 def test_histories_show_nothing_that_the_rules_forbid(first: int) -> None:
     for failure in run_seeds(range(first, first + TOGETHER)):
         pytest.fail(describe(shortest(failure)))
