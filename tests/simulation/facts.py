@@ -165,7 +165,12 @@ class Facts:
         return self.history.clocks_jumped or any(op.at_ms + remembered_ms < half.at_ms for op in self.verdicts_of[half.text_key])
 
     def is_orphan(self, op: Record) -> bool:
-        """Return True if a verdict was refused, and so does not count. A new checkpoint believes a former one."""
+        """Return True if a verdict was refused, and so does not count. A new checkpoint believes a former one.
+
+        To a later checkpoint a COMMIT may be an orphan that has made a message: Kafka has deleted its half since.
+        """
+        if any((row["op_partition"], row["op_offset"]) == (op.partition, op.offset) for row in self.messages):
+            return False
         reasons = ("orphan_op", "late_verdict", *(("group_mismatch",) if self.was_adopted else ()))
         return any(row["reason"] in reasons for row in self.refused.get((OP, op.partition, op.offset), ()))
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage import first_start
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import HALF_LOST
@@ -208,7 +210,10 @@ class RealWorld:
     def _run(self, run: Run) -> None:
         """Run the job over everything that it has not read, and kill it where the simulated one was killed."""
         ended = ""
-        with self._dies_at(run.killed_at, run.killed_at_time):
+        with (
+            self._dies_at(run.killed_at, run.killed_at_time),
+            patch.object(first_start, "uuid", SimpleNamespace(uuid4=lambda: run.query_id)),
+        ):
             try:
                 ResolveJob(self._settings_of(run), adopt=run.is_adopting).run(lambda: self._spark)
             except _KilledError:

@@ -25,6 +25,8 @@ class Run(NamedTuple):
     settings: Mapping[str, object]
     path: str
     is_adopting: bool
+    query_id: str = ""
+    """The job's query. The ticks name it."""
     killed_at: str = ""
     killed_at_time: int = 0
     """The how many-th time the job reaches that step."""
@@ -139,7 +141,7 @@ class TapedWorld(World):
             is_lost = any(row.values.get("reason") == "half_lost" for row in self.history.rows[rows:])
             self.cannot_be_played = self.cannot_be_played or "a notice between two batches of one run" * is_lost
             self._guard(job, job.batch)
-        run = Run(seq, self._named, job.path, is_adopting)
+        run = Run(seq, self._named, job.path, is_adopting, job.manifest.query_id)
         for act in self.history.acts[acts:]:
             if act.name == "killed at":
                 run = run._replace(killed_at=act.detail, killed_at_time=self._steps.count(act.detail))
