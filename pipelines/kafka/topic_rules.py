@@ -42,15 +42,13 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
     the verdict of each half. A check topic does too: a request that is deleted before its group has passed it would
     count as asked (R15).
     """
-    config = {
+    return {
         "message.timestamp.type": "LogAppendTime",
         "cleanup.policy": "delete",
         "max.message.bytes": str(_needed_bytes(settings, topic)),
         "retention.ms": str(_good_retention_ms(settings)),
+        "compression.type": UNCOMPRESSED,
     }
-    if is_timed(settings, topic):
-        config["compression.type"] = UNCOMPRESSED
-    return config
 
 
 def is_timed(settings: Settings, topic: str) -> bool:
@@ -96,7 +94,7 @@ def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[st
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
     if not is_timed(settings, topic) and (note := retention_problem(settings, topic, config)):
         notes.append(note)
-    if is_timed(settings, topic) and config["compression.type"] != UNCOMPRESSED:
+    if config["compression.type"] != UNCOMPRESSED:
         what = "a small compressed batch may hold any amount of data, which its readers take into memory"
         notes.append(f"{what}: {alter_topic(topic, 'compression.type', UNCOMPRESSED)}")
     return notes

@@ -87,6 +87,7 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
         ("check_topic", "retention.ms", 3 * DAY_MS - 1, "warning", "keeps check requests for"),
         ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
         ("op_topic", "compression.type", "producer", "warning", "a small compressed batch may hold any amount of data"),
+        ("check_topic", "compression.type", "producer", "warning", "a small compressed batch may hold any amount of data"),
     ],
 )
 def test_a_wrong_topic_setting_is_found(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
