@@ -9,6 +9,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
@@ -31,9 +32,21 @@ READ_LIMIT_S = 5.0
 """How long the first place that cannot be read holds up a round. Each further one gets half of the time of the last."""
 RETRY_ROUNDS = 60
 """How many rounds later such a place is read again: earlier if it got less time."""
-_ANY_OFFSETS = OffsetRange(0, 2**63 - 1)
-"""The offsets of a place for which Kafka does not tell them."""
+_NO_ANSWER: tuple[TopicPlace, int] = (("", -1), -1)
+"""Where a request may wait for a group that Kafka gives no answer for."""
 _FIRST, _END = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+class RequestOffsets(NamedTuple):
+    """The offsets of a place of a check topic: the first that is kept, the first that is not old, and its end."""
+
+    first: int
+    before: int
+    end: int
+
+
+_ANY_OFFSETS = RequestOffsets(0, 2**63 - 1, 2**63 - 1)
+"""The offsets of a place for which Kafka does not tell them."""
 
 
 class CheckLag:
@@ -59,6 +72,10 @@ class CheckLag:
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
         self._round = 0
+        self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
+        """When earlier rounds began, and where each place ended in them: requests before that are at least as old."""
+        self.seen_s: float | None = None
+        """When the round began that has seen the old requests; None where timestamps alone tell which are old."""
 
     def close(self) -> None:
         """Disconnect. The next round connects again."""
@@ -66,8 +83,11 @@ class CheckLag:
         if java_admin is not None:
             java_admin.close()
 
-    def behind(self, groups: Collection[str], before_ms: int) -> dict[str, tuple[TopicPlace, int]]:
-        """Return the groups for which a request waits that was published before `before_ms`, with its place and offset.
+    def behind(self, groups: Collection[str], before_ms: int, began_s: float, before_s: float) -> dict[str, tuple[TopicPlace, int]]:
+        """Return the groups for which an old request waits, with its place and offset.
+
+        A request is old by its timestamp, or because a round saw it that began before `before_s`: the broker that gave
+        it the timestamp may have another clock. A group that Kafka gives no answer for counts as behind.
 
         A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
         are the oldest, if their topic can hold something for them.
@@ -75,6 +95,8 @@ class CheckLag:
         Args:
             groups: producer groups that have members.
             before_ms: by record timestamp.
+            began_s: when this round began, by a clock that does not jump.
+            before_s: by the same clock.
 
         Raises:
             KafkaException: Kafka does not answer.
@@ -84,15 +106,26 @@ class CheckLag:
         for known in (self._looked, self._waiting, self._asked):
             for group in known.keys() - set(groups):
                 del known[group]
-        old = self._published_before({self._kafka.check_topic_of(group) for group in groups}, before_ms)
-        committed = self._committed(self._chosen([group for group in groups if self._may_wait(group, old)]), old)
+        offsets = self._offsets({self._kafka.check_topic_of(group) for group in groups}, before_ms)
+        old = self._old(offsets, began_s, before_s)
+        chosen = self._chosen([group for group in groups if self._may_wait(group, old)])
+        committed = self._committed(chosen, old)
         self._asked.update(dict.fromkeys(committed, self._round))
         moved = {group: offsets for group, offsets in committed.items() if not self._still_waits(group, offsets, old)}
         found = self._find(moved, old)
         for group in moved:
             self._waiting.pop(group, None)
         self._waiting.update(found)
-        return dict(self._waiting)
+        return {**dict.fromkeys(chosen - committed.keys(), _NO_ANSWER), **self._waiting}
+
+    def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
+        """Return the offsets of old requests, and note where each place ends now."""
+        self._ends.append((began_s, {place: each.end for place, each in offsets.items() if each is not _ANY_OFFSETS}))
+        while len(self._ends) > 1 and self._ends[1][0] <= before_s:
+            del self._ends[0]
+        seen_s, seen = self._ends[0] if self._ends[0][0] <= before_s else (None, {})
+        self.seen_s = seen_s
+        return {place: OffsetRange(each.first, max(each.before, min(seen.get(place, 0), each.end))) for place, each in offsets.items()}
 
     def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:
         looked = self._looked.get(group, {})
@@ -104,10 +137,10 @@ class CheckLag:
         own = self._kafka.check_topic_of(group)
         return [place for place in places if place[0] == own]
 
-    def _chosen(self, groups: Iterable[str]) -> list[str]:
+    def _chosen(self, groups: Iterable[str]) -> set[str]:
         by_age = sorted(groups, key=lambda group: self._asked.get(group, 0))
         new = sum(group not in self._asked for group in by_age)
-        return by_age[: max(new, GROUPS_AT_ONCE)]
+        return set(by_age[: max(new, GROUPS_AT_ONCE)])
 
     def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
         place, offset = self._waiting.get(group, (("", -1), -1))
@@ -184,8 +217,8 @@ class CheckLag:
                         break
         return found
 
-    def _published_before(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, OffsetRange]:
-        """Return the offsets of each partition's requests from before a time, as far as they are kept."""
+    def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
+        """Return the offsets of each partition; requests are old by their timestamps."""
         counts = partition_counts(self._client, topics) if topics else {}
         places = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
         if not places:
@@ -200,14 +233,14 @@ class CheckLag:
         for place in places:
             key = (place.topic, place.partition)
             try:
-                found[key] = self._range_of(first[place], since[place], end[place])
+                found[key] = self._offsets_of(first[place], since[place], end[place])
             except KafkaException as error:
                 found[key] = _ANY_OFFSETS
                 self._note_unread(key, error, 1)
         return found
 
-    def _range_of(self, *answers: "Future[ListOffsetsResultInfo]") -> OffsetRange:
-        """Return the offsets before a time, by what Kafka says of a partition's first offset, the time, and the end.
+    def _offsets_of(self, *answers: "Future[ListOffsetsResultInfo]") -> RequestOffsets:
+        """Return a partition's offsets, by what Kafka says of its first one, of a time, and of its end.
 
         Raises:
             KafkaException: the partition has no leader, or one that does not answer.
@@ -215,7 +248,7 @@ class CheckLag:
         low, since, high = (self._client.result(answer).offset for answer in answers)
         if OFFSET_INVALID in (low, since, high):  # so librdkafka says that there was no answer in time
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return OffsetRange(low, high if since == OFFSET_END else since)  # OFFSET_END: every record is older
+        return RequestOffsets(low, high if since == OFFSET_END else since, high)  # OFFSET_END: every record is older
 
     def _committed(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
         """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for."""

@@ -129,9 +129,9 @@ class GroupWatch:
         except (KafkaException, HalfwayError) as error:
             return self._note_failure(error.args[0])
         try:
-            self._ask_for_behind(present)
+            known_s = self._ask_for_behind(present, began_s)
         except (KafkaException, HalfwayError) as error:
-            failure = error.args[0]
+            known_s, failure = self._known_s, error.args[0]
             if not self._has_answer.is_set():
                 return self._note_failure(failure)
         self._note_failure(failure)
@@ -143,7 +143,7 @@ class GroupWatch:
         self._left_out = left_out
         self._unable = fitting
         if failure is None:
-            self._known_s = began_s
+            self._known_s = known_s
         self._has_answer.set()
         return None
 
@@ -176,12 +176,16 @@ class GroupWatch:
         present = listed - empty
         return (present | (self._behind_since_s.keys() - away.keys()), answer.errors[0]) if answer.errors else (present, None)
 
-    def _ask_for_behind(self, present: set[str]) -> None:
-        found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms // 2)
+    def _ask_for_behind(self, present: set[str], began_s: float) -> float:
+        """Find out which groups are behind. Return as of when: a check counts that was sent half an interval before."""
+        wait_s = self._check_interval_ms / 2_000
+        found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms // 2, began_s, began_s - wait_s)
         now_s = self._clock()
         behind = {group: self._behind_since_s.get(group, now_s) for group in found}
         _log_changes("group_behind", self._behind_since_s, behind)
         self._behind_since_s = behind
+        # A check counts if the round that says who is behind knows it as old.
+        return began_s if self._check_lag.seen_s is None else self._check_lag.seen_s + wait_s
 
     def _note_failure(self, cause: object) -> None:
         """Log a failure that is new, or that the failure is over if there is no cause."""

@@ -240,4 +240,23 @@ FOUND = (
             Action("start", 0, {"adopt": True}),
         ),
     ),
+    Found(
+        "line 6, a clock that is ahead",
+        "R8 unheard",
+        (
+            _send(0, "g2", "t2", Fate.COMMIT, "dies after", delay_ms=9_000, immunity_s=1, size=4),
+            _send(3_000, "g2", "t3", Fate.NEVER, "op", delay_ms=500),
+            _send(100, "g2", "t6", Fate.COMMIT, "unsure", delay_ms=40_000),
+            _send(0, "g2", "t7", Fate.ROLLBACK, "dies before", delay_ms=0, immunity_s=20),
+            Action("scale_service", 3_000, {"group": "g2", "instances": 1}),
+            _send(100, "g2", "t14", Fate.ROLLBACK, "dies after", delay_ms=500, immunity_s=300, size=100),
+            Action("broker_clock", 0, {"broker": 1, "ms": 20_000}),
+            Action("set", 1_000, {"name": "resolution.half_retention", "value": 100_000}),
+            Action("scale_service", 7_000, {"group": "g2", "instances": 1}),
+            Action("set", 7_000, {"name": "resolution.transactionCheckInterval", "value": 4_000}),
+            Action("wait", 1_000, {"ms": 130_000, "steps": 1}),
+            Action("start", 0, {}),
+            Action("wait", 0, {"ms": 65_000, "steps": 4}),
+        ),
+    ),
 )

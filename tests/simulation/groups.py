@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from halfway.pipelines.kafka.java_admin import TopicPlace
-from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import check_lag
+from halfway.pipelines.resolve.check_lag import RequestOffsets
 from halfway.pipelines.resolve.groups import producer_groups
 from halfway.schemas.headers import PGROUP, check_group
 from halfway.schemas.settings import Settings
-from tests.simulation.history import CHECK
+from tests.simulation.history import CHECK, HALF
 from tests.simulation.log import Kafka
 
 
@@ -21,18 +21,21 @@ class SimulatedLag(check_lag.CheckLag):
         super().__init__(nothing, settings.kafka, nothing)
         self._simulated, self._wait_ms = kafka, settings.resolution.transactionCheckInterval // 2
 
-    def unable(self, now_ms: int) -> list[str]:
-        """Return the groups that are away or behind, as `GroupWatch` does."""
+    def unable(self) -> tuple[list[str], float]:
+        """Return the groups that are away or behind, and up to when checks count, as `GroupWatch` does."""
+        now_ms, now_s, wait_s = self._simulated.broker_ms(HALF, 0), self._simulated.clock.now_ms / 1000, self._wait_ms / 1000
         groups = self._simulated.groups
         known = set(producer_groups(name for name, group in groups.items() if group.is_known))
         away = {group for group in known if not groups[check_group(group)].members}
-        return sorted(away | self.behind(known - away, now_ms - self._wait_ms).keys())
+        behind = self.behind(known - away, now_ms - self._wait_ms, now_s, now_s - wait_s)
+        # A round comes before the batch of its step, which sends checks at the same time.
+        return sorted(away | behind.keys()), now_s if self.seen_s is None else self.seen_s + wait_s - 0.0005
 
-    def _published_before(self, _: Collection[str], before_ms: int) -> dict[TopicPlace, OffsetRange]:
+    def _offsets(self, _: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         found = {}
         for number, partition in enumerate(self._simulated.topics[CHECK]):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
-            found[self._kafka.check_topic, number] = OffsetRange(partition.first, next(later, partition.end))
+            found[self._kafka.check_topic, number] = RequestOffsets(partition.first, next(later, partition.end), partition.end)
         return found
 
     def _committed(self, groups: Iterable[str], _: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:

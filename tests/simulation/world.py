@@ -101,7 +101,8 @@ class World:
 
     def tick(self, job: Job) -> None:
         """Publish a tick to each partition, as the job's publisher does."""
-        value = tick_value(job.lag.unable(self.kafka.broker_ms(HALF, 0)), job.manifest.query_id, job.sent.asked_ms())
+        unable, known_s = job.lag.unable()
+        value = tick_value(unable, job.manifest.query_id, job.sent.asked_ms(known_s))
         now = str(self.clock.now_ms + self.clock.publisher_ms).encode()
         for topic in (HALF, OP):
             count = len(self.kafka.topics[topic])

@@ -47,7 +47,7 @@ class CheckTopic:
         return CheckLag(self.spark, self.kafka, self.client)
 
     def behind(self, lag: CheckLag, *groups: str, before_ms: int) -> dict[str, tuple[int, int]]:
-        found = lag.behind({self.name(group) for group in groups}, T + before_ms)
+        found = lag.behind({self.name(group) for group in groups}, T + before_ms, 0.0, -1.0)
         places = {group: found[self.name(group)] for group in groups if self.name(group) in found}
         assert {topic for (topic, _), _ in places.values()} <= {self.kafka.check_topic}
         return {group: (partition, offset) for group, ((_, partition), offset) in places.items()}
@@ -160,7 +160,7 @@ def test_r15_a_group_is_behind_in_its_own_topic_only(check_topic: CheckTopic) ->
     groups = {name: check_topic.name(name) for name in ("g", "other")}
 
     def behind() -> dict[str, TopicPlace]:
-        return {group: place for group, (place, _) in lag.behind(groups.values(), T + 100).items()}
+        return {group: place for group, (place, _) in lag.behind(groups.values(), T + 100, 0.0, -1.0).items()}
 
     def is_known() -> bool:
         with suppress(KafkaException):

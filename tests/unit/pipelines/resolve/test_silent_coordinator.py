@@ -8,8 +8,7 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.java_admin import TopicPlace
-from halfway.pipelines.kafka.range_reader import OffsetRange
-from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.pipelines.resolve.check_lag import CheckLag, RequestOffsets
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.schemas.headers import check_group
 
@@ -42,14 +41,16 @@ PLACE: TopicPlace = (SETTINGS.kafka.check_topic, 0)
 class Lag(CheckLag):
     """One request in the check topic, which is for `g` and which `g` has not passed."""
 
-    def _published_before(self, *_: object) -> dict[TopicPlace, OffsetRange]:
-        return {PLACE: OffsetRange(0, 1)}
+    knows_g, is_passed = True, False
+
+    def _offsets(self, *_: object) -> dict[TopicPlace, RequestOffsets]:
+        return {PLACE: RequestOffsets(0, 1, 1)}
 
     def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
-        return {group: {PLACE: 1 if group == "other" else 0} for group in groups}
+        return {group: {PLACE: 1 if group == "other" or self.is_passed else 0} for group in groups if self.knows_g or group != "g"}
 
     def _find(self, groups: Any, _: Any) -> dict[str, tuple[TopicPlace, int]]:
-        return {group: (PLACE, 0) for group in groups if group == "g"}
+        return {group: (PLACE, 0) for group in groups if group == "g" and not self.is_passed}
 
 
 @pytest.fixture
@@ -90,3 +91,14 @@ def test_no_check_counts_until_every_broker_has_told_its_groups(brokers: Brokers
     brokers.is_coordinator_silent = False
     watch.ask()
     assert (watch.absent(), watch.known_s() > 0) == (["g"], True)
+
+
+def test_a_group_whose_offsets_kafka_does_not_tell_counts_as_behind(watch: GroupWatch) -> None:
+    lag = watch._check_lag
+    assert isinstance(lag, Lag)
+    lag.knows_g = False
+    watch.ask()
+    assert watch.absent() == ["g"]
+    lag.knows_g = lag.is_passed = True
+    watch.ask()
+    assert watch.absent() == []

@@ -9,9 +9,8 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.java_admin import TopicPlace
-from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import ticks as ticks_module
-from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.pipelines.resolve.check_lag import CheckLag, RequestOffsets
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.ticks import TickPublisher
@@ -32,6 +31,8 @@ class Kafka:
     def __init__(self) -> None:
         self.now_s = 1_000.0
         self.requests_s: list[float] = []
+        self.clock_ahead_s = 0.0
+        """By how much the clock of the check topic's broker is ahead of that of the half topic."""
         self.lists_groups = self.tells_offsets = True
 
     def list_consumer_groups(self, **_: object) -> Any:
@@ -52,10 +53,11 @@ class Lag(CheckLag):
         super().__init__(nothing, SETTINGS.kafka, nothing)
         self.of = kafka
 
-    def _published_before(self, _: object, before_ms: int) -> dict[TopicPlace, OffsetRange]:
+    def _offsets(self, _: object, before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         if not self.of.tells_offsets:
             raise FAILURE
-        return {PLACE: OffsetRange(0, sum(at_s * 1000 < before_ms for at_s in self.of.requests_s))}
+        times = self.of.requests_s
+        return {PLACE: RequestOffsets(0, sum((at_s + self.of.clock_ahead_s) * 1000 < before_ms for at_s in times), len(times))}
 
     def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
         return {group: {PLACE: 0} for group in groups}
@@ -123,6 +125,17 @@ def test_nothing_is_discarded_while_it_is_not_known_who_is_behind(monkeypatch: p
 def test_a_service_that_is_stuck_since_its_last_check_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka answers all the time. The check is decided 2 s before it is sent, as batches go."""
     world = World(monkeypatch)
+    for _ in range(60):
+        world.kafka.now_s += 1
+        world.watch.ask()
+        at_ms = 6_001 + int(world.kafka.now_s - 1_000.0) * 1000 + 2_000
+        assert world.read_tick(at_ms) == []
+
+
+def test_a_service_that_is_stuck_loses_nothing_where_the_clock_of_its_check_topic_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their timestamps its requests are new for longer than they count."""
+    world = World(monkeypatch)
+    world.kafka.clock_ahead_s = 40
     for _ in range(60):
         world.kafka.now_s += 1
         world.watch.ask()

@@ -90,7 +90,7 @@ class Lag(CheckLag):
     def round(self, *groups: str) -> set[str]:
         """Return the groups that are behind. `topics.read` and `topics.lost_s` are those of this round."""
         self.topics.read, self.topics.lost_s = [], 0.0
-        return set(self.behind(groups, OLD_MS))
+        return set(self.behind(groups, OLD_MS, 0.0, -1.0))
 
 
 @pytest.fixture(autouse=True)
