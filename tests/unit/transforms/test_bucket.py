@@ -59,6 +59,9 @@ def test_a_flood_of_ids_into_one_bucket_takes_some_bytes_each_and_ends() -> None
 def test_names_that_nobody_has_any_more_leave_the_state() -> None:
     """Each half of a flood may have the longest group and topic that the contract allows, and no two the same."""
     bucket, count = Bucket(), 5_000
+    # As long as an entry stays, the names of the others leave only where they are looked for.
+    stays = half("stays", 1)._replace(immunity_ms=RULES.half_retention_ms)
+    bucket, _, _ = bucket.after(to_batch([stays, tick(1)]), RULES)
     for _ in range(3):
         at_ms = (bucket.clock.horizon_ms() or 0) + 1
         records = [half(f"t{n}", at_ms, group=f"{n:0255}")._replace(topic=f"{n + count:0255}") for n in range(count)]
@@ -71,3 +74,4 @@ def test_names_that_nobody_has_any_more_leave_the_state() -> None:
         # The names go when the next entry comes.
         bucket, _, _ = bucket.after(to_batch([half("last", at_ms), commit("last", at_ms)]), RULES)
         assert len(bucket.encode()[1]) < 20_000
+        assert bucket.pending()["transaction_id"].to_pylist() == ["stays"]

@@ -498,6 +498,10 @@ def test_no_records() -> None:
 
 
 def test_details_are_short() -> None:
+    group, topic = "g" * 255, "t" * 255
+    config = DecoderConfig(100, SKEW_MS, Keyring({group: [b"k" * 32]}, required=False, cluster="c", topics={group: ["orders"]}), TOPICS)
+    problem = problem_of(half(("REAL_TOPIC", topic.encode()), ("PGROUP", group.encode())), config)
+    assert problem == ("bad_signature", f"group {group} may not send to {topic}"[:500])
     problem = problem_of(op(OP[0], ("PGROUP", b"g" * 255), ("REMARK", b"x" * 1_000)), STRICT)
     assert problem is not None
     assert len(problem[1]) <= 500
