@@ -20,8 +20,8 @@ from tests.support.secure_world import PASSWORD, USERS, Configure, TakeAway, rig
 
 
 @pytest.fixture
-def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
-    """`world(partitions=2, **{"resolution.transactionCheckMax": 2})` makes a job whose time the test moves."""
+def job_world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
+    """`job_world(partitions=2, **{"resolution.transactionCheckMax": 2})` makes a job whose time the test moves."""
 
     def make(partitions: int = 2, timestamps: Literal["LogAppendTime", "CreateTime"] = "CreateTime", **overrides: object) -> World:
         storage = {"storage.warehouse": str(tmp_path / "warehouse"), "storage.checkpoint": str(tmp_path / "checkpoint")}
@@ -29,6 +29,12 @@ def world(spark: SparkSession, topics: MakeTopics, tmp_path: Path) -> MakeWorld:
         return World(spark, settings)
 
     return make
+
+
+@pytest.fixture
+def world(job_world: MakeWorld) -> MakeWorld:
+    """The world of a job, in the folders that have no other."""
+    return job_world
 
 
 @pytest.fixture

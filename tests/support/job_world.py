@@ -143,4 +143,4 @@ class World:
 
 
 MakeWorld = Callable[..., World]
-"""What the fixture `world` of tests/kafka/conftest.py returns."""
+"""What the fixtures `job_world` and `world` of tests/kafka/conftest.py return."""

@@ -29,8 +29,8 @@ def relayed(world: World) -> Settings:
 
 @pytest.mark.long
 @pytest.mark.timeout(580)
-def test_adopt_under_a_relay_sends_nothing_twice(world: MakeWorld, tmp_path: Path) -> None:
-    w = world()
+def test_adopt_under_a_relay_sends_nothing_twice(job_world: MakeWorld, tmp_path: Path) -> None:
+    w = job_world()
     w.half("first")
     w.op("first", b"COMMIT", 1)
     w.half("open", 2)
