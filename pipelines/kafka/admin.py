@@ -158,6 +158,20 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
         AccessError: this user may not describe one of them.
         KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
     """
+    found: dict[str, TopicDescription] = {}
+    for topic, answer in describe_each(client, topics, with_operations=with_operations).items():
+        if isinstance(answer, AccessError):
+            raise answer
+        found[topic] = answer
+    return found
+
+
+def describe_each(client: Admin, topics: Collection[str], *, with_operations: bool = False) -> dict[str, TopicDescription | AccessError]:
+    """Return what `describe_topics` does, and the error of each topic that this user may not describe.
+
+    Raises:
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+    """
     deadline_s = time.monotonic() + REQUEST_LIMIT_S
 
     def at_most(limit_s: float) -> float:
@@ -177,18 +191,18 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
             client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
 
 
-def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription]:
+def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription | AccessError]:
     names = TopicCollection(list(topics))
     futures = client.describe_topics(names, include_authorized_operations=with_operations, request_timeout=limit_s)
-    found: dict[str, TopicDescription] = {}
+    found: dict[str, TopicDescription | AccessError] = {}
     for topic, future in futures.items():
         try:
             found[topic] = client.result(future)
         except KafkaException as error:
             failure: KafkaError = error.args[0]
             if failure.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise AccessError(missing_right(client.user, "Describe", "topic", topic)) from None
-            if failure.code() not in _NOT_THERE:
+                found[topic] = AccessError(missing_right(client.user, "Describe", "topic", topic))
+            elif failure.code() not in _NOT_THERE:
                 raise
     return found
 

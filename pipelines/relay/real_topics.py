@@ -7,7 +7,7 @@ from typing import NamedTuple
 from confluent_kafka.admin import AclOperation, TopicDescription
 
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.pipelines.kafka.admin import Admin, describe_topics
+from halfway.pipelines.kafka.admin import Admin, describe_each
 from halfway.pipelines.relay.positions import Refusal
 from halfway.schemas.errors import AccessError
 
@@ -50,15 +50,12 @@ class RealTopics:
         self._known.clear()
 
     def _asked(self, names: Collection[str]) -> dict[str, RealTopic]:
-        try:
-            described = describe_topics(self._client, names, with_operations=True)
-        except AccessError as error:
-            if len(names) > 1:  # Kafka's refusal of one hides the others
-                return {name: topic for one in names for name, topic in self._asked([one]).items()}
-            return {name: RealTopic(0, (Refusal.NO_RIGHT, str(error))) for name in names}
+        described = describe_each(self._client, names, with_operations=True)
         return {name: self._judged(name, described.get(name)) for name in names}
 
-    def _judged(self, name: str, described: TopicDescription | None) -> RealTopic:
+    def _judged(self, name: str, described: TopicDescription | AccessError | None) -> RealTopic:
+        if isinstance(described, AccessError):
+            return RealTopic(0, (Refusal.NO_RIGHT, str(described)))
         if described is None or not described.partitions:
             return RealTopic(0, (Refusal.NO_TOPIC, f"there is no topic {name}: make it, with the partitions that its consumers need"))
         allowed = set(described.authorized_operations or ())

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, NewTopic, ResourceType
 
+from halfway.pipelines.kafka.admin import admin_client, describe_each
 from halfway.pipelines.kafka.topic_setup import create_relay_topic
 from halfway.pipelines.relay.positions import Refusal
 from halfway.pipelines.relay.relay import Relay
@@ -52,3 +53,14 @@ def test_a_relay_needs_just_the_rights_of_the_page(relay: Settings, secure_broke
     assert second.report.relayed == 1
     assert second.report.positions is not None
     assert second.report.positions.stopped == {}
+
+
+@pytest.mark.timeout(200)
+def test_topics_that_a_relay_may_not_see_are_asked_for_at_once(relay: Settings, secure_broker: SecureBroker) -> None:
+    """A service chooses the names. Kafka's refusal of one hides no other."""
+    secure_broker.allow(USERS["relay"], [WRITE])
+    hidden = [f"hidden{number}" for number in range(500)]
+    found = describe_each(admin_client(relay.kafka), [*hidden, REAL], with_operations=True)
+    secure_broker.forbid(USERS["relay"], WRITE)
+    assert {name for name, answer in found.items() if isinstance(answer, AccessError)} == set(hidden)
+    assert len(found[REAL].partitions) == 1  # type: ignore[union-attr]

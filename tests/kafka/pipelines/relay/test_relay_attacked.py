@@ -140,13 +140,13 @@ def test_two_halfways_in_one_kafka_may_give_their_relays_one_name(broker: LocalB
 def test_any_number_of_stopped_topics_is_asked_for_at_once(world: RelayWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service chooses the names. A question for each would hold up the others."""
     asked: list[int] = []
-    describe = real_topics.describe_topics
+    describe = real_topics.describe_each
 
     def spy(client: Any, names: Collection[str], **options: Any) -> Any:
         asked.append(len(names))
         return describe(client, names, **options)
 
-    monkeypatch.setattr(real_topics, "describe_topics", spy)
+    monkeypatch.setattr(real_topics, "describe_each", spy)
     orders = world.make_topic("orders")
     world.append(0, 0, [row("a", orders), *(row(f"{number}", world.topic(f"none{number}")) for number in range(300))])
     with RunningRelay(world.settings, EARLIEST):
