@@ -7,7 +7,8 @@ job takes several transactions: Kafka aborts one that lasts too long.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from halfway.clients.reading.committed import CommittedMessage
@@ -18,6 +19,7 @@ from halfway.pipelines.relay.positions import START, Reached, RelayPositions, St
 from halfway.pipelines.relay.real_topics import RealTopic, RealTopics
 from halfway.pipelines.relay.relay_producer import RefusedError, RelayProducer, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
+from halfway.pipelines.relay.retries import Retries
 from halfway.pipelines.relay.route import RelayedRecord, Router
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.settings import Settings
@@ -28,8 +30,10 @@ _ALONE_FOR = 1_000
 """How many messages of a topic are sent one by one after it has refused a batch of them."""
 _ALONE_AT_ONCE = 100
 """So many messages are then in a transaction: each waits for the one before."""
-_TIMES_AT_ONCE = 5
-"""After so many transactions for a topic that goes on, the others get their turn."""
+_TURN_S = 0.5
+"""So long stopped topics have their turn, and then the others while stopped ones wait. What was begun is ended."""
+_ASKED_AT_ONCE = 500
+"""A question for so many topics takes Kafka about 0.1 s."""
 
 
 @dataclass
@@ -67,23 +71,28 @@ class ActiveRelay:
         table: the table `messages`.
         client: an admin client.
         report: is kept up to date.
+        clock: returns seconds. It only decides who has the next turn.
     """
 
-    def __init__(self, settings: Settings, table: RelayTable, client: Admin, report: RelayReport) -> None:
+    def __init__(
+        self, settings: Settings, table: RelayTable, client: Admin, report: RelayReport, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Fence every former relay of this name.
 
         Raises:
             AccessError: this user may not use the transactional id.
             TransactionLostError: Kafka does not answer in time, or refuses.
         """
-        self._settings, self._table, self._client, self._report = settings, table, client, report
+        self._settings, self._table, self._client, self._report, self._clock = settings, table, client, report, clock
         self._router = Router(settings)
         self._topics = RealTopics(client)
         self._alone: dict[str, int] = {}
-        self._retry_at_s: dict[str, float] = {}
+        self._retries = Retries(settings.relay.retry_interval / 1000, clock)
         self._producer = RelayProducer(settings)
         self._positions = RelayPositions("")
         self._written: RelayPositions | None = None
+        self._unwritten: set[str] = set()
+        """The topics that were stopped since the last transaction."""
 
     def close(self) -> None:
         """Forget what is in flight."""
@@ -100,44 +109,47 @@ class ActiveRelay:
 
     def take_over(self, stored: RelayPositions | None, positions: RelayPositions) -> None:
         """Begin at the stored positions, without the stops of topics that are no longer allowed."""
-        for named in positions.stopped:
-            if not self._router.is_allowed(named):
-                positions = positions.with_stop(named, None)
         self._written, self._positions = stored, positions
-        self._write([], positions)
+        self._write([], stops={named: None for named in positions.stopped if not self._router.is_allowed(named)})
+        for named in self._positions.stopped:
+            self._retries.at_once(named)
 
     def read_on(self, may_go_on: Callable[[], bool]) -> bool:
-        """Relay what is after the bookmark. Return True if there may be more, but a stopped topic has its turn."""
+        """Relay what is after the bookmark. Return True if there may be more, but stopped topics have their turn."""
         self._report.newest = self._table.newest(self._positions.after)
+        end_s: float | None = None
         for portion in self._table.read(self._positions.after):
-            self._relay([message for message in portion.messages if self._router.is_allowed(message.topic)], portion.reached)
-            if self._due() or not may_go_on():
+            end_s = self._clock() + _TURN_S if end_s is None else end_s
+            allowed = [message for message in portion.messages if self._router.is_allowed(message.topic)]
+            is_whole = self._relay(allowed, portion.reached, may_go_on)
+            if not is_whole or not may_go_on() or (self._clock() >= end_s and self._retries.is_due()):
                 return True
         self._report.behind_since_ms, self._report.last_look_s = None, time.time()
         return False
 
-    def _relay(self, messages: Sequence[CommittedMessage], reached: Reached) -> None:
-        """Write messages and bookmark; stop the topics that refuse theirs, and write the rest."""
+    def _relay(self, messages: Sequence[CommittedMessage], reached: Reached, may_go_on: Callable[[], bool]) -> bool:
+        """Write messages and bookmark, and stop the topics that refuse theirs. Return True if all of it is done."""
         if messages:
             self._report.behind_since_ms = round(messages[-1].committed_at.timestamp() * 1000)
         while True:
             try:
-                self._write_in_parts(_after(messages, self._positions.after), reached, self._relay_part)
+                return self._write_in_parts(_after(messages, self._positions.after), reached, self._relay_part, may_go_on)
             except RefusedError as refused:
                 record = refused.record
-                stop = Stop(self._positions.after, record.transaction_id, refused.refusal, refused.cause)
-                self._positions = self._stopped(self._positions, record.named, stop)
-            else:
-                return
+                self._stop({record.named: Stop(self._positions.after, record.transaction_id, refused.refusal, refused.cause)})
 
     def _relay_part(self, messages: Sequence[CommittedMessage], reached: Reached) -> None:
-        self._positions, records = self._sorted(messages)
-        self._write(records, self._positions.moved(reached))
+        records = self._sorted(messages)
+        self._write(records, after=reached)
 
     def _write_in_parts(
-        self, messages: Sequence[CommittedMessage], reached: Reached, write: Callable[[Sequence[CommittedMessage], Reached], None]
-    ) -> None:
-        """Write messages in one transaction, or in several while some are sent one by one.
+        self,
+        messages: Sequence[CommittedMessage],
+        reached: Reached,
+        write: Callable[[Sequence[CommittedMessage], Reached], None],
+        may_go_on: Callable[[], bool],
+    ) -> bool:
+        """Write messages in one transaction, or in several while some are sent one by one. Return True if it wrote all.
 
         Raises:
             RefusedError: a topic refuses a message that was sent alone. The parts before were written.
@@ -152,21 +164,22 @@ class ActiveRelay:
             else:
                 messages = messages[len(part) :]
                 if not messages:
-                    return
+                    return True
+                if not may_go_on():
+                    return False
 
-    def _sorted(self, messages: Iterable[CommittedMessage]) -> tuple[RelayPositions, list[RelayedRecord]]:
-        """Return the positions with the topics stopped that take no messages, and the records for the others."""
-        positions, records = self._positions, list[RelayedRecord]()
-        topics = self._real({message.topic for message in messages})
+    def _sorted(self, messages: Iterable[CommittedMessage]) -> list[RelayedRecord]:
+        """Stop the topics that take no messages, and return the records for the others."""
+        messages = [message for message in messages if message.topic not in self._positions.stopped]
+        topics, records, stops = self._real({message.topic for message in messages}), list[RelayedRecord](), dict[str, Stop]()
         for message in messages:
-            if message.topic in positions.stopped:
-                continue
             topic = topics[message.topic]
-            if topic.refusal:
-                positions = self._stopped(positions, message.topic, Stop(self._positions.after, message.transaction_id, *topic.refusal))
-            else:
+            if topic.refusal is None:
                 records.append(self._router.record_of(message, topic.partitions))
-        return positions, records
+            elif message.topic not in stops:
+                stops[message.topic] = Stop(self._positions.after, message.transaction_id, *topic.refusal)
+        self._stop(stops)
+        return records
 
     def _real(self, names: Iterable[str]) -> dict[str, RealTopic]:
         """Return the real topic of each topic that messages name."""
@@ -175,71 +188,95 @@ class ActiveRelay:
         found |= self._topics.of(sorted(set(topics.values()) - found.keys()))
         return {named: found[topic] for named, topic in topics.items()}
 
-    def _stopped(self, positions: RelayPositions, named: str, stop: Stop) -> RelayPositions:
-        self._report.refusals += 1
-        self._retry_at_s[named] = time.monotonic() + self._settings.relay.retry_interval / 1000
-        log.warning(
-            "event=topic_stopped topic=%s transaction_id=%s refusal=%s cause=%r", named, stop.transaction_id, stop.refusal, stop.cause
-        )
-        return positions.with_stop(named, stop)
+    def _stop(self, stops: Mapping[str, Stop]) -> None:
+        """Stop topics. The next transaction writes it."""
+        for named, stop in stops.items():
+            self._report.refusals += 1
+            self._retries.later(named)
+            log.warning(
+                "event=topic_stopped topic=%r transaction_id=%r refusal=%s cause=%r", named, stop.transaction_id, stop.refusal, stop.cause
+            )
+        self._positions = self._positions.with_stops(stops)
+        self._unwritten.update(stops)
 
-    def _due(self) -> list[str]:
-        """Return the stopped topics whose turn it is."""
-        now_s = time.monotonic()
-        return sorted(named for named in self._positions.stopped if self._retry_at_s.get(named, 0.0) <= now_s)
+    def try_stopped(self, may_go_on: Callable[[], bool]) -> bool:
+        """Try stopped topics again, for a turn. Return True if there are some that need not wait for the next one."""
+        end_s = self._clock() + _TURN_S
 
-    def try_stopped(self) -> bool:
-        """Send the stopped topics what they lack, where it is time to try again. Return True if there is more."""
-        due, again_s = self._due(), time.monotonic() + self._settings.relay.retry_interval / 1000
-        topics, has_more = self._real(due), False
-        for named in due:
-            is_behind = self._try(named, topics[named])
-            self._retry_at_s[named] = 0.0 if is_behind else again_s
-            has_more = has_more or is_behind
+        def is_turn() -> bool:
+            return may_go_on() and self._clock() < end_s
+
+        has_more = True
+        while has_more:
+            due = self._retries.take(_ASKED_AT_ONCE)
+            self._try_some(due, is_turn)
+            has_more = len(due) >= _ASKED_AT_ONCE and is_turn()
         self._report.positions = self._positions
-        return has_more
+        return self._retries.has_at_once()
 
-    def _try(self, named: str, topic: RealTopic) -> bool:
+    def _try_some(self, due: Sequence[str], is_turn: Callable[[], bool]) -> None:
+        """Try stopped topics: of those that take messages again one, and more of them while it is their turn."""
+        topics, stopped = self._real(due), self._positions.stopped
+        refused = {named: Stop(*stopped[named][:2], *topic.refusal) for named, topic in topics.items() if topic.refusal}
+        self._write([], stops=refused)
+        for named in refused:
+            self._retries.later(named)
+        ready = deque(named for named in due if named not in refused)
+        for _ in range(len(ready)):
+            named = ready.popleft()
+            if self._try(named, topics[named].partitions, is_turn):
+                ready.append(named)
+            if not is_turn():
+                break
+        for named in ready:
+            self._retries.at_once(named)
+
+    def _try(self, named: str, partitions: int, is_turn: Callable[[], bool]) -> bool:
         """Send a stopped topic what it has not got; some of it where that is much, and return True then.
 
         It goes on with the others when it has everything that they have.
         """
         stop, end = self._positions.stopped[named], self._positions.after or START
-        if topic.refusal:
-            self._write([], self._positions.with_stop(named, Stop(stop.after, stop.transaction_id, *topic.refusal)))
-            return False
 
         def write_part(messages: Sequence[CommittedMessage], reached: Reached) -> None:
-            records = [self._router.record_of(message, topic.partitions) for message in messages]
-            self._write(records, self._positions.with_stop(named, stop._replace(after=reached)))
+            records = [self._router.record_of(message, partitions) for message in messages]
+            self._write(records, stops={named: stop._replace(after=reached)})
 
-        for times, portion in enumerate(self._table.read(stop.after, named)):
-            if times == _TIMES_AT_ONCE:
-                return True
+        for portion in self._table.read(stop.after, named):
             # The others have not got the messages after `end` yet, with which this topic goes on.
             messages = [message for message in portion.messages if Reached.of(message) <= end]
             try:
-                self._write_in_parts(messages, min(portion.reached, end), write_part)
+                is_whole = self._write_in_parts(messages, min(portion.reached, end), write_part, is_turn)
             except RefusedError as refused:
                 at = self._positions.stopped[named].after
-                again = Stop(at, refused.record.transaction_id, refused.refusal, refused.cause)
-                self._write([], self._stopped(self._positions, named, again))
+                self._stop({named: Stop(at, refused.record.transaction_id, refused.refusal, refused.cause)})
+                self._write([])
                 return False
-            if portion.reached >= end:
+            if is_whole and portion.reached >= end:
                 break
-        self._write([], self._positions.with_stop(named, None))
-        log.info("event=topic_resumed topic=%s", named)
+            if not is_whole or not is_turn():
+                return True
+        self._write([], stops={named: None})
+        log.info("event=topic_resumed topic=%r", named)
         return False
 
-    def _write(self, records: list[RelayedRecord], positions: RelayPositions) -> None:
+    def _write(self, records: list[RelayedRecord], after: Reached | None = None, stops: Mapping[str, Stop | None] = {}) -> None:
         """Write messages and what changes of the positions; nothing if there is neither.
+
+        Args:
+            records: the messages.
+            after: see `RelayPositions`; None leaves it as it is.
+            stops: the stops that change, besides those that `_stop` has noted.
 
         Raises:
             RefusedError: a topic refuses a message. Nothing was written. If it was not sent alone, it is next time.
             TransactionLostError: it is not known what was written.
         """
         relay, kafka = self._settings.relay, self._settings.kafka
-        changed = changes(relay.name, self._written, positions)
+        positions = self._positions.with_stops(stops)
+        if after is not None:
+            positions = positions.moved(after)
+        changed = changes(relay.name, self._written, positions, {*self._unwritten, *stops})
         if not changed:
             return
         try:
@@ -252,6 +289,7 @@ class ActiveRelay:
                 self._alone[refused.record.topic] = _ALONE_FOR
             raise
         self._positions = self._written = self._report.positions = positions
+        self._unwritten.clear()
         self._report.relayed += len(records)
         self._report.transactions += 1
         self._count_alone(records)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from halfway.clients.reading.committed import CommittedMessage
 from halfway.schemas.bookmark import Bookmark
@@ -113,10 +113,18 @@ class RelayPositions:
         """Return the positions after everything up to `after` was sent, except to the stopped topics."""
         return replace(self, after=after)
 
-    def with_stop(self, named: str, stop: Stop | None) -> Self:
-        """Return the positions with a topic stopped, or with None not stopped any more."""
-        others = {name: each for name, each in self.stopped.items() if name != named}
-        return replace(self, stopped=others if stop is None else {**others, named: stop})
+    def with_stops(self, stops: Mapping[str, Stop | None]) -> Self:
+        """Return the positions with topics stopped, or with None not stopped any more. Copies them once at most."""
+        changed = {named: stop for named, stop in stops.items() if stop != self.stopped.get(named)}
+        if not changed:
+            return self
+        stopped = dict(self.stopped)
+        for named, stop in changed.items():
+            if stop is None:
+                del stopped[named]
+            else:
+                stopped[named] = stop
+        return replace(self, stopped=stopped)
 
 
 class PositionRecord(NamedTuple):
@@ -126,18 +134,25 @@ class PositionRecord(NamedTuple):
     value: bytes | None
 
 
-def changes(relay: str, before: RelayPositions | None, now: RelayPositions) -> list[PositionRecord]:
-    """Return the records that make `now` of `before`."""
+def changes(relay: str, before: RelayPositions | None, now: RelayPositions, named: Iterable[str]) -> list[PositionRecord]:
+    """Return the records that make `now` of `before`.
+
+    Args:
+        relay: the name of the relay.
+        before: what is written; None if nothing is.
+        now: what is to be written.
+        named: the topics whose stops may differ.
+    """
     records = []
     old = None if before is None else _of_relay(before)
     if _of_relay(now) != old:
         records.append(PositionRecord(relay.encode(), _of_relay(now)))
     stopped = {} if before is None else before.stopped
-    for named in sorted(stopped.keys() | now.stopped.keys()):
-        stop = now.stopped.get(named)
-        if stop != stopped.get(named):
+    for name in sorted(named):
+        stop = now.stopped.get(name)
+        if stop != stopped.get(name):
             content = None if stop is None else _to_json({**stop._asdict(), "after": _text(stop.after)})
-            records.append(PositionRecord(f"{relay}{_OF_TOPIC}{named}".encode(), content))
+            records.append(PositionRecord(f"{relay}{_OF_TOPIC}{name}".encode(), content))
     return records
 
 
@@ -158,23 +173,25 @@ def positions_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[s
             latest.pop(name, None)
         else:
             latest[name] = value
-    found: dict[str, RelayPositions] = {}
     try:
-        for name, value in latest.items():
-            if _OF_TOPIC not in name:
-                content = json.loads(value)
-                found[name] = RelayPositions(str(content["table"]), _reached(content["after"]), lost=int(content["stopped"]))
+        bookmarks = {name: json.loads(value) for name, value in latest.items() if _OF_TOPIC not in name}
+        stopped: dict[str, dict[str, Stop]] = {relay: {} for relay in bookmarks}
         for name, value in latest.items():
             relay, is_stop, named = name.partition(_OF_TOPIC)
-            if is_stop and relay in found:
+            if is_stop and relay in stopped:
                 content = json.loads(value)
                 stop = Stop(_reached(content["after"]), content["transaction_id"], Refusal(content["refusal"]), content["cause"])
-                found[relay] = replace(found[relay].with_stop(named, stop), lost=found[relay].lost - 1)
+                stopped[relay][named] = stop
+        return {relay: _positions(content, stopped[relay]) for relay, content in bookmarks.items()}
     except (ValueError, KeyError, TypeError):
         raise RelayError(
             "the relay's topic holds a record that no relay of this version has written: name another kafka.relay_topic"
         ) from None
-    return found
+
+
+def _positions(bookmark: Mapping[str, Any], stopped: Mapping[str, Stop]) -> RelayPositions:
+    lost = int(bookmark["stopped"]) - len(stopped)
+    return RelayPositions(str(bookmark["table"]), _reached(bookmark["after"]), stopped, lost)
 
 
 def _to_json(content: Mapping[str, object]) -> bytes:

@@ -128,18 +128,22 @@ class Relay:
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             TableError: the table is gone, was made anew, or cannot be read.
         """
+
+        def may_go_on() -> bool:
+            return election.serve(0) and not self._stopping.is_set()
+
         active = ActiveRelay(self._settings, self._table, client, self.report)
         try:
             self._table.look()
             stored = active.stored()
             active.take_over(stored, self._verified(stored))
             self._begin = None  # It has begun: a bookmark that is lost later is not to send everything again.
-            self.report.is_active, has_more = True, True
-            while not self._stopping.is_set() and election.is_leader:
-                has_more = has_more or self._table.has_news()
-                if has_more:
-                    has_more = active.read_on(lambda: election.serve(0) and not self._stopping.is_set())
-                has_more = active.try_stopped() or has_more
+            self.report.is_active, is_behind = True, True
+            while may_go_on():
+                is_behind = is_behind or self._table.has_news()
+                if is_behind:
+                    is_behind = active.read_on(may_go_on)
+                has_more = active.try_stopped(may_go_on) or is_behind
                 if available_now and not has_more:
                     return
                 if not has_more:

@@ -1,9 +1,13 @@
 """The active relay against a Kafka in memory, which loses transactions and refuses messages."""
 
+import itertools
 import random
-from collections import defaultdict
-from collections.abc import Collection, Iterable
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -24,14 +28,25 @@ TOPICS = ("a", "b", "c", "late")
 LARGE = bytes(100)
 
 
+class Clock:
+    """Stands still unless it is moved."""
+
+    now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 class FakeKafka:
-    """Takes transactions whole or not at all. It may lose the answer."""
+    """Takes transactions whole or not at all. It may lose the answer, and it may take time."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self.sent: dict[str, list[str]] = defaultdict(list)
         self.positions: list[PositionRecord] = []
+        self.asked: list[list[str]] = []
         self.missing, self.takes_large, self.losses, self.sizes = {"late"}, False, 0.1, list[int]()
+        self.clock, self.takes_s, self.cause = Clock(), 0.0, "missing"
 
     def write(self, records: Iterable[RelayedRecord], alone: Collection[str], _: str, positions: Iterable[PositionRecord]) -> None:
         records = list(records)
@@ -44,6 +59,7 @@ class FakeKafka:
         if is_lost and self._chance.random() < 0.5:
             raise TransactionLostError("before its commit")
         self.sizes.append(len(records))
+        self.clock.now_s += self.takes_s
         for record in records:
             self.sent[record.topic].append(record.transaction_id)
         self.positions += positions
@@ -51,7 +67,10 @@ class FakeKafka:
             raise TransactionLostError("after its commit")
 
     def of(self, names: Collection[str]) -> dict[str, RealTopic]:
-        missing = (Refusal.NO_TOPIC, "missing")
+        if names:
+            self.asked.append(list(names))
+            self.clock.now_s += self.takes_s
+        missing = (Refusal.NO_TOPIC, self.cause)
         return {name: RealTopic(0, missing) if name in self.missing else RealTopic(1) for name in names}
 
     def stored(self, *_: object) -> dict[str, RelayPositions]:
@@ -61,6 +80,18 @@ class FakeKafka:
         """Be told to forget, or to close."""
 
     forget = close = ignore
+
+
+def fake_kafka(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
+    kafka = FakeKafka(chance)
+    for name, fake in (("RelayProducer", lambda _: kafka), ("RealTopics", lambda _: kafka), ("read_positions", kafka.stored)):
+        monkeypatch.setattr(module, name, fake)
+    return kafka
+
+
+def settings_for(warehouse: Path, **options: object) -> Settings:
+    overrides = {"storage.warehouse": str(warehouse), "kafka.bootstrap_servers": "nowhere:1", **options}
+    return load_settings(environ={}, overrides=overrides)
 
 
 def relay(settings: Settings, chance: random.Random) -> None:
@@ -76,7 +107,7 @@ def relay(settings: Settings, chance: random.Random) -> None:
             has_more = True
             while has_more:
                 has_more = active.read_on(lambda: chance.random() < 0.9)
-                has_more = active.try_stopped() or has_more
+                has_more = active.try_stopped(lambda: chance.random() < 0.9) or has_more
         except TransactionLostError:
             continue
         return
@@ -86,14 +117,11 @@ def relay(settings: Settings, chance: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_each_topic_gets_each_message_once_and_in_order(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(seed)
-    kafka = FakeKafka(chance)
-    for name, fake in (("RelayProducer", lambda _: kafka), ("RealTopics", lambda _: kafka), ("read_positions", kafka.stored)):
-        monkeypatch.setattr(module, name, fake)
+    kafka = fake_kafka(chance, monkeypatch)
     monkeypatch.setattr(module, "_ALONE_AT_ONCE", 2)
     monkeypatch.setattr(module, "_ALONE_FOR", 20)
     monkeypatch.setattr(relay_table, "MESSAGES_AT_ONCE", 4)
-    options = {"storage.warehouse": str(tmp_path), "relay.retry_interval": 1, "relay.topics": {"c": "mapped"}}
-    settings = load_settings(environ={}, overrides={**options, "kafka.bootstrap_servers": "nowhere:1"})
+    settings = settings_for(tmp_path, **{"relay.retry_interval": 1, "relay.topics": {"c": "mapped"}})
     expected: dict[str, list[str]] = defaultdict(list)
     for batch in range(12):
         rows = []
@@ -113,3 +141,177 @@ def test_each_topic_gets_each_message_once_and_in_order(seed: int, tmp_path: Pat
             break
     assert kafka.sent == expected
     assert max(kafka.sizes) <= 4
+
+
+# Any number of stopped topics.
+
+MANY, RETRY_S = 10_000, 10
+
+
+class Scene:
+    """A relay of which a service's messages have stopped many topics, in a time that only Kafka's answers take."""
+
+    def __init__(self, warehouse: Path, monkeypatch: pytest.MonkeyPatch, many: int = MANY) -> None:
+        self._warehouse, self._batch = warehouse, 0
+        self.kafka = fake_kafka(random.Random(0), monkeypatch)
+        monkeypatch.setattr(module.log, "disabled", True)
+        self.kafka.losses, self.kafka.missing = 0.0, {f"none{number}" for number in range(many)}
+        self.append(*((f"t{number}", f"none{number}") for number in range(many)))
+        settings = settings_for(warehouse, **{"relay.retry_interval": f"{RETRY_S}s"})
+        table, client, report = RelayTable(settings.storage), None, RelayReport()
+        self.relay = ActiveRelay(settings, table, client, report, self.kafka.clock)  # type: ignore[arg-type]
+        self.relay.take_over(None, RelayPositions(table.id))
+
+    def append(self, *messages: tuple[str, str]) -> None:
+        """Append a batch of messages, each an id and a topic. One whose id is `large` is."""
+        rows = [row(each, named, body=LARGE if each == "large" else b"small") for each, named in messages]
+        append_rows(self._warehouse, 0, self._batch, rows)
+        self._batch += 1
+
+    def stopped(self) -> set[str]:
+        return set(positions_of(self.kafka.positions)["relay"].stopped)
+
+
+@contextmanager
+def at_most(limit: int) -> Iterator[None]:
+    """Fail as soon as the block has taken more than `limit` steps of Python's interpreter."""
+    taken = [0]
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        taken[0] += event == "opcode"
+        if taken[0] > limit:
+            raise AssertionError(f"more than {limit} steps")
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def on() -> bool:
+    return True
+
+
+@pytest.mark.timeout(200)
+def test_any_number_of_stopped_topics_costs_a_few_steps_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service chooses the names, and how many: each step that looked at all of them would take the square of that."""
+    scene = Scene(tmp_path, monkeypatch)
+    with at_most(2_000 * MANY):
+        scene.relay.read_on(on)
+    assert scene.stopped() == scene.kafka.missing
+    scene.append(("again", "none0"), ("a", "orders"))
+    scene.kafka.asked.clear()
+    with at_most(2 * MANY):
+        scene.relay.read_on(on)
+    assert scene.kafka.sent == {"orders": ["a"]}, "it does not matter to the others how many are stopped"
+    assert scene.kafka.asked == [["orders"]]
+    written = len(scene.kafka.sizes)
+    scene.kafka.asked.clear()
+    scene.kafka.clock.now_s += RETRY_S
+    with at_most(1_000 * MANY):
+        scene.relay.try_stopped(on)
+    assert {len(names) for names in scene.kafka.asked} == {500}
+    assert sorted(itertools.chain(*scene.kafka.asked)) == sorted(scene.kafka.missing)
+    assert len(scene.kafka.sizes) == written, "nothing has changed, so nothing is written"
+    scene.kafka.clock.now_s += RETRY_S
+    scene.kafka.cause = "still missing"
+    with at_most(1_000 * MANY):
+        scene.relay.try_stopped(on)
+    assert len(scene.kafka.sizes) == written + MANY / 500, "a transaction for each question"
+    with at_most(1_000 * MANY):
+        found = positions_of(scene.kafka.positions)["relay"].stopped
+    assert Counter(stop.cause for stop in found.values()) == {"still missing": MANY}
+
+
+def test_stopped_topics_and_the_others_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch)
+    kafka, tried, took_s, asked_s = scene.kafka, Counter[str](), list[float](), list[float]()
+
+    def may_go_on() -> bool:
+        asked_s.append(kafka.clock.now_s)
+        return True
+
+    scene.relay.read_on(on)
+    kafka.clock.now_s += RETRY_S
+    kafka.takes_s = 0.2
+    for turn in range(1, 8):
+        kafka.asked.clear()
+        began_s = kafka.clock.now_s
+        assert not scene.relay.try_stopped(may_go_on)
+        took_s.append(round(kafka.clock.now_s - began_s, 1))
+        tried.update(itertools.chain(*kafka.asked))
+        scene.append((f"{turn}", "orders"))
+        scene.relay.read_on(may_go_on)
+        assert kafka.sent["orders"][-1] == f"{turn}"
+        assert asked_s[-1] == kafka.clock.now_s
+    assert took_s == [0.6] * 6 + [0.4], "half a second, and what was begun"
+    assert tried == Counter(kafka.missing), "each has had its turn"
+    assert max(later - sooner for sooner, later in itertools.pairwise(asked_s)) < 0.5, "also whether this relay is to go on"
+
+
+def test_a_relay_that_is_to_stop_ends_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(tmp_path, monkeypatch)
+    scene.relay.read_on(on)
+    scene.kafka.clock.now_s += RETRY_S
+    scene.kafka.asked.clear()
+    scene.relay.try_stopped(lambda: False)
+    assert [len(names) for names in scene.kafka.asked] == [500]
+    scene.relay.try_stopped(on)
+    assert len(set(itertools.chain(*scene.kafka.asked))) == MANY, "the others are tried later"
+
+
+@pytest.mark.parametrize("transactions", range(1, 6))
+def test_a_relay_may_be_stopped_between_any_two_transactions(transactions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages that are sent one by one take long. Another relay may take over meanwhile, and give up at once."""
+    monkeypatch.setattr(module, "_ALONE_AT_ONCE", 2)
+    monkeypatch.setattr(relay_table, "MESSAGES_AT_ONCE", 4)
+    scene = Scene(tmp_path, monkeypatch, many=1)
+    kafka = scene.kafka
+    late, orders = ["large", *(f"l{number}" for number in range(11))], [f"o{number}" for number in range(12)]
+    scene.append(*((each, "late") for each in late))
+    kafka.missing = {"none0"}
+    while scene.relay.read_on(on):
+        pass
+    assert scene.stopped() == {"none0", "late"}
+    kafka.takes_large = True
+    kafka.clock.now_s += RETRY_S
+    for named, step in (("late", scene.relay.try_stopped), ("orders", scene.relay.read_on)):
+        if named == "orders":
+            scene.append(*((each, named) for each in orders))
+        answers = iter([*[True] * (transactions - 1), False])
+        assert step(lambda: next(answers, True))  # noqa: B023
+        assert len(kafka.sent[named]) == 2 * transactions, named
+        while step(on):
+            pass
+    assert kafka.sent == {"late": late, "orders": orders}
+
+
+def test_topics_that_go_on_and_the_others_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have much to send, and the stopped ones are more than a turn can ask for."""
+    monkeypatch.setattr(relay_table, "MESSAGES_AT_ONCE", 4)
+    scene = Scene(tmp_path, monkeypatch, many=2_000)
+    kafka = scene.kafka
+    late, orders = [f"l{number}" for number in range(100)], [f"o{number}" for number in range(100)]
+    others = [f"other{number}" for number in range(10)]
+    kafka.missing |= {"late", *others}
+    scene.append(*((each, "late") for each in late), *((each, each) for each in others))
+    while scene.relay.read_on(on):
+        pass
+    kafka.missing -= {"late", *others}
+    scene.append(*((each, "orders") for each in orders))
+    kafka.takes_s = 0.2
+    kafka.clock.now_s += RETRY_S
+    while len(kafka.sent["late"]) < 100:
+        had, began_s = {name: len(kafka.sent[name]) for name in ("late", "orders")}, kafka.clock.now_s
+        scene.relay.try_stopped(on)
+        assert kafka.clock.now_s - began_s < 1.1
+        scene.relay.read_on(on)
+        assert len(kafka.sent["late"]) - had["late"] <= 12
+        assert had["orders"] == 100 or 4 <= len(kafka.sent["orders"]) - had["orders"] <= 12
+        kafka.clock.now_s += RETRY_S
+    while scene.relay.read_on(on):
+        pass
+    assert kafka.sent == {"late": late, "orders": orders, **{each: [each] for each in others}}

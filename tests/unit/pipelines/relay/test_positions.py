@@ -7,14 +7,15 @@ from halfway.schemas.errors import RelayError
 
 STOP = Stop(Reached(0, 3), "t1", Refusal.TOO_LARGE, "it is too large")
 STOPPED = RelayPositions("table", Reached(1, 7), {"a/b": STOP, "orders": STOP._replace(after=None)})
+TOPICS = ("a/b", "orders")
 
 
 def test_what_is_written_is_read_again() -> None:
-    steps = [RelayPositions("table"), RelayPositions("table", Reached(0, 3)), STOPPED, STOPPED.with_stop("a/b", None), STOPPED]
+    steps = [RelayPositions("table"), RelayPositions("table", Reached(0, 3)), STOPPED, STOPPED.with_stops({"a/b": None}), STOPPED]
     log: list[PositionRecord] = []
     before = None
     for step in steps:
-        log += changes("relay", before, step)
+        log += changes("relay", before, step, TOPICS)
         assert positions_of([*log, (b"other", b'{"table": "x", "after": null, "stopped": 0}')]) == {
             "relay": step,
             "other": RelayPositions("x"),
@@ -23,19 +24,25 @@ def test_what_is_written_is_read_again() -> None:
 
 
 def test_only_what_changed_is_written() -> None:
-    assert changes("relay", STOPPED, STOPPED) == []
+    assert changes("relay", STOPPED, STOPPED, TOPICS) == []
     moved = STOPPED.moved(Reached(1, 8))
-    assert changes("relay", STOPPED, moved) == [(b"relay", b'{"table": "table", "after": "1.8", "stopped": 2}')]
-    assert changes("relay", moved, moved.with_stop("orders", None)) == [
+    assert changes("relay", STOPPED, moved, ()) == [(b"relay", b'{"table": "table", "after": "1.8", "stopped": 2}')]
+    assert changes("relay", moved, moved.with_stops({"orders": None}), TOPICS) == [
         (b"relay", b'{"table": "table", "after": "1.8", "stopped": 1}'),
         (b"relay/orders", None),
     ]
 
 
+def test_stops_that_do_not_change_are_not_copied() -> None:
+    assert STOPPED.with_stops({"a/b": STOP, "stock": None}) is STOPPED
+    both = STOPPED.with_stops({"a/b": None, "orders": STOP, "stock": STOP})
+    assert (both.stopped, len(STOPPED.stopped)) == ({"orders": STOP, "stock": STOP}, 2)
+
+
 def test_stops_that_the_topic_has_lost_are_missed() -> None:
     """Retention, or a topic that was made anew under a relay, may take them and leave the bookmark."""
-    _, *stops = changes("relay", None, STOPPED)
-    kept, _ = changes("relay", STOPPED, STOPPED.with_stop("orders", None))
+    _, *stops = changes("relay", None, STOPPED, TOPICS)
+    kept, _ = changes("relay", STOPPED, STOPPED.with_stops({"orders": None}), TOPICS)
     assert [positions_of([kept, *each])["relay"].lost for each in ([], stops[:1])] == [1, 0]
 
 
