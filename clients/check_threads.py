@@ -88,13 +88,13 @@ class CheckWorkers(ABC):
         if not isinstance(error, RecordError):
             self.put_off(task, str(error))
             return
-        log.error("event=answer_refused transaction_id=%r error=%s", task.request.transaction_id, error)
+        log.error("event=answer_refused transaction_id=%r error=%r", task.request.transaction_id, str(error))
         self._open_checks.finish(task)
 
     def put_off(self, task: CheckTask, why: str) -> None:
         """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
         request = task.request
-        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%s", request.transaction_id, request.check_times, why)
+        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%r", request.transaction_id, request.check_times, why)
         self._open_checks.put_off(task, time.monotonic() + _RETRY_S)
 
 

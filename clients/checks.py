@@ -161,7 +161,7 @@ class CheckAnswerer:
         try:
             step(consumer)
         except KafkaException as error:
-            log.error("event=check_consumer_error group=%r error=%s", self._group, error.args[0])
+            log.error("event=check_consumer_error group=%r error=%r", self._group, str(error.args[0]))
             (self._abandoned if self._stopping.is_set() else self._stopping).wait(_RETRY_S)
 
     def _step(self, consumer: Consumer) -> None:
@@ -253,7 +253,7 @@ class CheckAnswerer:
         if right is None:
             self._log.error(error)
         elif self._last_error != error.code():
-            log.error("event=checks_refused error=%s", missing_right(self._settings.security.login, "Read", *right))
+            log.error("event=checks_refused error=%r", missing_right(self._settings.security.login, "Read", *right))
         self._last_error = error.code()
 
     def _request_of(self, message: Message) -> CheckRequest | None:
@@ -303,7 +303,7 @@ class CheckAnswerer:
             failure = error or partition.error
             if failure is None:
                 continue
-            log.warning("event=check_commit_failed partition=%d error=%s", partition.partition, failure)
+            log.warning("event=check_commit_failed partition=%d error=%r", partition.partition, str(failure))
             self._open_checks.commit_failed(partition.partition)
 
     def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
@@ -314,7 +314,7 @@ class CheckAnswerer:
         try:
             self._commit(consumer)
         except KafkaException as error:
-            log.warning("event=check_commit_failed error=%s", error.args[0])
+            log.warning("event=check_commit_failed error=%r", str(error.args[0]))
         self._on_lost(consumer, partitions)
 
     def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:

@@ -231,7 +231,7 @@ class GroupRecords:
             if error is not None:
                 self.lost_an_op = True
                 cause = sender.explain(self._op_topic, error) if isinstance(error, KafkaError) else error
-                log.warning("event=op_not_sent transaction_id=%r state=%s error=%s", message.transaction_id, answer.state, cause)
+                log.warning("event=op_not_sent transaction_id=%r state=%s error=%r", message.transaction_id, answer.state, str(cause))
 
         try:
             sender.send(self._op_topic, self._record_of(message, op), log_failure)

@@ -216,7 +216,7 @@ class LocalTransaction:
         try:
             state = self._database.outcome_of(self.transaction_id, self._born_at_ms)
         except Exception as failure:
-            log.warning("event=commit_in_doubt transaction_id=%s error=%s", self.transaction_id, type(failure).__name__)
+            log.warning("event=commit_in_doubt transaction_id=%r error=%s", self.transaction_id, type(failure).__name__)
             state = LocalTransactionState.UNKNOWN
         if state is not LocalTransactionState.UNKNOWN:
             self._say(state)

@@ -254,7 +254,7 @@ class Sender:
         self._fatal = error
         delay_s = min(_MAX_RENEWAL_S, 2.0 ** min(self._renewals, 10) - 1)
         self._renew_at_s = time.monotonic() + delay_s
-        log.error("event=producer_failed error=%s new_one_in_s=%g", error, delay_s)
+        log.error("event=producer_failed error=%r new_one_in_s=%g", str(error), delay_s)
 
     def _renew(self) -> None:
         """Replace the dead producer. What it has in flight is still reported."""

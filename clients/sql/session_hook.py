@@ -76,7 +76,7 @@ class SessionHook:
             try:
                 block.commit_failed(RuntimeError("the session's commit failed"))
             except Exception as error:  # The caller has the database's own error.
-                log.warning("event=session_not_committed transaction_id=%s error=%s", block.transaction_id, type(error).__name__)
+                log.warning("event=session_not_committed transaction_id=%r error=%s", block.transaction_id, type(error).__name__)
 
 
 class _OfSession(SessionTransaction):

@@ -172,7 +172,7 @@ class SqlTransactions:
     def _decide(transaction_id: str, born_at_ms: int, table: TransactionTable) -> LocalTransactionState:
         state = table.state_of(transaction_id)
         if state is None and born_at_ms < table.cleaned_before_ms():
-            log.warning("event=transaction_forgotten transaction_id=%s", transaction_id)
+            log.warning("event=transaction_forgotten transaction_id=%r", transaction_id)
             state = LocalTransactionState.UNKNOWN
         if state is None:
             state = LocalTransactionState.ROLLBACK

@@ -1,12 +1,14 @@
-"""Prints results, for people and for programs.
+"""Prints results, for people and for programs, and the log.
 
 What it prints holds text that anyone with the right to write to a topic has chosen: ids, groups, topics, remarks. So
 whatever does not print is escaped: it could command the terminal, or look like another line or another id.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import typer
 from rich import box
@@ -32,6 +34,23 @@ def say(text: str) -> None:
 def tell(text: str) -> None:
     """Print a line of the result."""
     typer.echo(printable(text))
+
+
+class _OneLine(logging.Formatter):
+    """Makes a record one line. A traceback follows in indented lines, so that none of them looks like a record."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return "\n".join(f"  {printable(line)}" for line in super().formatException(ei).split("\n"))
+
+
+def log_to_stderr() -> None:
+    """Log to stderr, and nowhere else: a notebook and a wheel task of Databricks have handlers already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_OneLine("%(asctime)s level=%(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 def utc_text(at_ms: int) -> str:

@@ -1,12 +1,12 @@
 """`halfway relay`: send committed messages on to their Kafka topics."""
 
-import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
+from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.positions import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
@@ -37,7 +37,7 @@ def relay(
     """
     settings = command_settings(config, overrides)
     settings.kafka.servers()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s")
+    log_to_stderr()
     running = Relay(settings, _begin(begin))
     with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
         running.run(available_now=available_now)

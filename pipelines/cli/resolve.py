@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
+from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
 from halfway.schemas.settings import Settings
@@ -44,8 +45,7 @@ def resolve(
     if available_now:
         settings = settings.model_copy(update={"trigger": settings.trigger.model_copy(update={"available_now": True})})
     settings.kafka.servers()
-    # A notebook and a wheel task of Databricks have handlers already: without `force` this would change nothing there.
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s level=%(levelname)s %(message)s", force=True)
+    log_to_stderr()
     logging.getLogger("py4j").setLevel(logging.WARNING)
     watchers, serving = _watchers(settings)
 

@@ -167,7 +167,7 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         try:
             configs |= _configs(client, [topic])
         except AccessError as error:
-            log.warning("event=topic_not_verified topic=%s cause=%r", topic, str(error))
+            log.warning("event=topic_not_verified topic=%r cause=%r", topic, str(error))
     problems = [retention_problem(settings, half, configs[half])]
     notes: list[str | None] = []
     verdicts = verdicts_problem(settings, configs)
@@ -202,7 +202,7 @@ def _create(client: Admin, topic: str, partitions: int, replication: int, config
         if failure.code() < 0:  # an error of librdkafka: no broker has answered
             raise unavailable(client, failure) from None
         raise TopicError(f"Kafka does not create topic {topic}: {failure.str()}") from None
-    log.info("event=topic_created topic=%s partitions=%d", topic, partitions)
+    log.info("event=topic_created topic=%r partitions=%d", topic, partitions)
     return True
 
 

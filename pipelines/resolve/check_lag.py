@@ -192,13 +192,16 @@ class CheckLag:
     def _note_unread(self, place: TopicPlace, error: Exception, rounds: int) -> None:
         """Remember that a place could not be read, and not to try again for some rounds."""
         if place not in self._unread:
-            what = "event=check_topic_not_read topic=%s partition=%d effect=groups_that_have_not_passed_it_count_as_behind cause=%r"
-            log.warning(what, *place, str(error.args[0]))
+            log.warning(
+                "event=check_topic_not_read topic=%r partition=%d effect=groups_that_have_not_passed_it_count_as_behind cause=%r",
+                *place,
+                str(error.args[0]),
+            )
         self._unread[place] = self._round + rounds
 
     def _note_read(self, place: TopicPlace) -> None:
         if self._unread.pop(place, None) is not None:
-            log.info("event=check_topic_not_read_no_more topic=%s partition=%d", *place)
+            log.info("event=check_topic_not_read_no_more topic=%r partition=%d", *place)
 
     def _first_requests(self, consumer: Consumer, place: TopicPlace, wanted: Mapping[str, int], end: int, limit_s: float) -> dict[str, int]:
         """Return the offset of the first request of each group from its offset on, and before `end`.

@@ -82,7 +82,7 @@ def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIM
     warehouse.mkdir(parents=True, exist_ok=True)
     with (warehouse / f".{table}.lock").open("a+") as lock:
         if not _lock_at_once(lock):
-            log.info("event=table_in_use table=%s process=%s effect=waiting", table, _holder(lock))
+            log.info("event=table_in_use table=%s process=%r effect=waiting", table, _holder(lock))
             deadline = monotonic() + limit_s
             while not _lock_at_once(lock):
                 if monotonic() > deadline:

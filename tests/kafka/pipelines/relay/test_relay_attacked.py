@@ -1,5 +1,6 @@
 """What services, operators and retention may do to a relay: it neither ends, nor leaves a message out."""
 
+import re
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -168,6 +169,19 @@ def test_a_topic_that_is_mended_has_its_turn_in_a_long_backlog(world: RelayWorld
     assert sent < 2_000, "before the others have got all theirs"
     assert world.relay().report.positions.stopped == {}  # type: ignore[union-attr]
     assert world.ids("orders") == ["a", *(f"{number}" for number in range(2_000))]
+
+
+@pytest.mark.timeout(200)
+def test_no_line_of_the_relays_log_is_a_services(world: RelayWorld) -> None:
+    """A service chooses the topic and the id of its messages, of which the relay logs both."""
+    topic, transaction_id = "x\n2026-11-24 20:00:00,000 level=INFO event=topic_resumed topic=y\x1b]0;owned\x07", "a\r\nlevel=ERROR event=b"
+    world.append(0, 0, [row(transaction_id, topic)])
+    assert world.start("--begin", "earliest", "--available-now").wait(120) == 1
+    told = world.log(1)
+    assert all(character.isprintable() for character in told.replace("\n", ""))
+    assert f"event=topic_stopped topic={topic!r} transaction_id={transaction_id!r} refusal=no_topic" in told
+    events = re.findall(r"^\S+ \S+ level=\w+ event=(\w+)", told, re.MULTILINE)
+    assert events == ["relay_active", "topic_stopped", "relay_standing_by"]
 
 
 @pytest.mark.timeout(200)

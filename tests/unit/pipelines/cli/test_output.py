@@ -1,6 +1,7 @@
 """What a terminal is shown of text that anyone who may write to a topic has chosen."""
 
 import json
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -8,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.options import HalfwayGroup
-from halfway.pipelines.cli.output import printable, say, show_json, show_table, tell
+from halfway.pipelines.cli.output import log_to_stderr, printable, say, show_json, show_table, tell
 from halfway.schemas.errors import NotPendingError
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\r\n\u202eid\u2028\x00\x7f"
@@ -38,6 +39,30 @@ def test_json_is_the_same_to_a_program(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(text) == facts
     assert text.removesuffix("\n").isprintable()
     assert "größe" in text
+
+
+def test_a_line_of_the_log_is_one_line_and_a_traceback_looks_like_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr()
+    log = logging.getLogger("halfway.pipelines.relay.tests")
+    log.info("event=topic_stopped topic=%s", HOSTILE)
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        log.exception("event=tick_failed topic=%r", "größe")
+    told = capsys.readouterr().err
+    assert all(character.isprintable() for character in told.replace("\n", ""))
+    first, second, *traceback = told.splitlines()
+    assert first.endswith(f" level=INFO event=topic_stopped topic={SHOWN}")
+    assert second.endswith(" level=ERROR event=tick_failed topic='größe'")
+    assert traceback[0] == "  Traceback (most recent call last):"
+    assert all(line.startswith("  ") for line in traceback)
+    before, after = SHOWN.split(r"\n")
+    assert traceback[-2:] == [f"  ValueError: {before}", f"  {after}"]
 
 
 @pytest.mark.parametrize("text", ["", "order-7", "größe", "日本", "a b", "🎉", r"\x1b"])

@@ -136,11 +136,11 @@ def test_a_place_that_cannot_be_read_puts_off_the_groups_that_have_not_passed_it
         assert lag.round(*GROUPS) == {"a", "c"}
         assert topics.lost_s == 0, "it is not read again at once"
     assert [record.message.split(" cause=")[0] for record in caplog.records] == [
-        "event=check_topic_not_read topic=check partition=1 effect=groups_that_have_not_passed_it_count_as_behind"
+        "event=check_topic_not_read topic='check' partition=1 effect=groups_that_have_not_passed_it_count_as_behind"
     ]
     topics.unreadable = set()
     assert lag.round(*GROUPS) == {"a"}, "c has no request"
-    assert caplog.records[-1].message == "event=check_topic_not_read_no_more topic=check partition=1"
+    assert caplog.records[-1].message == "event=check_topic_not_read_no_more topic='check' partition=1"
     assert lag.round(*GROUPS) == {"a"}
     assert len(caplog.records) == 2
 
@@ -162,7 +162,7 @@ def test_a_place_of_which_kafka_tells_no_offsets_puts_off_all_groups_of_its_topi
     for _ in range(3):
         assert lag.round(*GROUPS) == {"a", "b", "c"}
         assert ("check", 1) not in topics.read
-    assert sum("event=check_topic_not_read topic=check partition=1" in record.message for record in caplog.records) == 1
+    assert sum("event=check_topic_not_read topic='check' partition=1" in record.message for record in caplog.records) == 1
     topics.offsets_fail = {}
     assert lag.round(*GROUPS) == {"a"}
 
