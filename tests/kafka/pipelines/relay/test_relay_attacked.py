@@ -61,10 +61,11 @@ def test_a_bookmark_without_its_stopped_topics_is_refused(world: RelayWorld) -> 
     world.relay(EARLIEST)
     client, place = admin_client(world.settings.kafka), TopicPartition(world.settings.kafka.relay_topic, 0, OFFSET_END)
     [ends] = client.list_offsets({place: OffsetSpec.latest()}).values()
+    end = ends.result().offset
     world.append(0, 1, [row("c", orders)])
     world.relay()
     set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
-    [deleted] = client.delete_records([TopicPartition(place.topic, 0, ends.result().offset)]).values()
+    [deleted] = client.delete_records([TopicPartition(place.topic, 0, end)]).values()
     deleted.result()
     world.make_topic("late")
     with pytest.raises(RelayError, match=r"has lost 1 of the topics that relay .* has stopped"):
