@@ -116,6 +116,8 @@ def replay(
             f"{result.unproven} skipped: the half topic does not reach back to their discard, so they may have been resent before; "
             "--unproven resends them too"
         )
+    if result.not_sent:
+        typer.echo(f"{result.not_sent} not sent: the reasons are above")
 
 
 def erase(

@@ -18,15 +18,20 @@ NEVER = 2**63 - 1
 """Later than any time: the topic proves nothing."""
 
 
-def retained_ranges(kafka: KafkaSettings, topics: list[str]) -> dict[str, dict[int, OffsetRange]]:
+def retained_ranges(kafka: KafkaSettings, topics: list[str], group: str = OPERATOR_GROUP) -> dict[str, dict[int, OffsetRange]]:
     """Return the offsets that each partition of these topics retains.
+
+    Args:
+        kafka: where Kafka is.
+        topics: their names.
+        group: whose right it is to ask.
 
     Raises:
         TopicError: a topic is missing.
         KafkaUnavailableError: Kafka cannot be reached.
     """
     client = admin_client(kafka)
-    with operator_consumer(kafka) as consumer:
+    with ranges_consumer(kafka, group) as consumer:
         return {topic: retained(consumer, client, topic) for topic in topics}
 
 

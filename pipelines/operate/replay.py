@@ -4,9 +4,12 @@ It can be repeated and interrupted because the half topic is its only memory. Fo
 discarded incarnation i is sent as i + 1, unless a half of the same id and group with an incarnation above i was written
 after the discard. The search covers, in this order, `messages`, the state, and all of the half topic since the discard.
 The topic also holds the halves that the job has not read yet, that an interrupted replay has sent, and that were rolled
-back.
+back. A half that the job has refused, as `quarantine` tells, had no effect and does not count.
 Halves written after a discard have a record time that is not below `discarded_at`, because that is a horizon: the job
 had read a tick of this time in every partition.
+
+While an id is pending otherwise, such as for another group, the job would refuse another half of it (R12). It is named
+and not sent.
 
 The guarantee has these limits:
 
@@ -21,55 +24,48 @@ The guarantee has these limits:
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from confluent_kafka import Message
 from pydantic import ValidationError
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.range_reader import headers_of
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
+from halfway.pipelines.operate.earlier_replays import (
+    Candidates,
+    LatestDiscard,
+    ProgressLine,
+    columns,
+    drop_committed,
+    drop_pending,
+    drop_unproven,
+    pending_of,
+    refused_halves,
+    sent_halves,
+)
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError, NotPendingError
-from halfway.schemas.headers import TICK, HeaderList
+from halfway.schemas.headers import HeaderList
 from halfway.schemas.records import HalfHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
-from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
 
-_SAY_EVERY_S = 5.0
 _NAMED_IDS = 5
 _PARTITION_BYTES = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class LatestDiscard:
-    """The latest discard of a transaction id by one group."""
-
-    incarnation: int
-    discarded_ms: int
-    half_partition: int
-    half_offset: int
-
-
-Candidates = dict[tuple[str, str], LatestDiscard]
-"""Transaction id and producer group → discard. Another group's discard of an id must not hide a group's own."""
-
-
 @dataclass(frozen=True)
 class ReplayResult:
-    """Numbers of messages: resent now, resent before, and skipped because they are unproven."""
+    """Numbers of messages: resent now, resent before, skipped because they are unproven, and named as not sent."""
 
     replayed: int
     already_replayed: int
     unproven: int
+    not_sent: int
 
 
 @dataclass(frozen=True)
@@ -90,7 +86,7 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
         spark: the session that reads the tables and the state.
         settings: the job's.
         wanted: the messages to resend.
-        say: gets a sentence about the progress every 5 s.
+        say: gets a sentence about the progress every 5 s, and one about each message that cannot be sent.
 
     Raises:
         HalfwayError: there are no tables. Nothing was sent.
@@ -101,17 +97,21 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
     """
     with replay_lock(settings.storage):
         candidates = _latest_discards(spark, settings.storage, wanted)
-        selected = len(candidates)
-        _drop_known(spark, settings.storage, candidates)
-        unproven = 0
+        if not candidates:
+            return ReplayResult(0, 0, 0, 0)
+        selected, unproven = len(candidates), 0
+        drop_committed(spark, settings.storage, candidates)
+        pending = _pending(spark, settings.storage, candidates)
+        drop_pending(pending, candidates)
         if candidates:
             with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
                 if not wanted.unproven:
-                    unproven = _drop_unproven(scan, candidates)
-                _drop_sent(scan, candidates, settings.kafka, say)
+                    unproven = drop_unproven(scan, candidates)
+                _drop_sent(spark, settings, scan, candidates, say)
         left = len(candidates)
+        _drop_held(pending, candidates, say)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
-        return ReplayResult(replayed, selected - unproven - left, unproven)
+        return ReplayResult(replayed, selected - unproven - left, unproven, left - replayed)
 
 
 def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: ReplaySelection) -> Candidates:
@@ -127,7 +127,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     by_id = rows.groupBy("transaction_id", "producer_group").agg(latest).select("transaction_id", "producer_group", "latest.*")
     if wanted.reason is not None:
         by_id = by_id.where(F.col("reason") == wanted.reason)
-    for row in _columns(by_id.drop("reason").toArrow()):
+    for row in columns(by_id.drop("reason").toArrow()):
         transaction_id, group, *discard = row
         found[transaction_id, group] = LatestDiscard(*discard)
     known = {transaction_id for transaction_id, _ in found}
@@ -138,82 +138,35 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     return found
 
 
-def _drop_known(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> None:
-    """Drop ids that are committed or pending in a higher incarnation."""
+def _pending(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> pa.Table:
+    """Return the pending transactions (PENDING_SCHEMA) that have the id of a candidate."""
+    return pending_of(candidates, view_pending(read_state(lambda: spark, storage).rows).transactions)
+
+
+def _drop_sent(spark: SparkSession, settings: Settings, scan: TopicScan, candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it."""
     if not candidates:
         return
-    # Most messages have incarnation 0, so that file statistics skip nearly all of the table.
-    committed = read_table(spark, storage, Table.MESSAGES).where(F.col("incarnation") > 0)
-    for row in _columns(committed.select("transaction_id", "incarnation", "producer_group").toArrow()):
-        _drop_if_higher(candidates, *row)
-    pending = view_pending(read_state(lambda: spark, storage).rows).transactions
-    replayed = pending.filter(pc.greater(pending["incarnation"], 0))
-    for row in _columns(replayed.select(["transaction_id", "incarnation", "producer_group"])):
-        _drop_if_higher(candidates, *row)
+    sent = list(sent_halves(scan, candidates, settings.kafka, ProgressLine(say, "searching the half topic for earlier replays")))
+    refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
+    for half in sent:
+        if half not in refused:
+            candidates.pop(half.identity, None)
 
 
-def _drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
-    """Drop ids that were discarded before the topic's oldest record. Return how many."""
-    known_since_ms = scan.known_since_ms()
-    ends = {number: high for number, (_, high) in scan.retained.items()}
-    unproven = [
-        identity
-        for identity, row in candidates.items()
-        # A half beyond the end was in an earlier topic of the same name, which was deleted.
-        if row.discarded_ms < known_since_ms or row.half_offset >= ends.get(row.half_partition, 0)
-    ]
-    for identity in unproven:
+def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Drop the ids that are pending, and name them."""
+    holders = {row[0]: row[1:] for row in columns(pending.select(["transaction_id", "producer_group", "incarnation"]))}
+    for identity in [each for each in candidates if each[0] in holders]:
+        name, (group, incarnation) = identity[0], holders[identity[0]]
+        held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
+        say(f"{name} is not sent: {held}: replay it when that transaction has ended and is forgotten; `halfway rollback {name}` ends it")
         del candidates[identity]
-    return len(unproven)
-
-
-def _drop_sent(scan: TopicScan, candidates: Candidates, kafka: KafkaSettings, say: Callable[[str], None]) -> None:
-    """Drop ids of which the half topic holds a higher incarnation since the discard, whatever its outcome.
-
-    The job refuses a half that is not signed as it must be, so it counts for nothing here either.
-    """
-    if not candidates:
-        return
-    progress = _ProgressLine(say, "searching the half topic for earlier replays")
-    keyring = kafka.signing.keyring()
-    ids = {transaction_id for transaction_id, _ in candidates}
-    for record in scan.since(min(row.discarded_ms for row in candidates.values()), progress):
-        key = record.key()
-        transaction_id = key.decode(errors="replace") if key is not None else ""
-        if transaction_id not in ids:
-            continue
-        half = _half_of(record, kafka.half_topic, keyring)
-        discarded = None if half is None else candidates.get((transaction_id, half.producer_group))
-        if half is not None and discarded is not None and record.timestamp()[1] >= discarded.discarded_ms:
-            _drop_if_higher(candidates, transaction_id, half.incarnation, half.producer_group)
-        if not candidates:
-            return
-
-
-def _half_of(record: Message, topic: str, keyring: Keyring | None) -> HalfHeaders | None:
-    """Return a half's headers; None if the record is not a half, or if it breaks the contract and is quarantined."""
-    headers = headers_of(record)
-    if headers is None or any(name == TICK for name, _ in headers):
-        return None
-    try:
-        half = HalfHeaders.from_headers(headers)
-    except RecordError:
-        return None
-    if keyring is None:
-        return half
-    signable = Signable(topic, record.key(), sha256_of(record.value()), headers)
-    return None if half.is_refused(signable, record.timestamp()[1], keyring) else half
-
-
-def _drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: int, producer_group: str) -> None:
-    discarded = candidates.get((transaction_id, producer_group))
-    if discarded is not None and incarnation > discarded.incarnation:
-        del candidates[transaction_id, producer_group]
 
 
 def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
     """Send the halves. Return how many Kafka has acknowledged."""
-    progress = _ProgressLine(say, "sending")
+    progress = ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
     verify_topic_writable(settings.kafka, half_topic)
     writer, max_body_bytes = RecordWriter(settings.kafka), settings.resolution.max_body_bytes
@@ -282,21 +235,3 @@ def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
     keyring = kafka.signing.keyring_of(row["producer_group"])
     key, body = encode_key(row["transaction_id"]), bytes(row["body"])
     return headers.signed(key, body, kafka.half_topic, keyring, at_ms).to_headers()
-
-
-def _columns(table: pa.Table) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
-
-
-class _ProgressLine:
-    """Reports the progress of long work, at most every 5 s."""
-
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
-        self._say = say
-        self._what = what
-        self._next_s = time.monotonic() + _SAY_EVERY_S
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _SAY_EVERY_S
-            self._say(f"{self._what}: {done:,} of {total:,}")

@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
-from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, verify_rights
-from halfway.pipelines.kafka.topic_scan import deleted_before_ms
+from halfway.pipelines.kafka.rights import FETCH_GROUP, JOB_GROUPS, job_rights, verify_rights
+from halfway.pipelines.kafka.topic_scan import deleted_before_ms, retained_ranges
 from halfway.pipelines.kafka.topic_setup import verify_topics
 from halfway.pipelines.resolve.batch_outcomes import max_undivided
 from halfway.pipelines.resolve.failures import explain
@@ -218,7 +218,9 @@ class ResolveJob:
         decoding = ByBatch(
             [(first, DecoderConfig.of(resolution, kafka, adopted[Source.HALF], manifest.query_id)) for first, resolution in terms]
         )
-        former = former_records_to_read(spark, settings, manifest)
+        former = former_records_to_read(
+            spark, settings, manifest, partial(retained_ranges, kafka, [kafka.half_topic, kafka.op_topic], FETCH_GROUP)
+        )
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, bytes.fromhex(manifest.bucket_secret), former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])

@@ -1,13 +1,13 @@
 """Reads the half and op topics as one stream, so that each batch sees both."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark import Broadcast
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from halfway.pipelines.kafka.range_reader import READ_COMMITTED
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange
 from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.storage.adopted_rows import former_records
 from halfway.pipelines.storage.manifest import Manifest
@@ -29,8 +29,17 @@ def read_records(spark: SparkSession, kafka: KafkaSettings, epoch: int = 0) -> D
     return spark.readStream.format("kafka").options(**options).load()
 
 
-def former_records_to_read(spark: SparkSession, settings: Settings, manifest: Manifest) -> Broadcast[FormerRecords] | None:
-    """Return what former checkpoints have dealt with; None if this one reads nothing of it again (decision 6)."""
+def former_records_to_read(
+    spark: SparkSession, settings: Settings, manifest: Manifest, retained: Callable[[], Mapping[str, Mapping[int, OffsetRange]]]
+) -> Broadcast[FormerRecords] | None:
+    """Return what former checkpoints have dealt with; None if this one reads nothing of it again (decision 6).
+
+    Args:
+        spark: the session.
+        settings: the job's.
+        manifest: of the new checkpoint.
+        retained: returns the offsets that Kafka still holds of the half and op topics.
+    """
     kafka, storage, read_to = settings.kafka, settings.storage, last_read(spark, settings.storage)
     to_read = any(
         read_to.get(topic, {}).get(partition, 0) < end for topic, ends in manifest.adopted.items() for partition, end in ends.items()
@@ -39,7 +48,11 @@ def former_records_to_read(spark: SparkSession, settings: Settings, manifest: Ma
         return None
     records = FORMER_SCHEMA.empty_table()
     if to_read:
-        records = former_records(spark, storage, kafka.half_topic, kafka.op_topic, manifest.epoch)
+        first = {
+            topic: {partition: max(kept.first, read_to.get(topic, {}).get(partition, 0)) for partition, kept in ranges.items()}
+            for topic, ranges in retained().items()
+        }
+        records = former_records(spark, storage, kafka, manifest.epoch, first)
     return spark.sparkContext.broadcast(FormerRecords.of(records, manifest.halves_since_ms))
 
 

@@ -1,16 +1,17 @@
 """Reads from tables what former checkpoints have done, for a new one that reads the same records again (decision 6)."""
 
+from collections.abc import Mapping
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.events import FORMER_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.settings import StorageSettings
+from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
 
 
@@ -44,32 +45,33 @@ def last_settled_ms(spark: SparkSession, storage: StorageSettings) -> int:
     return times.agg(F.max("ms")).collect()[0][0] or 0
 
 
-def former_records(spark: SparkSession, storage: StorageSettings, half_topic: str, op_topic: str, epoch: int) -> pa.Table:
+def former_records(
+    spark: SparkSession, storage: StorageSettings, kafka: KafkaSettings, epoch: int, first: Mapping[str, Mapping[int, int]]
+) -> pa.Table:
     """Return the records that the tables hold from before an epoch (FORMER_SCHEMA), without committed halves.
 
-    A lost half (R17) is left out: it was not there to be dealt with.
+    A lost half (R17) is left out: it was not there to be dealt with. So are records that will not be read again: with
+    those of years, the driver could not take them all.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        kafka: names the topics.
+        epoch: the new checkpoint's.
+        first: by topic and partition, the first offset that may be read again.
     """
 
-    def rows(table: Table, *columns: Column) -> DataFrame:
-        is_former = F.coalesce(F.col("epoch"), F.lit(-1)) < epoch
-        return read_table(spark, storage, table).where(is_former).select(*columns)
+    def rows(table: Table) -> DataFrame:
+        return read_table(spark, storage, table).where(F.coalesce(F.col("epoch"), F.lit(-1)) < epoch)
 
-    discarded = rows(
-        Table.DISCARDED,
-        F.lit(int(Source.HALF)),
-        F.col("half_partition"),
-        F.col("half_offset"),
-        F.unix_millis("half_at"),
-        F.unix_millis("discarded_at"),
+    discarded = rows(Table.DISCARDED).select(
+        F.lit(kafka.half_topic), "half_partition", "half_offset", F.unix_millis("half_at"), F.unix_millis("discarded_at")
     )
-    source = F.when(F.col("source_topic") == half_topic, int(Source.HALF)).when(F.col("source_topic") == op_topic, int(Source.OP))
-    refused = rows(
-        Table.QUARANTINE,
-        F.when(F.col("reason") != str(Reason.HALF_LOST), source),
-        F.col("source_partition"),
-        F.col("source_offset"),
-        F.unix_millis("source_timestamp"),
-        F.lit(0),
-    )
-    found = discarded.union(refused).toDF(*FORMER_SCHEMA.names)
-    return found.where(F.col("source").isNotNull()).toArrow().cast(FORMER_SCHEMA)
+    refused = rows(Table.QUARANTINE).where(F.col("reason") != str(Reason.HALF_LOST))
+    refused = refused.select("source_topic", "source_partition", "source_offset", F.unix_millis("source_timestamp"), F.lit(0))
+    sources = ((Source.HALF, kafka.half_topic), (Source.OP, kafka.op_topic))
+    read_again = [(int(source), topic, *each) for source, topic in sources for each in first.get(topic, {}).items()]
+    places = spark.createDataFrame(read_again, "source INT, topic STRING, partition INT, first BIGINT")
+    found = discarded.union(refused).toDF("topic", "partition", "offset", "at_ms", "discarded_ms")
+    kept = found.join(F.broadcast(places), ["topic", "partition"]).where("offset >= first")
+    return kept.select(*FORMER_SCHEMA.names).toArrow().cast(FORMER_SCHEMA)

@@ -348,7 +348,9 @@ def _the_first_half_stays(facts: Facts) -> Iterator[Finding]:
             is_settled = facts.fates(earlier) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(earlier))
             if not is_settled and set(facts.fates(half)) & {"committed", "discarded"}:
                 yield Finding("R12", half.text_key, "a duplicate took the place of the first half")
-        sent = Counter(name_of(half) for half in halves if not half.is_stray and half.header("INCARNATION"))
+        # A replay that the job has refused may be sent again.
+        taken = (half for half in halves if (HALF, half.partition, half.offset) not in facts.refused)
+        sent = Counter(name_of(half) for half in taken if not half.is_stray and half.header("INCARNATION"))
         for name, times in sent.items():
             # An id that somebody uses again after it was forgotten is discarded, and resent, once more.
             discards = sum((row["transaction_id"], row["producer_group"], row["incarnation"] + 1) == name for row in facts.discarded)

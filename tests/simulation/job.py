@@ -69,7 +69,7 @@ class Job:
         query_id = self.manifest.query_id
         self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, query_id)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
-        self.former = former_records_to_read(spark, settings, self.manifest)
+        self.former = former_records_to_read(spark, settings, self.manifest, self.kafka.retained)
         self.writer = SimulatedWriter(self, self.manifest)
         status = checkpoint.files.get(STATUS_FILE)
         if status is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from zlib import crc32
 
+from halfway.pipelines.kafka.range_reader import OffsetRange
 from tests.simulation.history import CHECK, HALF, OP, GroupCommit, Headers, History, KafkaState, Place, Record
 
 BROKERS = 2
@@ -161,6 +162,12 @@ class Kafka:
             while before < into.end and (into.records[before] is None or into.records[before].at_ms < limit_ms):  # type: ignore[union-attr]
                 before += 1
             self.delete(topic, number, before)
+
+    def retained(self) -> dict[str, dict[int, OffsetRange]]:
+        """Return the offsets that each partition retains."""
+        return {
+            topic: {number: OffsetRange(each.first, each.end) for number, each in enumerate(self.topics[topic])} for topic in (HALF, OP)
+        }
 
     def deleted_before_ms(self, topic: str) -> int:
         """Return a time before which every record of a topic is deleted; 0 if it may hold an older one."""

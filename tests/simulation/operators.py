@@ -5,12 +5,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
+
 from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.operate import earlier_replays
 from halfway.pipelines.operate import replay as product
+from halfway.pipelines.operate.earlier_replays import SentHalf, drop_if_higher
 from halfway.schemas.errors import NotPendingError
+from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import encode_key
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
+from halfway.transforms.views.pending import PENDING_SCHEMA
 from tests.simulation.history import HALF, Record
 from tests.simulation.job import Pending
 from tests.simulation.log import Kafka
@@ -31,6 +37,12 @@ class Message:
 
     def timestamp(self) -> tuple[int, int]:
         return 2, self._record.at_ms
+
+    def partition(self) -> int:
+        return self._record.partition
+
+    def offset(self) -> int:
+        return self._record.offset
 
 
 class Scan:
@@ -81,13 +93,20 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
             raise NotPendingError("not discarded, so nothing was sent")
         return found
 
-    def drop_known(_: Any, __: Any, candidates: product.Candidates) -> None:
+    def drop_committed(_: Any, __: Any, candidates: product.Candidates) -> None:
         for row in committed:
             if row["incarnation"] > 0:
-                product._drop_if_higher(candidates, row["transaction_id"], row["incarnation"], row["producer_group"])
-        for known in pending:
-            if known.incarnation > 0 and not known.is_waiting:
-                product._drop_if_higher(candidates, known.transaction_id, known.incarnation, known.producer_group)
+                drop_if_higher(candidates, row["transaction_id"], row["incarnation"], row["producer_group"])
+
+    def pending_of(_: Any, __: Any, candidates: product.Candidates) -> pa.Table:
+        nothing = dict.fromkeys(PENDING_SCHEMA.names, 0) | {"topic": ""}
+        rows = [{**nothing, **known._asdict()} for known in pending if not known.is_waiting]
+        return earlier_replays.pending_of(candidates, pa.Table.from_pylist(rows, PENDING_SCHEMA))
+
+    def refused_halves(_: Any, __: Any, ___: Any, sent: list[SentHalf]) -> set[SentHalf]:
+        rows = (row for row in storage.tables[Table.QUARANTINE].rows if row["reason"] != Reason.HALF_LOST)
+        places = {(row["source_topic"], row["source_partition"], row["source_offset"]) for row in rows}
+        return {half for half in sent if (HALF, half.partition, half.offset) in places}
 
     def send(_: Any, __: Any, candidates: product.Candidates, ___: Any) -> int:
         sent = 0
@@ -103,7 +122,9 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
 
     with (
         patch.object(product, "_latest_discards", latest_discards),
-        patch.object(product, "_drop_known", drop_known),
+        patch.object(product, "drop_committed", drop_committed),
+        patch.object(product, "_pending", pending_of),
+        patch.object(product, "refused_halves", refused_halves),
         patch.object(product, "_send", send),
         patch.object(product, "replay_lock", lambda _: contextlib.nullcontext()),
         patch.object(product.TopicScan, "open", lambda *_: contextlib.nullcontext(Scan(kafka))),

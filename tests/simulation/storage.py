@@ -6,7 +6,7 @@ is given to the product as its Spark session: what reads and writes files and pr
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -192,12 +192,13 @@ class Storage:
         times = [row["committed_at"] for row in self.tables[Table.MESSAGES].rows]
         return max([0, *times, *(row["discarded_at"] for row in self.tables[Table.DISCARDED].rows)])
 
-    def former_records(self, _: Any, __: str, ___: str, epoch: int) -> pa.Table:
+    def former_records(self, _: Any, __: Any, epoch: int, first: Mapping[str, Mapping[int, int]]) -> pa.Table:
         found = []
         for name in (Table.DISCARDED, Table.QUARANTINE):
             for row in self.tables[name].rows:
                 topic, partition, offset, at_ms = _place_of(row)
-                if row["epoch"] < epoch and row["reason"] != Reason.HALF_LOST:
+                is_read_again = offset >= first[topic].get(partition, offset + 1)
+                if row["epoch"] < epoch and row["reason"] != Reason.HALF_LOST and is_read_again:
                     source = Source.HALF if topic == HALF else Source.OP
                     discarded_ms = row["discarded_at"] if name is Table.DISCARDED else 0
                     found.append((int(source), partition, offset, at_ms, discarded_ms))

@@ -152,6 +152,61 @@ def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_
     assert replayed(w, "--all") == (1, 0, 0)
 
 
+def rollback(w: World, key: str, at_ms: int, **headers: bytes | None) -> None:
+    """End a transaction, and let the job forget it."""
+    w.op(key, b"ROLLBACK", at_ms, **headers)
+    w.tick(at_ms + 61_000)
+    w.resolve()
+    w.tick(at_ms + 70_000)
+    w.resolve()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_replay_that_the_job_refused_is_sent_again_when_the_id_is_free(world: MakeWorld) -> None:
+    """Another group uses the id of a discarded message, which it has read in a check topic."""
+    w = world(**QUICK_DISCARD)
+    discard(w, "a", "b")
+    w.tick(150_000)
+    w.resolve()
+    w.half("a", 160_000, PGROUP=b"h", CHECK_IMMUNITY_TIME_IN_SECONDS=b"259200")
+    assert replayed(w, "--all") == (2, 0, 0), "the job has not read the half of the other group"
+    assert replayed(w, "--all") == (0, 2, 0), "nor those of the replay"
+    w.resolve()
+    assert [(row.transaction_id, row.reason) for row in w.rows(Table.QUARANTINE)] == [("a", "id_conflict")]
+    for _ in range(2):
+        done = invoke(w.settings, "replay", "--all")
+        assert "0 resent, 1 already resent" in done.stdout
+        assert "1 not sent: the reasons are above" in done.stdout
+        assert "a is not sent: the id is pending for the group h" in done.stderr
+        assert "`halfway rollback a`" in done.stderr
+    assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"b", b"1"): 1}
+    sent_ms = now_ms()
+    rollback(w, "a", sent_ms, PGROUP=b"h")
+    assert replayed(w, "a") == (1, 0, 0)
+    assert replayed(w, "a") == (0, 1, 0)
+    w.op("a", b"COMMIT", sent_ms + 100_000, INCARNATION=b"1")
+    w.tick(sent_ms + 100_001)
+    w.resolve()
+    assert {key: row.incarnation for key, row in w.by_id(Table.MESSAGES).items()} == {"a": 1}
+    assert replayed(w, "a") == (0, 1, 0)
+
+
+def test_a_message_whose_id_its_own_group_uses_again_is_named_and_not_sent(world: MakeWorld) -> None:
+    w = world(**QUICK_DISCARD)
+    discard(w, "a")
+    w.tick(150_000)
+    w.resolve()
+    w.half("a", 160_000)
+    w.resolve()
+    done = invoke(w.settings, "replay", "a")
+    assert "0 resent, 0 already resent" in done.stdout
+    assert "a is not sent: the id is pending for the group g" in done.stderr
+    assert incarnations(halves(w)) == {}
+    rollback(w, "a", 170_000)
+    assert replayed(w, "a") == (1, 0, 0)
+
+
 @pytest.mark.long
 def test_a_poisoned_discard_stops_no_other_message(world: MakeWorld) -> None:
     """An attacker's largest incarnation, and another group's discard of the victim's id."""
