@@ -39,17 +39,16 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
     """Return the configuration of a new topic.
 
     The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find
-    the verdict of each half.
+    the verdict of each half. A check topic does too: a request that is deleted before its group has passed it would
+    count as asked (R15).
     """
-    config = {
+    return {
         "message.timestamp.type": "LogAppendTime",
         "cleanup.policy": "delete",
         "max.message.bytes": str(_needed_bytes(settings, topic)),
+        "retention.ms": str(_good_retention_ms(settings)),
+        "compression.type": UNCOMPRESSED,
     }
-    if is_timed(settings, topic):
-        config["compression.type"] = UNCOMPRESSED
-        config["retention.ms"] = str(_good_retention_ms(settings))
-    return config
 
 
 def is_timed(settings: Settings, topic: str) -> bool:
@@ -93,7 +92,9 @@ def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[st
         notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
-    if is_timed(settings, topic) and config["compression.type"] != UNCOMPRESSED:
+    if not is_timed(settings, topic) and (note := retention_problem(settings, topic, config)):
+        notes.append(note)
+    if config["compression.type"] != UNCOMPRESSED:
         what = "a small compressed batch may hold any amount of data, which its readers take into memory"
         notes.append(f"{what}: {alter_topic(topic, 'compression.type', UNCOMPRESSED)}")
     return notes
@@ -120,11 +121,16 @@ def keeps_until_expired(settings: Settings, config: Mapping[str, str]) -> bool:
 
 
 def retention_problem(settings: Settings, topic: str, config: Mapping[str, str]) -> str | None:
-    """Return what is wrong if the topic keeps halves shorter than `half_retention` (R17), or None."""
+    """Return what is wrong if the topic keeps its records shorter than `half_retention`, or None.
+
+    Then a half may be lost (R17), or a group that is stuck is no longer behind, because the check request that it has
+    not passed is deleted (R15).
+    """
     if keeps_until_expired(settings, config):
         return None
     retention_ms, needed_ms = int(config["retention.ms"]), settings.resolution.half_retention
-    what = f"topic {topic} keeps halves for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
+    records = "halves" if topic == settings.kafka.half_topic else "check requests"
+    what = f"topic {topic} keeps {records} for {retention_ms} ms, shorter than half_retention ({needed_ms} ms)"
     return f"{what}: {alter_topic(topic, 'retention.ms', _good_retention_ms(settings))}, or lower resolution.half_retention"
 
 

@@ -169,7 +169,7 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         except AccessError as error:
             log.warning("event=topic_not_verified topic=%s cause=%r", topic, str(error))
     problems = [retention_problem(settings, half, configs[half])]
-    notes: list[str] = []
+    notes: list[str | None] = []
     verdicts = verdicts_problem(settings, configs)
     if verdicts:
         enough = keeps_until_expired(settings, configs[op]) and not adopt
@@ -179,7 +179,8 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         if room:
             enough = int(configs[check]["max.message.bytes"]) >= int(configs[half]["max.message.bytes"])
             (notes if enough else problems).append(room)
-    for note in notes:
+        notes.append(retention_problem(settings, check, configs[check]))
+    for note in filter(None, notes):
         log.warning("event=topic_to_mend cause=%r", note)
     found = [problem for problem in problems if problem]
     if found:

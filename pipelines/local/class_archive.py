@@ -19,7 +19,7 @@ from halfway.pipelines.local.processes import end_process
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.runtime.jars import JarSet, class_archive, ensure_jars
 from halfway.pipelines.runtime.java import find_java
-from halfway.pipelines.runtime.paths import home, locked
+from halfway.pipelines.runtime.paths import allow_no_other_to_write, home, locked
 from halfway.pipelines.runtime.session import own_session, spark_session
 from halfway.pipelines.runtime.signals import ended_by_signals
 from halfway.schemas import headers as h
@@ -117,6 +117,7 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: none, or the two paths to which Spark and the broker of a job in this process write their archives.
     """
+    allow_no_other_to_write()
     if arguments:
         of_spark, of_kafka = map(Path, arguments)
         with ended_by_signals():

@@ -1,26 +1,38 @@
 """Finds the producer groups that are behind (R15): a check request has waited for them for half an interval.
 
 The groups' committed offsets tell. Groups may share a check topic, and a service commits its offset past the requests
-of others: a topic is only read where a group has not done so.
+of others: a topic is only read where a group has not done so. In a place that cannot be read, the first record that a
+group has not passed counts as a request that waits for it.
 """
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 
-from confluent_kafka import Consumer, IsolationLevel, Message, TopicPartition
-from confluent_kafka.admin import OffsetSpec
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
 from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
+from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.headers import PGROUP, check_group
 from halfway.schemas.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
 
 GROUPS_AT_ONCE = 100
 """How many groups are asked about in a round: an answer takes Python 2 ms a group."""
 REQUEST_LIMIT_S = 5.0
+READ_LIMIT_S = 5.0
+"""How long the first place that cannot be read holds up a round. Each further one gets half of the time of the last."""
+RETRY_ROUNDS = 60
+"""How many rounds later such a place is read again: earlier if it got less time."""
+_ANY_OFFSETS = OffsetRange(0, 2**63 - 1)
+"""The offsets of a place for which Kafka does not tell them."""
 _FIRST, _END = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -44,6 +56,8 @@ class CheckLag:
         """Group → place and offset of a request that it has not passed."""
         self._asked: dict[str, int] = {}
         """Group → the round in which it was asked about last."""
+        self._unread: dict[TopicPlace, int] = {}
+        """A place that could not be read → the round from which on it is read again."""
         self._round = 0
 
     def close(self) -> None:
@@ -64,7 +78,7 @@ class CheckLag:
 
         Raises:
             KafkaException: Kafka does not answer.
-            HalfwayError: Kafka does not answer, or a topic cannot be read.
+            HalfwayError: Kafka does not answer.
         """
         self._round += 1
         for known in (self._looked, self._waiting, self._asked):
@@ -97,7 +111,8 @@ class CheckLag:
 
     def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
         place, offset = self._waiting.get(group, (("", -1), -1))
-        return place in old and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
+        is_proven = place in old and place not in self._unread
+        return is_proven and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
 
     def _find(
         self, groups: Mapping[str, Mapping[TopicPlace, int]], old: Mapping[TopicPlace, OffsetRange]
@@ -109,20 +124,28 @@ class CheckLag:
             old: the offsets to search, by place.
         """
         found: dict[str, tuple[TopicPlace, int]] = {}
+        limit_s = READ_LIMIT_S
         with ExitStack() as stack:
             consumer: Consumer | None = None
-            for place, (first, end) in old.items():
+            for place in sorted(old, key=lambda place: self._unread.get(place, 0)):
+                first, end = old[place]
                 starts = {
                     group: max(first, committed.get(place, 0), self._start(group, place, end))
                     for group, committed in groups.items()
                     if self._kafka.check_topic_of(group) == place[0]
                 }
                 wanted = {group: start for group, start in starts.items() if start < end}
-                waiting: dict[str, int] = {}
-                if wanted:
-                    # A request that an open transaction of another writer hides from its group waits too.
-                    consumer = consumer or stack.enter_context(ranges_consumer(self._kafka, FETCH_GROUP, READ_UNCOMMITTED))
-                    waiting = self._first_requests(consumer, place, wanted, end)
+                waiting = wanted
+                if self._unread.get(place, 0) <= self._round:
+                    try:
+                        if wanted:
+                            # A request that an open transaction of another writer hides from its group waits too.
+                            consumer = consumer or stack.enter_context(ranges_consumer(self._kafka, FETCH_GROUP, READ_UNCOMMITTED))
+                            waiting = self._first_requests(consumer, place, wanted, end, limit_s)
+                        self._note_read(place)
+                    except (KafkaException, KafkaUnavailableError) as error:
+                        self._note_unread(place, error, round(RETRY_ROUNDS * limit_s / READ_LIMIT_S))
+                        limit_s /= 2
                 for group in starts:
                     self._looked.setdefault(group, {})[place] = waiting.get(group, end)
                 found.update({group: (place, offset) for group, offset in waiting.items()})
@@ -133,10 +156,25 @@ class CheckLag:
         looked = self._looked.get(group, {}).get(place, 0)
         return looked if looked <= end else 0
 
-    def _first_requests(self, consumer: Consumer, place: TopicPlace, wanted: Mapping[str, int], end: int) -> dict[str, int]:
-        """Return the offset of the first request of each group from its offset on, and before `end`."""
+    def _note_unread(self, place: TopicPlace, error: Exception, rounds: int) -> None:
+        """Remember that a place could not be read, and not to try again for some rounds."""
+        if place not in self._unread:
+            what = "event=check_topic_not_read topic=%s partition=%d effect=groups_that_have_not_passed_it_count_as_behind cause=%r"
+            log.warning(what, *place, str(error.args[0]))
+        self._unread[place] = self._round + rounds
+
+    def _note_read(self, place: TopicPlace) -> None:
+        if self._unread.pop(place, None) is not None:
+            log.info("event=check_topic_not_read_no_more topic=%s partition=%d", *place)
+
+    def _first_requests(self, consumer: Consumer, place: TopicPlace, wanted: Mapping[str, int], end: int, limit_s: float) -> dict[str, int]:
+        """Return the offset of the first request of each group from its offset on, and before `end`.
+
+        Raises:
+            KafkaUnavailableError: Kafka does not answer within `limit_s`.
+        """
         left, found = dict(wanted), dict[str, int]()
-        with PartitionReader(consumer, *place) as reader:
+        with PartitionReader(consumer, *place, limit_s) as reader:
             for record in reader.range(min(left.values()), end):
                 group, offset = group_of(record), record.offset() or 0
                 if group is not None and left.get(group, end) <= offset:
@@ -160,11 +198,24 @@ class CheckLag:
         )
         found = {}
         for place in places:
-            offset = self._client.result(since[place]).offset
-            low, high = self._client.result(first[place]).offset, self._client.result(end[place]).offset
-            # -1: every record is older.
-            found[place.topic, place.partition] = OffsetRange(low, high if offset < 0 else offset)
+            key = (place.topic, place.partition)
+            try:
+                found[key] = self._range_of(first[place], since[place], end[place])
+            except KafkaException as error:
+                found[key] = _ANY_OFFSETS
+                self._note_unread(key, error, 1)
         return found
+
+    def _range_of(self, *answers: "Future[ListOffsetsResultInfo]") -> OffsetRange:
+        """Return the offsets before a time, by what Kafka says of a partition's first offset, the time, and the end.
+
+        Raises:
+            KafkaException: the partition has no leader, or one that does not answer.
+        """
+        low, since, high = (self._client.result(answer).offset for answer in answers)
+        if OFFSET_INVALID in (low, since, high):  # so librdkafka says that there was no answer in time
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return OffsetRange(low, high if since == OFFSET_END else since)  # OFFSET_END: every record is older
 
     def _committed(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
         """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for."""

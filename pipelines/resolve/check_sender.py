@@ -18,8 +18,8 @@ _LARGE_BYTES = 32 * 1024 * 1024
 class CheckSender:
     """Sends a check request for each outcome whose half is found, and returns the other outcomes.
 
-    Kafka compares a topic's limit with the size after compression, so a half that the half topic took compressed may be
-    too large for the check topic as it is. Then its request is compressed too.
+    Where a topic stores what was compressed, Kafka compares its limit with the size after compression. So a half that
+    such a half topic took may be too large for the check topic as it is. Then its request is compressed too.
     """
 
     def __init__(self, kafka: KafkaSettings) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 from halfway.conf.loader import conf_file
 from halfway.pipelines.runtime.java import find_java
-from halfway.pipelines.runtime.paths import home, locked
+from halfway.pipelines.runtime.paths import allow_no_other_to_write, changeable_by_others, home, locked
 from halfway.schemas.errors import HalfwayError, SetupError
 
 JarSet = Literal["spark", "kafka", "databases", "s3"]
@@ -26,8 +26,6 @@ _WHAT = {
 _MARKER = ".complete"
 _QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 _FETCH_LIMIT_S = 1800
-_ROOT = 0
-_OTHERS_MAY_WRITE = 0o022
 
 
 def ensure_jars(conf: JarSet) -> list[Path]:
@@ -38,8 +36,8 @@ def ensure_jars(conf: JarSet) -> list[Path]:
     other.
 
     Raises:
-        SetupError: Java or Ivy is missing, the fetch fails (the message names its log), or a JAR differs from the
-            pinned one.
+        SetupError: Java or Ivy is missing, the fetch fails (the message names its log), a JAR differs from the pinned
+            one, or another user may change it.
     """
     ivy_xml = _ivy_xml(conf)
     stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
@@ -61,7 +59,7 @@ def jars_present(conf: JarSet) -> list[Path]:
     """Return the JARs of one set that are on this machine; empty if they are not. Fetches nothing.
 
     Raises:
-        SetupError: `conf/ivy.xml` is missing, or a JAR differs from the pinned one.
+        SetupError: `conf/ivy.xml` is missing, a JAR differs from the pinned one, or another user may change it.
     """
     return _complete(conf, hashlib.sha256(_ivy_xml(conf).read_bytes()).hexdigest())
 
@@ -82,7 +80,7 @@ def use_archive(archive: Path) -> list[str]:
 
     An archive holds code, which nothing pins. One that another user has made, or may change, is not used.
     """
-    is_own = archive.is_file() and archive.stat().st_uid in (os.geteuid(), _ROOT) and not archive.stat().st_mode & _OTHERS_MAY_WRITE
+    is_own = archive.is_file() and not changeable_by_others(archive)
     return [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", *_QUIET_ARCHIVE] if is_own else []
 
 
@@ -104,7 +102,8 @@ def _complete(conf: JarSet, stamp: str) -> list[Path]:
     """Return the JARs that the marker of a set names; empty if it is of another `ivy.xml` or a JAR is missing.
 
     Raises:
-        SetupError: a JAR is not the pinned one. Whoever can write the folder could else put code into each command.
+        SetupError: a JAR is not the pinned one, or another user may change it. Whoever can write the folder could else
+            put code into each command.
     """
     folder = home() / "jars" / conf
     try:
@@ -135,7 +134,13 @@ def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
 
 
 def _verify(conf: JarSet, jars: list[Path]) -> None:
-    """Refuse JARs that differ from `conf/jars.sha256`. Ivy only compares them with checksums from the same server."""
+    """Refuse JARs that differ from `conf/jars.sha256`, and those that another user may change.
+
+    Ivy only compares them with checksums from the same server. Java opens them later than this reads them.
+    """
+    for jar in jars:
+        if open_to_others := changeable_by_others(jar):
+            raise SetupError(f"another user could put code into this command: {open_to_others}")
     pinned = conf_file("jars.sha256")
     known = {name: digest for digest, name in (line.split() for line in pinned.read_text().splitlines())}
     for jar in jars:
@@ -185,6 +190,7 @@ def main(names: list[str]) -> int:
     if wrong or not names:
         sys.stderr.write(f"usage: python -m halfway.pipelines.runtime.jars {{{','.join(get_args(JarSet))}}} ...\n")
         return 2
+    allow_no_other_to_write()
     try:
         for conf in get_args(JarSet):
             if conf in names:

@@ -1,9 +1,12 @@
-"""Locates Halfway's files on this machine, and locks files."""
+"""Locates Halfway's files on this machine, says who else may change them, and locks files."""
 
 import fcntl
+import grp
 import os
+import pwd
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import IO
@@ -14,11 +17,61 @@ ENV_HOME = "HALFWAY_HOME"
 # Longer than a fetch of the JARs may take.
 _LOCK_LIMIT_S = 2400.0
 _LOCK_POLL_S = 0.05
+_ROOT = 0
+_OTHERS_MAY_WRITE = 0o022
 
 
 def home() -> Path:
     """Return the folder for JARs, broker data and logs: `HALFWAY_HOME`, or `.halfway` in the current directory."""
     return Path(os.environ.get(ENV_HOME) or ".halfway").absolute()
+
+
+def allow_no_other_to_write() -> None:
+    """Let this process make files and folders that only their user may change, whatever the umask is."""
+    os.umask(os.umask(_OTHERS_MAY_WRITE) | _OTHERS_MAY_WRITE)
+
+
+def changeable_by_others(file: Path) -> str | None:
+    """Return which of a file and its folders, up to `home()`, another user may change, and what to do; None if none.
+
+    Where one of them is a link, the file or folder that it leads to counts, and the folder which that is in.
+    """
+    folders = [folder for folder in file.parents if folder.is_relative_to(home())] or [file.parent]
+    for path in (*reversed(folders), file):
+        real = path.resolve()
+        for each in (real.parent, real) if path.is_symlink() else (real,):
+            if found := _changeable_by_others(each):
+                return found
+    return None
+
+
+def _changeable_by_others(path: Path) -> str | None:
+    found = path.stat()
+    if found.st_uid not in (_ROOT, os.geteuid()):
+        owner = str(found.st_uid)
+        with suppress(KeyError):
+            owner = pwd.getpwuid(found.st_uid).pw_name
+        return f"{path} belongs to {owner}: remove it, or set {ENV_HOME} to a folder of your own"
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX:
+        return None  # as /tmp: only its owner may rename or remove what is in it
+    if found.st_mode & stat.S_IWOTH:
+        who = "everybody"
+    elif found.st_mode & stat.S_IWGRP and not _is_private(found.st_gid):
+        who = f"the group {found.st_gid}"
+        with suppress(KeyError):
+            who = f"the group {grp.getgrgid(found.st_gid).gr_name}"
+    else:
+        return None
+    return f"{path} may be changed by {who}: `chmod -R go-w {path}`, or set {ENV_HOME} to a folder of your own"
+
+
+def _is_private(group: int) -> bool:
+    """Return True if a group is this user's alone: their primary group, of their name. Their umask may be 002."""
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and set(found.gr_mem) <= {user.pw_name}
 
 
 @contextmanager

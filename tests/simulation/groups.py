@@ -40,7 +40,7 @@ class SimulatedLag(check_lag.CheckLag):
         topic = self._kafka.check_topic
         return {group: {(topic, partition): offset for partition, offset in offsets.items()} for group, offsets in committed.items()}
 
-    def _first_requests(self, _: Any, place: TopicPlace, wanted: Mapping[str, int], end: int) -> dict[str, int]:
+    def _first_requests(self, _: Any, place: TopicPlace, wanted: Mapping[str, int], end: int, __: float) -> dict[str, int]:
         found: dict[str, int] = {}
         for record in self._simulated.read((CHECK, place[1]), min(wanted.values()), end, committed_only=False):
             group = record.header(PGROUP)

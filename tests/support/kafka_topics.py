@@ -10,6 +10,7 @@ from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_rules import new_topic_config
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings, Settings
+from tests.support.waiting import until
 
 MakeTopics = Callable[..., Settings]
 """What the fixture `topics` of tests/conftest.py returns."""
@@ -51,9 +52,11 @@ def make_create_time_topics(settings: Settings, partitions: int) -> None:
 
 
 def set_topic_config(settings: Settings, topic: str, name: str, value: object) -> None:
-    """Change one configuration entry of a topic."""
+    """Change one configuration entry of a topic, and wait until the broker knows it: the answer is the controller's."""
     entry = ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     client = admin_client(settings.kafka)
     for done in client.incremental_alter_configs([resource]).values():
         done.result()
+    described = ConfigResource(ResourceType.TOPIC, topic)
+    until(lambda: client.describe_configs([described])[described].result()[name].value == str(value), f"{name} of {topic}", 30)

@@ -25,7 +25,8 @@ def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -
 
 def topic_records(servers: str, topic: str) -> list[Message]:
     """Return the records that a topic holds now, by partition and offset."""
-    with Consumer({"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False}) as consumer:
+    options = {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False, "receive.message.max.bytes": 2**31 - 1}
+    with Consumer(options) as consumer:
         partitions = consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions
         return [message for partition in partitions for message in records_of(consumer, topic, partition)]
 

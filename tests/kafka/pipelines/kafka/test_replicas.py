@@ -1,16 +1,23 @@
 """With three brokers, requests go on when the broker dies that they went to."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import cast
 
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import NewTopic
+from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.kafka.range_reader import PartitionReader, operator_consumer, retained
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_cluster import KafkaCluster
+from tests.support.waiting import until
 
 TOPIC = "half"
 
@@ -66,6 +73,35 @@ def test_records_are_written_and_read_back_when_their_leader_is_frozen(cluster: 
             assert [read(consumer, offset), read(consumer, offset + 1)] == [b"before", b"after"]
         finally:
             leader.thaw()
+
+
+def test_r15_groups_that_share_a_check_topic_are_behind_while_a_partition_of_it_has_no_leader(
+    cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = settings(cluster).model_copy(update={"check_topic": "check"})
+    client, no_spark = admin_client(kafka), cast(SparkSession, None)
+    client.create_topics([NewTopic("check", num_partitions=3, replication_factor=1)])["check"].result()
+    lag = CheckLag(no_spark, kafka, client)
+    monkeypatch.setattr(lag, "_committed", lambda groups, _: {group: {} for group in groups})
+
+    def waits_at() -> list[TopicPlace] | None:
+        with suppress(KafkaUnavailableError):  # it was the controller that died
+            return [place for place, _ in lag.behind({"g"}, 1).values()]
+        return None
+
+    until(lambda: waits_at() == [], "all leaders, and no request")
+    leader = cluster.leader("check", 0)
+    leader.freeze()
+    try:
+        assert lag.behind({"g"}, 1).keys() == {"g"}, "its leader does not answer"
+    finally:
+        leader.kill()
+    try:
+        until(lambda: waits_at() == [("check", 0)], "its leader is known to be gone")
+        cluster.start()
+        until(lambda: waits_at() == [], "all leaders again")
+    finally:
+        client.delete_topics(["check"])["check"].result()
 
 
 def write(writer: RecordWriter, *bodies: bytes) -> None:

@@ -56,9 +56,9 @@ def test_missing_topics_are_created(names: MakeSettings) -> None:
 
 
 @pytest.mark.parametrize(("half_retention", "retention_ms"), [("72h", 7 * DAY_MS), ("6d", 7 * DAY_MS), ("30d", 31 * DAY_MS)])
-def test_halves_and_ops_outlive_half_retention(names: MakeSettings, half_retention: str, retention_ms: int) -> None:
-    half, op, _check = create_topics(names(resolution__half_retention=half_retention), 1)
-    assert (half.retention_ms, op.retention_ms) == (retention_ms, retention_ms)
+def test_each_topic_outlives_half_retention(names: MakeSettings, half_retention: str, retention_ms: int) -> None:
+    reports = create_topics(names(resolution__half_retention=half_retention), 1)
+    assert [report.retention_ms for report in reports] == [retention_ms] * 3
 
 
 def test_creating_again_changes_nothing(names: MakeSettings) -> None:
@@ -192,6 +192,19 @@ def test_r17_half_retention_is_checked_at_a_start(names: MakeSettings, retention
     else:
         with pytest.raises(TopicError, match=f"shorter than half_retention \\({3 * DAY_MS} ms\\)"):
             verify_topics(admin_client(settings.kafka), settings)
+
+
+@pytest.mark.parametrize(("retention_ms", "is_noted"), [(3 * DAY_MS - 1, True), (3 * DAY_MS, False), (-1, False)])
+def test_r15_a_check_topic_that_loses_requests_is_logged_at_a_start(
+    names: MakeSettings, caplog: pytest.LogCaptureFixture, retention_ms: int, is_noted: bool
+) -> None:
+    settings = names()
+    create_topics(settings, 1)
+    set_topic_config(settings, settings.kafka.check_topic, "retention.ms", retention_ms)
+    verify_topics(admin_client(settings.kafka), settings)
+    assert caplog.text.count("event=topic_to_mend") == is_noted
+    if is_noted:
+        assert f"topic {settings.kafka.check_topic} keeps check requests for" in caplog.text
 
 
 def test_the_error_of_a_missing_topic_names_the_command_that_creates_it(names: MakeSettings) -> None:

@@ -84,8 +84,10 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
         ("check_topic", "max.message.bytes", 1_000_000, "problem", "lower resolution.max_body_bytes"),
         ("op_topic", "message.timestamp.type", "CreateTime", "warning", "set the record times by their clocks"),
         ("op_topic", "retention.ms", DAY_MS, "problem", "keeps verdicts for"),
+        ("check_topic", "retention.ms", 3 * DAY_MS - 1, "warning", "keeps check requests for"),
         ("half_topic", "retention.bytes", 10**9, "warning", "retention.bytes is set"),
         ("op_topic", "compression.type", "producer", "warning", "a small compressed batch may hold any amount of data"),
+        ("check_topic", "compression.type", "producer", "warning", "a small compressed batch may hold any amount of data"),
     ],
 )
 def test_a_wrong_topic_setting_is_found(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:

@@ -108,6 +108,17 @@ def test_a_half_that_was_compressed_is_asked_about_compressed(settings: Settings
     assert [(len(body), headers) for body, headers in sent(settings)] == [(3 * MIB, 30_005)]
 
 
+def test_a_request_that_is_compressed_for_its_size_fits_a_topic_that_unpacks_it(topics: MakeTopics) -> None:
+    """It is larger than what a broker takes in one request, 100 MiB."""
+    settings = topics(partitions=1, overrides={"resolution.max_body_bytes": 101 * MIB})
+    largest = half(bytes(101 * MIB), fill=30_000)
+    assert is_taken(settings, largest, "zstd")
+    sender = CheckSender(settings.kafka)
+    sender(asked(largest), [largest])
+    sender.close()
+    assert [len(body) for body, _ in sent(settings)] == [101 * MIB]
+
+
 def test_a_request_over_the_topics_limit_names_the_command_that_raises_it(settings: Settings, sender: CheckSender) -> None:
     large = half(os.urandom(3 * MIB))
     for _ in range(2):

@@ -53,7 +53,7 @@ class Lag(CheckLag):
         self.of = kafka
 
     def _published_before(self, _: object, before_ms: int) -> dict[TopicPlace, OffsetRange]:
-        if not self.of.tells_offsets:  # a partition has no leader
+        if not self.of.tells_offsets:
             raise FAILURE
         return {PLACE: OffsetRange(0, sum(at_s * 1000 < before_ms for at_s in self.of.requests_s))}
 
@@ -112,7 +112,7 @@ def test_the_first_tick_after_an_outage_discards_nothing(monkeypatch: pytest.Mon
 
 
 def test_nothing_is_discarded_while_it_is_not_known_who_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partition of the check topic loses its leader just after the last check was sent to it."""
+    """Kafka tells no offsets any more just after the last check was sent."""
     world = World(monkeypatch)
     world.kafka.tells_offsets = False
     world.kafka.now_s += HOUR_S

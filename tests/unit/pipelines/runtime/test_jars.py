@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
 from halfway.conf import loader
 from halfway.conf.loader import PACKAGED, conf_file
+from halfway.pipelines.runtime import paths
 from halfway.pipelines.runtime.jars import JarSet, ensure_jars, jars_present, use_archive
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import home
@@ -23,6 +25,12 @@ from tests.support.paths import ROOT
 ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test"/>
 <configurations><conf name="kafka"/></configurations>
 <dependencies><dependency org="org.slf4j" name="slf4j-api" rev="{rev}" conf="kafka->default"/></dependencies></ivy-module>"""
+LOADS_OWN_IVY = """
+from pathlib import Path
+from halfway.conf import loader
+from halfway.pipelines.runtime.jars import ensure_jars, main
+loader.PACKAGED = Path("conf").absolute()
+"""
 IN_REACH = "1.7.36"
 NOWHERE = "0.0.0-none"
 
@@ -146,7 +154,119 @@ def test_a_planted_set_of_jars_is_refused(project: Path) -> None:
         ensure_jars("kafka")
 
 
-def test_a_class_archive_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+NOBODY = 65534
+PLACES = (".halfway", ".halfway/jars", ".halfway/jars/kafka", f".halfway/jars/kafka/slf4j-api-{IN_REACH}.jar")
+only_root_can = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+
+
+@pytest.fixture
+def fetched(project: Path, no_java: Callable[[], None]) -> Path:
+    """The project, with JARs and a class archive."""
+    old = os.umask(0o022)
+    [jar] = ensure_jars("kafka")
+    archive_beside(jar).touch()
+    os.umask(old)
+    no_java()
+    return project
+
+
+def archive_beside(jar: Path) -> Path:
+    return jar.with_name("classes.jsa")
+
+
+def refusal(project: Path) -> str | None:
+    """Return why the JARs are refused; None if they are used."""
+    archive = archive_beside(project / PLACES[-1])
+    try:
+        jars = ensure_jars("kafka")
+    except SetupError as error:
+        with pytest.raises(SetupError, match=re.escape(str(error))):
+            jars_present("kafka")
+        return str(error)
+    assert jars == jars_present("kafka")
+    assert use_archive(archive)[0] == f"-XX:SharedArchiveFile={archive}"
+    return None
+
+
+@only_root_can
+@pytest.mark.parametrize("place", PLACES)
+def test_jars_that_belong_to_another_user_are_refused(fetched: Path, place: str) -> None:
+    """Nobody else must be able to put another JAR there after its hash was compared, and before Java opens it."""
+    os.chown(fetched / place, NOBODY, NOBODY)
+    told = refusal(fetched)
+    assert told is not None
+    assert f"{fetched / place} belongs to nobody" in told
+    assert "HALFWAY_HOME" in told
+    os.chown(fetched / place, os.geteuid(), os.getegid())
+    assert refusal(fetched) is None
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_jars_that_others_may_change_are_refused(fetched: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(paths, "_is_private", lambda _: False)
+    for mode in (0o002, 0o020, 0o022):
+        (fetched / place).chmod((fetched / place).stat().st_mode | mode)
+        told = refusal(fetched)
+        assert told is not None
+        [command] = re.findall(r"`([^`]+)`", told)
+        assert command == f"chmod -R go-w {fetched / place}"
+        subprocess.run(command.split(), check=True)
+        assert refusal(fetched) is None
+
+
+def test_the_group_of_its_own_that_a_user_has_may_change_jars(fetched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Debian and Ubuntu make users, with a umask of 002."""
+    for place in PLACES:
+        (fetched / place).chmod((fetched / place).stat().st_mode | 0o020)
+    own = os.getegid()
+    monkeypatch.setattr(paths.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me", pw_gid=own))
+    for name, members, is_private in [("me", [], True), ("me", ["me"], True), ("me", ["you"], False), ("users", [], False)]:
+        found = SimpleNamespace(gr_name=name, gr_mem=members)
+        monkeypatch.setattr(paths.grp, "getgrgid", lambda _, found=found: found)
+        assert (refusal(fetched) is None) == is_private, (name, members)
+    monkeypatch.setattr(paths.pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me", pw_gid=own + 1))
+    assert f"may be changed by the group {name}" in str(refusal(fetched))
+
+
+def test_linked_jars_are_used_if_nobody_else_may_change_what_the_link_leads_to(
+    fetched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "_is_private", lambda _: False)
+    former, linking = fetched / ".halfway", tmp_path / "linking"
+    linking.mkdir()
+    (linking / "jars").symlink_to(former / "jars")
+    monkeypatch.setenv("HALFWAY_HOME", str(linking))
+    assert ensure_jars("kafka") == [linking / "jars" / "kafka" / f"slf4j-api-{IN_REACH}.jar"]
+    for place in (former, former / "jars", former / "jars" / "kafka"):
+        place.chmod(0o777)
+        with pytest.raises(SetupError, match=f"{place} may be changed by everybody"):
+            ensure_jars("kafka")
+        place.chmod(0o1777)
+        assert ensure_jars("kafka"), "as /tmp: nobody else may rename what is in it"
+        place.chmod(0o755)
+    assert ensure_jars("kafka")
+
+
+def test_jars_are_fetched_for_their_user_whatever_the_umask_is(project: Path) -> None:
+    command = [sys.executable, "-c", LOADS_OWN_IVY + "raise SystemExit(main(['kafka']))"]
+    subprocess.run(command, cwd=project, check=True, umask=0o000)
+    assert ensure_jars("kafka")
+
+
+@only_root_can
+@pytest.mark.parametrize("place", PLACES[:-1])
+def test_a_class_archive_where_another_user_may_change_it_is_not_used(fetched: Path, place: str) -> None:
+    archive = archive_beside(fetched / PLACES[-1])
+    assert use_archive(archive)
+    for path in (fetched / place, archive):
+        os.chown(path, NOBODY, NOBODY)
+        assert use_archive(archive) == []
+        os.chown(path, os.geteuid(), os.getegid())
+    assert use_archive(archive)
+
+
+def test_a_class_archive_that_others_may_change_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "_is_private", lambda _: False)
     archive = tmp_path / "classes.jsa"
     assert use_archive(archive) == []
     archive.touch(0o600)
@@ -162,8 +282,7 @@ def test_exactly_the_fetched_jars_are_pinned() -> None:
 
 
 def test_calls_at_the_same_time_fetch_once(project: Path) -> None:
-    code = "from pathlib import Path; from halfway.conf import loader; from halfway.pipelines.runtime.jars import ensure_jars\n"
-    command = [sys.executable, "-c", code + "loader.PACKAGED = Path('conf').absolute(); ensure_jars('kafka')"]
+    command = [sys.executable, "-c", LOADS_OWN_IVY + "ensure_jars('kafka')"]
     calls = [subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     told = "".join(call.communicate()[1] for call in calls)
     assert [call.returncode for call in calls] == [0, 0, 0]

@@ -1,0 +1,198 @@
+"""R15: a place of a check topic that cannot be read counts for its groups as a request that waits."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.java_admin import TopicPlace
+from halfway.pipelines.resolve import check_lag
+from halfway.pipelines.resolve.check_lag import CheckLag
+from halfway.pipelines.resolve.groups import GroupWatch
+from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.headers import PGROUP, check_group
+
+OWN = {"kafka.bootstrap_servers": "127.0.0.1:1", "kafka.check_topic": "check", "kafka.check_topics": {"apart": "own"}}
+KAFKA = load_settings(environ={}, overrides=OWN).kafka
+NO_SPARK: Any = None
+OLD_MS = 1_000_000
+"""All requests are older."""
+FAILURE = KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+
+class Topics:
+    """The check topics: the groups of the requests in each partition, and how far each group has committed."""
+
+    def __init__(self, **partitions: list[list[str]]) -> None:
+        self.requests = {(topic, number): groups for topic, places in partitions.items() for number, groups in enumerate(places)}
+        self.committed: dict[str, dict[TopicPlace, int]] = {}
+        self.offsets_fail: dict[TopicPlace, object] = {}
+        self.unreadable: set[TopicPlace] = set()
+        self.read: list[TopicPlace] = []
+        self.lost_s = 0.0
+
+    def partition_counts(self, _: object, topics: Any) -> dict[str, int]:
+        counts = {topic: sum(place[0] == topic for place in self.requests) for topic in topics}
+        return {topic: count for topic, count in counts.items() if count}
+
+    def list_consumer_groups(self, **_: object) -> Any:
+        groups = [SimpleNamespace(group_id=check_group(group), state=ConsumerGroupState.STABLE) for group in self.committed]
+        return SimpleNamespace(valid=groups, errors=[])
+
+    def list_offsets(self, asked: Mapping[TopicPartition, Any], **_: object) -> dict[TopicPartition, object]:
+        return {place: self._offset((place.topic, place.partition), type(spec).__name__) for place, spec in asked.items()}
+
+    def _offset(self, place: TopicPlace, spec: str) -> object:
+        offsets = {"EarliestSpec": 0, "TimestampSpec": OFFSET_END, "LatestSpec": len(self.requests[place])}
+        return self.offsets_fail.get(place, offsets[spec])
+
+    def result(self, answer: Any) -> Any:
+        if isinstance(answer, KafkaException):
+            raise answer
+        return SimpleNamespace(offset=answer) if isinstance(answer, int) else answer
+
+
+class Reader:
+    """Reads a place in no time. One that cannot be read takes the time that it is given."""
+
+    def __init__(self, topics: Topics, topic: str, partition: int, limit_s: float) -> None:
+        self.topics, self.place, self.limit_s = topics, (topic, partition), limit_s
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def range(self, first: int, end: int) -> Iterator[Any]:
+        self.topics.read.append(self.place)
+        if self.place in self.topics.unreadable:
+            self.topics.lost_s += self.limit_s
+            raise KafkaUnavailableError(f"no answer from Kafka for {self.place[0]}")
+        for offset in range(first, end):
+            headers = [(PGROUP, self.topics.requests[self.place][offset].encode())]
+            yield SimpleNamespace(headers=lambda headers=headers: headers, offset=lambda offset=offset: offset)
+
+
+class Lag(CheckLag):
+    def __init__(self, topics: Topics) -> None:
+        client: Any = topics
+        super().__init__(NO_SPARK, KAFKA, client)
+        self.topics = topics
+
+    def _committed(self, groups: Any, _: object) -> dict[str, dict[TopicPlace, int]]:
+        return {group: self.topics.committed.get(group, {}) for group in groups}
+
+    def round(self, *groups: str) -> set[str]:
+        """Return the groups that are behind. `topics.read` and `topics.lost_s` are those of this round."""
+        self.topics.read, self.topics.lost_s = [], 0.0
+        return set(self.behind(groups, OLD_MS))
+
+
+@pytest.fixture(autouse=True)
+def _no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoConsumer:
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(check_lag, "partition_counts", lambda client, topics: client.partition_counts(client, topics))
+    monkeypatch.setattr(check_lag, "ranges_consumer", lambda *_: NoConsumer())
+
+
+@pytest.fixture
+def topics(monkeypatch: pytest.MonkeyPatch) -> Topics:
+    """Group `a` has a request in partition 0 and has passed the others, `b` has passed all, `c` has passed nothing."""
+    made = Topics(check=[["a"], ["b", "b"], ["x"]], own=[["apart"]])
+    made.committed = {
+        "a": {("check", 1): 2, ("check", 2): 1},
+        "b": {("check", 0): 1, ("check", 1): 2, ("check", 2): 1},
+        "c": {},
+        "apart": {("own", 0): 1},
+    }
+    monkeypatch.setattr(check_lag, "PartitionReader", lambda _, *place_and_limit: Reader(made, *place_and_limit))
+    return made
+
+
+GROUPS = ("a", "b", "c", "apart")
+
+
+def test_without_a_failure_a_group_is_behind_by_its_own_request(topics: Topics) -> None:
+    assert Lag(topics).round(*GROUPS) == {"a"}
+
+
+def test_a_place_that_cannot_be_read_puts_off_the_groups_that_have_not_passed_it(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    lag = Lag(topics)
+    topics.unreadable = {("check", 1)}
+    assert lag.round(*GROUPS) == {"a", "c"}, "a waits in a place that is read"
+    for _ in range(check_lag.RETRY_ROUNDS - 1):
+        assert lag.round(*GROUPS) == {"a", "c"}
+        assert topics.lost_s == 0, "it is not read again at once"
+    assert [record.message.split(" cause=")[0] for record in caplog.records] == [
+        "event=check_topic_not_read topic=check partition=1 effect=groups_that_have_not_passed_it_count_as_behind"
+    ]
+    topics.unreadable = set()
+    assert lag.round(*GROUPS) == {"a"}, "c has no request"
+    assert caplog.records[-1].message == "event=check_topic_not_read_no_more topic=check partition=1"
+    assert lag.round(*GROUPS) == {"a"}
+    assert len(caplog.records) == 2
+
+
+def test_a_group_that_passes_a_place_that_cannot_be_read_is_back(topics: Topics) -> None:
+    lag = Lag(topics)
+    topics.unreadable = {("check", 1)}
+    assert "c" in lag.round(*GROUPS)
+    topics.committed["c"] = {("check", 1): 2}
+    assert lag.round(*GROUPS) == {"a"}
+
+
+@pytest.mark.parametrize("answer", [FAILURE, OFFSET_INVALID], ids=["no leader", "a leader that does not answer in time"])
+def test_a_place_of_which_kafka_tells_no_offsets_puts_off_all_groups_of_its_topic(
+    topics: Topics, caplog: pytest.LogCaptureFixture, answer: object
+) -> None:
+    lag = Lag(topics)
+    topics.offsets_fail = {("check", 1): answer}
+    for _ in range(3):
+        assert lag.round(*GROUPS) == {"a", "b", "c"}
+        assert ("check", 1) not in topics.read
+    assert sum("event=check_topic_not_read topic=check partition=1" in record.message for record in caplog.records) == 1
+    topics.offsets_fail = {}
+    assert lag.round(*GROUPS) == {"a"}
+
+
+def test_places_that_cannot_be_read_take_a_bounded_time_and_hide_no_other(topics: Topics) -> None:
+    many = [("check", number) for number in range(100)]
+    topics.requests = {place: ["x"] for place in many}
+    topics.unreadable = set(many[:-1])
+    lag = Lag(topics)
+    read: list[TopicPlace] = []
+    for _ in range(2 * check_lag.RETRY_ROUNDS):
+        assert lag.round("c") == {"c"}
+        assert topics.lost_s <= 2 * check_lag.READ_LIMIT_S
+        read += topics.read
+    assert set(read) == set(many)
+    topics.unreadable = set()
+    for _ in range(check_lag.RETRY_ROUNDS):
+        lag.round("c")
+    assert lag.round("c") == set()
+
+
+def test_r5_who_is_behind_is_known_from_the_first_round_on_although_a_place_cannot_be_read(topics: Topics) -> None:
+    topics.unreadable = {("check", 1)}
+    topics.offsets_fail = {("own", 0): FAILURE}
+    now_s = 1_000.0
+    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
+    client: Any = topics
+    watch._client, watch._check_lag = client, Lag(topics)
+    watch.ask()
+    assert (set(watch.absent()), watch.known_s()) == ({"a", "c", "apart"}, now_s)
+    now_s += 1
+    watch.ask()
+    assert (set(watch.absent()), watch.known_s()) == ({"a", "c", "apart"}, now_s)
