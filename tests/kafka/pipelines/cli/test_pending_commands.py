@@ -209,6 +209,20 @@ def test_commit_of_an_id_that_is_not_pending_is_refused_with_its_outcome(world: 
     assert len(records(w.settings, w.settings.kafka.op_topic)) == before, "nothing was sent"
 
 
+def test_tables_that_are_gone_are_named_and_say_nothing_of_a_transaction(world: MakeWorld) -> None:
+    w = world()
+    w.half("a", 0)
+    w.op("a", b"COMMIT", 1)
+    w.tick(2)
+    w.resolve()
+    warehouse = Path(w.settings.storage.warehouse)
+    warehouse.rename(warehouse.with_name("elsewhere"))
+    for command in (["commit", "a"], ["rollback", "never"], ["erase", "a"], ["replay", "--all"], ["messages"]):
+        done = invoke(w.settings, *command)
+        assert (done.exit_code, done.stdout) == (1, ""), command
+        assert f"error: the checkpoint {w.settings.storage.checkpoint} has run before, but its table " in done.stderr, command
+
+
 def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings: Settings) -> None:
     done = run(settings, "commit", "x", "--group", "h", "--incarnation", "3", "--json")
     assert facts(done)["topic"] == settings.kafka.op_topic

@@ -74,6 +74,17 @@ def test_wrong_usage_and_a_missing_table_are_named(warehouse: Path) -> None:
     assert missing.stderr.startswith(f"error: there is no table {warehouse}/nothing/messages yet: run `halfway resolve`")
 
 
+@pytest.mark.parametrize("command", ["messages", "relay"])
+def test_a_table_whose_checkpoint_has_run_is_gone_and_not_yet_to_come(tmp_path: Path, command: str) -> None:
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "offsets" / "0").touch()
+    places = [part for name in ("warehouse", "checkpoint") for part in ("--set", f"storage.{name}={tmp_path / name}")]
+    gone = CliRunner().invoke(app, [command, *places, "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
+    assert (gone.exit_code, gone.stdout) == (1, "")
+    assert f"error: the checkpoint {tmp_path}/checkpoint has run before, but its table {tmp_path}/warehouse/messages is miss" in gone.stderr
+    assert "set storage.warehouse to where its tables are" in gone.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_long_reading_with_the_bookmark_to_go_on_with(number: signal.Signals, warehouse: Path, tmp_path: Path) -> None:
     """Nobody reads what it prints, so that the signal comes while it prints the first batch."""
