@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from halfway.pipelines.resolve.job import ResolveJob
     from halfway.pipelines.resolve.report import BatchReport
 
+_NOT_STARTED = "ended while it started: the next start does the same"
 _STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 
@@ -71,10 +72,12 @@ def _stops(job: "ResolveJob") -> Callable[[int], None]:
     """
 
     def stop(number: int) -> None:
+        # Not by `print` or a logger, in the middle of which the signal may have come.
+        if not job.is_running:
+            os.write(2, f"{_NOT_STARTED}\n".encode())
         if not job.is_running or job.is_stopping:
             _end_now(number)
         job.stop()
-        # Not by `print` or a logger, in the middle of which the signal may have come.
         os.write(2, f"{_STOPPING}\n".encode())
 
     return stop
