@@ -199,7 +199,7 @@ def _without_sparks_ctrl_c() -> Iterator[None]:
     That one asks the JVM to cancel its jobs, which fails while another request waits for its answer.
     """
     former = context.signal
-    context.signal = SimpleNamespace(SIGINT=former.SIGINT, signal=lambda *_: None)
+    context.signal = SimpleNamespace(SIGINT=former.SIGINT, signal=lambda *_: None)  # type: ignore[assignment]
     try:
         yield
     finally:
