@@ -45,6 +45,18 @@ def catalog_messages(
         time.sleep(_LOOK_S)
 
 
+def end_in_catalog(spark: SparkSession, storage: StorageSettings) -> Bookmark | None:
+    """Return the bookmark of the last message, as `MessageReader.end` does.
+
+    Raises:
+        HalfwayError: there is no table.
+    """
+    verify_exists(spark, storage, Table.MESSAGES)
+    pair = F.struct(F.coalesce("epoch", F.lit(0)), "batch_id")
+    [[last]] = read_table(spark, storage, Table.MESSAGES).agg(F.max(pair)).collect()
+    return None if last is None else Bookmark(*last)
+
+
 def _is_after(bookmark: Bookmark) -> Column:
     epoch, batch_id = F.col("epoch"), F.col("batch_id")
     return (epoch > bookmark.epoch) | ((epoch == bookmark.epoch) & (batch_id > bookmark.batch_id))
