@@ -104,6 +104,7 @@ def test_spark_says_little_at_its_start_and_in_the_form_of_the_job(tmp_path: Pat
         "for name in ('org.apache.spark.Any', 'org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor'):\n"
         "    log4j.getLogger(name).warn('a warning')\n"
         "log4j.getLogger('org.apache.spark.Any').warn('Stage 1 contains a task of very large size (1 KiB)')\n"
+        "log4j.getLogger('org.apache.spark.Any').warn('Reading snapshot ...Note that this is normal for the first batch of a query.')\n"
         "for _ in range(50):\n"
         "    log4j.getLogger('org.apache.kafka.clients.NetworkClient').warn('away')\n"
         "spark.stop()\n"
@@ -111,7 +112,7 @@ def test_spark_says_little_at_its_start_and_in_the_form_of_the_job(tmp_path: Pat
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
     # The JVM itself says that Spark's launcher asks for an incubator module.
     lines = [line for line in done.stderr.splitlines() if "incubator" not in line]
-    assert [line.partition(" level=")[2] for line in lines] == ["WARN logger=Any a warning", *["WARN logger=NetworkClient away"] * 2]
+    assert [line.partition(" level=")[2] for line in lines] == ["WARNING logger=Any a warning", *["WARNING logger=NetworkClient away"] * 2]
     assert done.stdout == ""
 
 
