@@ -1,5 +1,6 @@
 """`pending`, `commit`, `rollback` and `status`, with and without a running job."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,13 @@ def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWo
     assert ids("--older-than", "100") == ["asked", "away"]
     assert ids("--older-than", "99ms") == ["asked", "away", "[young]"]
     assert ids("--group", "nobody") == []
+    w.op("asked", b"ROLLBACK", 6_200)
+    w.op("[young]", b"ROLLBACK", 6_200)
+    w.op("away", b"ROLLBACK", 6_200, PGROUP=b"h")
     nobody = invoke(w.settings, "pending", "--group", "nobody")
     assert nobody.stdout == "none of the 3 pending transactions is of this group and age\n"
+    w.resolve()
+    assert re.fullmatch(r"nothing is pending as of batch 2 \(\S+ m?s ago\)\n", invoke(w.settings, "pending").stdout)
 
 
 def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> None:
