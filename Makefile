@@ -40,7 +40,7 @@ $(STAMP):
 	@echo "setting up $(VENV): fetching PySpark and its dependencies, about 600 MB, once ..." >&2
 	@$(PY) -c '' 2>/dev/null && grep -qsF '$(CURDIR)/$(VENV)' $(VENV)/bin/activate || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $(VENV)/.stamp-*
-	$(PY) -m pip install --quiet --require-hashes -r requirements.lock
+	@[ -t 1 ] || quiet=--quiet; set -x; $(PY) -m pip install $$quiet --require-hashes -r requirements.lock
 	PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -83,7 +83,7 @@ curves: jars ## measure what grows, and draw it into build/curves (ONLY=pending,
 pictures: jars ## run everything once, and draw what terminals show, and the figures beside RocketMQ's, into docs/pictures
 	@$(PY) -m benchmarks.terminal
 
-notebooks: jars ## run both notebooks on your tables; pictures and HTML go to build/notebooks
+notebooks: setup ## run both notebooks on your tables; pictures and HTML go to build/notebooks
 	@$(PY) -m notebooks.explore_pending
 	@$(PY) -m notebooks.audit_resolutions
 

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _REPORT_GRACE_S = 10.0
 _QUICKLY_HASHED_BYTES = 256 * 1024
+ANOTHER_ID = ": send it again under another transaction id"
+"""What to do about a half in doubt whose id the caller has chosen. The ROLLBACK would settle a second half too (R2)."""
 
 
 class Sends(Protocol):
@@ -126,7 +128,7 @@ class GroupRecords:
         """Return True if `to_send` takes milliseconds, because large bodies are hashed."""
         return self._keyring is not None and sum(len(message.body) for message in messages) > _QUICKLY_HASHED_BYTES
 
-    def store_halves(self, sender: Sender, messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
+    def store_halves(self, sender: Sender, messages: Sequence[HalfMessage], so: str, in_doubt: str = "") -> list[StoredHalf]:
         """Sign halves, send them, and wait until all in-sync replicas have all of them.
 
         If one fails, those that are stored, or may be, are rolled back.
@@ -135,6 +137,7 @@ class GroupRecords:
             sender: the connection.
             messages: the halves, of one local transaction.
             so: what a failure means for the local transaction, for the error.
+            in_doubt: what to do if a half that failed may be stored, for the error.
 
         Returns:
             The halves as they are stored.
@@ -157,14 +160,16 @@ class GroupRecords:
         except BaseException as error:  # Such as Ctrl-C, or a full queue. The local transaction does not commit.
             self.interrupted(sender, messages[: len(reports)], error)
             raise
-        return self.confirmed(sender, messages, reports, so)
+        return self.confirmed(sender, messages, reports, so, in_doubt)
 
     def interrupted(self, sender: Sends, messages: Sequence[HalfMessage], error: BaseException) -> None:
         """Roll back halves that were queued when an error, a signal or a cancellation came."""
         cause = str(error) if isinstance(error, SendError) else "the send was interrupted"
         self.roll_back(sender, messages, f"the half was not acknowledged: {cause}")
 
-    def confirmed(self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str) -> list[StoredHalf]:
+    def confirmed(
+        self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str, in_doubt: str = ""
+    ) -> list[StoredHalf]:
         """Return the halves that are stored. If one has failed, roll back those that are stored, or may be.
 
         Args:
@@ -172,6 +177,7 @@ class GroupRecords:
             messages: the halves, of one local transaction.
             reports: the report of each.
             so: what a failure means for the local transaction, for the error.
+            in_doubt: what to do if a half that failed may be stored, for the error.
 
         Raises:
             SendError: Kafka has not stored a half, or has not confirmed it.
@@ -182,7 +188,7 @@ class GroupRecords:
             if not report.has_arrived or report.error is not None
         ]
         if failures:
-            raise self._failed(sender, messages, failures, so)
+            raise self._failed(sender, messages, failures, so, in_doubt)
         self._refuse_other_clock(sender, messages, reports, so)
         return [
             StoredHalf(message, report.partition, report.offset, report.at_ms) for message, report in zip(messages, reports, strict=True)
@@ -198,17 +204,22 @@ class GroupRecords:
                 raise SendError(f"the half of transaction {message.transaction_id!r} is not valid ({cause}); {so}: {what}")
 
     def _failed(
-        self, sender: Sends, messages: Sequence[HalfMessage], failures: Sequence[tuple[HalfMessage, KafkaError | None]], so: str
+        self,
+        sender: Sends,
+        messages: Sequence[HalfMessage],
+        failures: Sequence[tuple[HalfMessage, KafkaError | None]],
+        so: str,
+        in_doubt: str,
     ) -> SendError:
         """Roll back what may be stored, and return the error for the first half that failed."""
         errors = {message.transaction_id: error for message, error in failures}
         message, error = failures[0]
         cause = sender.explain(self.half_topic, error) if error is not None else "no delivery report"
         text = f"the half of transaction {message.transaction_id!r} failed ({cause}); {so}"
-        in_doubt = [found for found in messages if not _is_refused(errors.get(found.transaction_id))]
-        self.roll_back(sender, in_doubt, f"the half was not acknowledged: {cause}")
-        if message in in_doubt:
-            text += ". The half may be stored, so a ROLLBACK was sent: try again with a new transaction id"
+        maybe_stored = [found for found in messages if not _is_refused(errors.get(found.transaction_id))]
+        self.roll_back(sender, maybe_stored, f"the half was not acknowledged: {cause}")
+        if message in maybe_stored:
+            text += f". The half may be stored, so a ROLLBACK is queued{in_doubt}"
         failure = SendError(text)
         failure.__cause__ = KafkaException(error) if error is not None else None
         return failure

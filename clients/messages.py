@@ -7,8 +7,11 @@ from typing import Any, Self
 from pydantic import ValidationError
 
 from halfway.schemas.headers import DELAY_HEADERS, LocalTransactionState
-from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, Headers, Record, RecordError, decode_key, encode_key
+from halfway.schemas.outcomes import Reason
+from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, Headers, Record, RecordError, decode_key, encode_key, type_of
 from halfway.schemas.signing import Keyring
+
+_NUMBERS = ("queue_id", "immunity_s", "incarnation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,10 @@ class HalfMessage:
         if isinstance(self.body, str):
             raise TypeError("the body is a str, and Kafka stores bytes: send `text.encode()`")
         if not isinstance(self.body, bytes):
-            object.__setattr__(self, "body", bytes(memoryview(self.body)))
+            try:
+                object.__setattr__(self, "body", bytes(memoryview(self.body)))
+            except TypeError:
+                raise TypeError(f"the body is {type_of(self.body)}, and Kafka stores bytes") from None
 
     def signed(self, topic: str, keyring: Keyring | None, at_ms: int) -> Self:
         """Return a copy, signed for the half topic at `at_ms` if its group has a key.
@@ -79,6 +85,9 @@ class HalfMessage:
         Raises:
             RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
         """
+        for name in _NUMBERS:
+            if isinstance(getattr(self, name), str):  # HalfHeaders takes the text of a header.
+                raise RecordError(Reason.BAD_HEADER, f"{name}: Input should be a valid integer, not a str")
         try:
             return HalfHeaders(
                 real_topic=self.topic,

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, cast
 from confluent_kafka import KafkaError
 
 from halfway.clients.check_threads import Answers, CheckThreads, CheckWorkers
-from halfway.clients.group_records import StoredHalf
+from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
 from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
@@ -150,7 +150,8 @@ class TransactionProducer(Generic[Arg_contra]):
                 incarnation=incarnation,
             )
             with self._instance.sending() as sender:
-                [half] = self._records.store_halves(sender, [message], "its local transaction was not run")
+                in_doubt = ANOTHER_ID if transaction_id is not None else ""
+                [half] = self._records.store_halves(sender, [message], "its local transaction was not run", in_doubt)
                 answer = self._execute(half.message, arg)
                 self._records.send_op(sender, half.message, answer)
         return half.result(answer.state)

@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -62,13 +63,15 @@ def load_settings(
     try:
         return Settings(**merged)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         told = f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}"
         if name.lower() in origins:
             origin, value = origins[name.lower()]
             shown = "the value" if name.lower().startswith(_LOGINS) else repr(value)
             told += f", not {shown} of {origin}"
+        if first["type"] == "string_type" and isinstance(first["input"], bool | int | float | date):
+            told += ": put it in quotes"
         raise SettingsError(told) from None
 
 

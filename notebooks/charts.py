@@ -128,7 +128,7 @@ def latencies(rows: pd.DataFrame, axis: pd.DatetimeIndex) -> Figure:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _label(axes, f"From half to commit, in steps of {duration_text(_step(axis).total_seconds() * 1000)}", "", "half to commit, logarithmic")
     below.bar(axis, found["messages"].fillna(0), width=_width(axis), align="edge", color=COLOURS[4])
-    _label(below, "", "", _per_step(axis))
+    _label(below, "", "", f"{_per_step(axis)}, logarithmic")
     # One late message is to be seen beside thousands.
     below.set_yscale("symlog", linthresh=1)
     below.yaxis.set_major_locator(FixedLocator([0, *(10**power for power in range(12))]))

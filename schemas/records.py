@@ -47,16 +47,23 @@ class RecordError(HalfwayError, ValueError):
     @classmethod
     def from_validation(cls, error: ValidationError) -> Self:
         """Return the error for the problem that the job would name, of all that pydantic found."""
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-        return min((cls._of(each["loc"], each["type"], each["msg"]) for each in found), key=_rank)
+        found = error.errors(include_url=False, include_context=False)
+        return min((cls._of(each["loc"], each["type"], each["msg"], each["input"]) for each in found), key=_rank)
 
     @classmethod
-    def _of(cls, place: tuple[int | str, ...], kind: str, message: str) -> Self:
+    def _of(cls, place: tuple[int | str, ...], kind: str, message: str, value: object) -> Self:
         name = str(next((part for part in place if part != "properties"), "headers"))
         if kind == "missing":
             return cls(Reason.MISSING_HEADER, name)
         reason = Reason.UNKNOWN_ACTION if place == (h.ACTION,) else Reason.BAD_HEADER
-        return cls(reason, f"{name}: {message.removeprefix('Value error, ')}")
+        told = f", not {type_of(value)}" if kind.endswith("_type") else ""
+        return cls(reason, f"{name}: {message.removeprefix('Value error, ')}{told}")
+
+
+def type_of(value: object) -> str:
+    """Return what a value is, for an error that must not hold it."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 def _rank(error: RecordError) -> int:

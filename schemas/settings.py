@@ -36,10 +36,22 @@ PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt
 TopicOfGroup = Annotated[Mapping[str, Annotated[str, Field(min_length=1)]], BeforeValidator(by_group)]
 
 
+_ADDRESS = re.compile(r"(\[[\dA-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
+
+
+def _addresses(servers: str | None) -> str | None:
+    """Refuse what is no list of addresses: a client would look for a host of that name until it times out."""
+    for address in servers.split(",") if servers else ():
+        found = _ADDRESS.fullmatch(address.strip())
+        if found is None or not 0 < int(found[2]) < 65_536:
+            raise ValueError("expected host:port, or several with commas between them, such as kafka-1:9092,kafka-2:9092")
+    return servers
+
+
 class KafkaSettings(SettingsGroup):
     """The Kafka cluster and its topics. Without `bootstrap_servers` the local development broker is used."""
 
-    bootstrap_servers: str | None = None
+    bootstrap_servers: Annotated[str | None, AfterValidator(_addresses)] = None
     half_topic: str = "transactions.half"
     op_topic: str = "transactions.op"
     check_topic: str = "transactions.check"
@@ -80,8 +92,8 @@ class KafkaSettings(SettingsGroup):
         """
         if not self.bootstrap_servers:
             raise SettingsError(
-                "no Kafka is configured: set kafka.bootstrap_servers in the configuration file or "
-                f"{ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS=host:port, or start a local one with `halfway broker start`"
+                f"no Kafka is configured: `export {ENV_PREFIX}KAFKA__BOOTSTRAP_SERVERS=host:port`, or set kafka.bootstrap_servers in the "
+                "configuration file; `halfway broker start` starts a local one, and `halfway broker status` shows its address"
             )
         return self.bootstrap_servers
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+import hypothesis
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,6 +18,10 @@ from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.settings import ENV_PREFIX, Settings
 from tests.support.kafka_topics import MakeTopics, make_create_time_topics, unique_topics
 from tests.support.layers import FOLDERS
+
+# A busy machine may take seconds for an example. A test that hangs has pytest's time limit.
+hypothesis.settings.register_profile("halfway", deadline=None)
+hypothesis.settings.load_profile("halfway")
 
 _HERE = Path(__file__).parent
 _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600, "simulation": 600}

@@ -13,7 +13,7 @@ from halfway.clients.aio.async_transaction import AsyncLocalTransaction, AsyncTr
 from halfway.clients.aio.check_tasks import CheckTasks, LoopAnswers
 from halfway.clients.aio.loop_sender import LoopSender
 from halfway.clients.check_threads import CheckWorkers
-from halfway.clients.group_records import StoredHalf
+from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
 from halfway.clients.listener import Answer, Arg_contra
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
@@ -156,7 +156,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             )
             await self.start()
             with self._instance.sending():
-                [half] = await self._sender.store_halves(self._records, [message], "its local transaction was not run")
+                in_doubt = ANOTHER_ID if transaction_id is not None else ""
+                [half] = await self._sender.store_halves(self._records, [message], "its local transaction was not run", in_doubt)
                 with self._instance.user_code(asyncio.current_task()), self._records.telemetry.local_transaction():
                     execute = cast(AsyncTransactionListener[Arg_contra], self._listener).execute_local_transaction
                     answer = await ask_in_loop(execute, half.message, arg)

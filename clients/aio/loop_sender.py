@@ -96,7 +96,7 @@ class LoopSender:
             self._put_off.append(_PutOff(topic, record, on_delivery))
             self._nothing_put_off.clear()
 
-    async def store_halves(self, records: GroupRecords, messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
+    async def store_halves(self, records: GroupRecords, messages: Sequence[HalfMessage], so: str, in_doubt: str = "") -> list[StoredHalf]:
         """Sign halves, send them, and wait for them, as `GroupRecords.store_halves` does for a thread."""
         if records.signs_long(messages):
             messages, halves = await asyncio.to_thread(records.to_send, messages)
@@ -112,7 +112,7 @@ class LoopSender:
             queued = [message for message, report in zip(messages, reports, strict=False) if report.is_queued]
             records.interrupted(self, queued, error)
             raise
-        return records.confirmed(self, messages, reports, so)
+        return records.confirmed(self, messages, reports, so, in_doubt)
 
     async def send_half(self, topic: str, record: Record, report: LoopReport) -> None:
         """Queue a half. If the queue is full, wait for room, up to `send_timeout_ms`.

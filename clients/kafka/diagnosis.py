@@ -3,7 +3,7 @@
 import shlex
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 _CONNECT_LIMIT_S = 3.0
@@ -23,6 +23,12 @@ def missing_right(user: str | None, operation: str, kind: str, name: str, *, is_
     where = {"cluster": "--cluster"}.get(kind, f"--{kind} {shlex.quote(name)}") + (" --resource-pattern-type prefixed" if is_prefix else "")
     command = f"--add --allow-principal {shlex.quote(f'User:{user}') if user else 'User:…'} --operation {operation} {where}"
     return f"this user may not {operation} {kind} {name}{'*' if is_prefix else ''}: `kafka-acls.sh --bootstrap-server … {command}`"
+
+
+def missing_topics(topics: Collection[str]) -> str:
+    """Return the message for missing topics."""
+    what, makes = ("topic", "makes it") if len(topics) == 1 else ("topics", "makes them")
+    return f"no {what} {', '.join(topics)}: `halfway topics create` {makes}"
 
 
 def alter_topic(topic: str, name: str, value: object) -> str:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import PRODUCER_OPTIONS, librdkafka_config
-from halfway.clients.kafka.diagnosis import WRONG_LOGIN, alter_topic, missing_right, tls_problem
+from halfway.clients.kafka.diagnosis import WRONG_LOGIN, alter_topic, missing_right, missing_topics, tls_problem
 from halfway.schemas.errors import KafkaUnavailableError, QueueFullError, SendError
 from halfway.schemas.records import Record
 from halfway.schemas.settings import KafkaSettings
@@ -27,6 +27,9 @@ _POLL_S = 0.1
 _FULL_QUEUE_WAIT_S = 0.05
 _MAX_RENEWAL_S = 10.0
 _PROBE_MS = 500
+_NEW_TOPIC_MS = 3_000
+"""How long a topic may be unknown before its records fail: it may be made at this moment. librdkafka waits 30 s."""
+_NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 NOT_STORED = frozenset(
     (
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -90,6 +93,8 @@ class Sender:
             "stats_cb": self._on_statistics,
             "linger.ms": linger_ms,
             "message.timeout.ms": send_timeout_ms,
+            # Sooner than a record times out, which would look like a broker that does not answer.
+            "topic.metadata.propagation.max.ms": min(_NEW_TOPIC_MS, send_timeout_ms // 2),
             "queue.buffering.max.messages": max_in_flight,
             "queue.buffering.max.kbytes": max(_BUFFER_KBYTES, 2 * max_body_bytes // 1024),
         }
@@ -181,6 +186,8 @@ class Sender:
             error = self._fatal or error
         if error.code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
             return missing_right(self._settings.security.login, "Write", "topic", topic)
+        if error.code() in _NO_TOPIC:
+            return missing_topics([topic])
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return f"it is over the topic's max.message.bytes: {alter_topic(topic, 'max.message.bytes', '…')}"
         if error.code() == KafkaError._MSG_TIMED_OUT:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, after, complete
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, after, complete, last_in
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 
@@ -97,16 +97,34 @@ class MessageFiles:
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
         """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks."""
+        return sorted(_file_of(row) for row in self._found_after(bookmark))
+
+    def end(self) -> Bookmark | None:
+        """Return the greatest bookmark of the rows; None if there are none.
+
+        Raises:
+            FileNotFoundError: a file was compacted, and has been deleted since.
+        """
+        rows = self._found_after(None)
+        ends = [Bookmark(row["max.epoch"], row["max.batch_id"]) if _is_of_one_epoch(row) else self._end_of(row["path"]) for row in rows]
+        return max((end for end in ends if end is not None), default=None)
+
+    def _end_of(self, path: str) -> Bookmark | None:
+        stored = pq.ParquetFile(self._data.open_input_file(path))
+        return last_in(complete(stored.read([name for name in ("epoch", "batch_id") if name in stored.schema_arrow.names])))
+
+    def _found_after(self, bookmark: Bookmark | None) -> list[dict[str, Any]]:
+        """Return what the log says (_OF_FILE) of the files that may hold rows after a bookmark, or of all."""
         found = pa.table(self._table.get_add_actions(flatten=True))
         for name in set(_OF_FILE) - set(found.column_names):  # a table whose files have no statistics
             found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
         if bookmark is not None:
             found = found.filter(_may_be_after(found["max.epoch"], found["max.batch_id"], bookmark))
-        rows = found.select(_OF_FILE).to_pylist()
+        rows: list[dict[str, Any]] = found.select(_OF_FILE).to_pylist()
         # Without the sizes, delta-rs asks for each one, and holds Python's lock until the store has answered.
         sizes = {row["path"]: row["size_bytes"] for row in rows}
         self._data = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
-        return sorted(_file_of(row) for row in rows)
+        return rows
 
     def pieces_of(self, file: MessageFile) -> list["Piece"]:
         """Return the row groups of a file. Their rows are not read yet.
@@ -137,9 +155,13 @@ def _may_be_after(epochs: pa.ChunkedArray, batches: pa.ChunkedArray, bookmark: B
 
 
 def _file_of(row: Mapping[str, Any]) -> MessageFile:
-    epoch, batch_id = row.get("min.epoch"), row.get("min.batch_id")
-    is_of_one = epoch is not None and epoch == row.get("max.epoch") and row.get("null_count.epoch") == 0 and batch_id is not None
-    return MessageFile(Bookmark(int(epoch), int(batch_id)) if is_of_one else _START, row["path"])  # type: ignore[arg-type]
+    return MessageFile(Bookmark(row["min.epoch"], row["min.batch_id"]) if _is_of_one_epoch(row) else _START, row["path"])
+
+
+def _is_of_one_epoch(row: Mapping[str, Any]) -> bool:
+    """Return True if the statistics of a file give the first and the last bookmark of its rows."""
+    epoch, batches = row["min.epoch"], (row["min.batch_id"], row["max.batch_id"])
+    return epoch is not None and epoch == row["max.epoch"] and row["null_count.epoch"] == 0 and None not in batches
 
 
 def _first_in(group: pq.RowGroupMetaData, first: Bookmark) -> Bookmark:

@@ -1,6 +1,7 @@
 """Reads committed messages from the table `messages`, in order, from a bookmark on, without Spark (docs/reading.md)."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -14,6 +15,8 @@ from halfway.schemas.settings import StorageSettings
 
 if TYPE_CHECKING:
     from halfway.clients.reading.message_files import MessageFiles
+
+log = logging.getLogger(__name__)
 
 _OPEN_AGAIN_S = 30.0
 _EMPTY_EVERY_S = 5.0
@@ -38,6 +41,7 @@ class MessageReader:
     Raises:
         SetupError: deltalake or pyarrow is not installed.
         TableError: the table is in a catalog.
+        ValueError: `tags` has another form, or a limit is below 1.
     """
 
     def __init__(
@@ -75,7 +79,26 @@ class MessageReader:
         Raises:
             TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
         """
-        yield from self._read(self._open(), after)
+        has_read = False
+        for batch in self._read(self._open(), after):
+            has_read = True
+            yield batch
+        if after is not None and not has_read:
+            self._look_if_ahead(after)
+
+    def end(self) -> Bookmark | None:
+        """Return the bookmark of the last message that the table holds, to read only what comes later.
+
+        Returns:
+            The bookmark; None if the table holds no message.
+
+        Raises:
+            TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
+        """
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):  # It was replaced.
+                return self._open().end()
+        raise self._has_no_file()
 
     def follow(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> Iterator[MessageBatch]:
         """Yield what the table holds after a bookmark, and what comes, until `stop` is called.
@@ -116,6 +139,9 @@ class MessageReader:
                 if len(batch) or time.monotonic() - empty_s >= _EMPTY_EVERY_S:
                     empty_s = time.monotonic()
                     yield batch
+            if after is not None and position is after:
+                self._look_if_ahead(after)
+                after = None
             is_changed = False
             while not is_changed and time.monotonic() < open_again_s:
                 yield None
@@ -153,12 +179,38 @@ class MessageReader:
                 files = self._open()
             else:
                 return
-        raise TableError(f"the table {self._uri} names a data file that does not exist")
+        raise self._has_no_file()
+
+    def warn_of_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
+        """Log a bookmark that is not of this table: what comes before it is never read. A subclass may say it.
+
+        Args:
+            after: the bookmark.
+            end: that of the table's last message; None if it holds none.
+        """
+        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%s", after, end, self._uri)
+
+    def _look_if_ahead(self, after: Bookmark) -> None:
+        end = self.end()
+        if end is None or end < after:
+            self.warn_of_ahead(after, end)
+
+    def _has_no_file(self) -> TableError:
+        return TableError(f"the table {self._uri} names a data file that does not exist")
 
 
 def tags_in(expression: str | None) -> frozenset[str]:
-    """Return the tags in RocketMQ's form `A || B`; none for `*` or None, which stand for all messages."""
-    return frozenset() if expression is None or expression.strip() == "*" else frozenset(tag.strip() for tag in expression.split("||"))
+    """Return the tags in RocketMQ's form `A || B`; none for `*` or None, which stand for all messages.
+
+    Raises:
+        ValueError: the expression has another form.
+    """
+    if expression is None or expression.strip() == "*":
+        return frozenset()
+    tags = frozenset(tag.strip() for tag in expression.split("||"))
+    if "" in tags or "&&" in expression:
+        raise ValueError(f"{expression!r} is no tag and no list of tags: give a tag, or several as in 'paid || refunded'")
+    return tags
 
 
 def folder_of(storage: StorageSettings) -> str:

@@ -1,6 +1,8 @@
 """The command line, `halfway` or `python -m halfway`: assembles the commands, one module each."""
 
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
 
 import typer
 
@@ -44,6 +46,25 @@ def task(arguments: Sequence[str] | None = None) -> None:
     code = app(list(arguments) if arguments is not None else None, prog_name="halfway", standalone_mode=False)
     if code:
         raise HalfwayError(f"halfway ended with exit code {code}: its output above has the error")
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        try:
+            typer.echo(f"halfway {version('halfway')}")
+        except PackageNotFoundError:
+            typer.echo("halfway, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    _is_version_asked: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version, and end.")
+    ] = False,
+) -> None:
+    """Take what is no command's own."""
 
 
 app.add_typer(broker.app, name="broker")

@@ -1,5 +1,6 @@
 """`halfway doctor`: check everything that the job needs."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from halfway.pipelines.cli.output import printable, show_json
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, command_settings
 from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.schemas.errors import SettingsError
+from halfway.schemas.settings import ENV_PREFIX
 
 _MARKS = {Health.OK: ("✓", "green"), Health.WARNING: ("!", "yellow"), Health.PROBLEM: ("✗", "red"), Health.UNKNOWN: ("?", "yellow")}
 
@@ -48,12 +50,19 @@ def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Find
         yield Finding("settings", Health.PROBLEM, str(error))
         yield Finding("the rest", Health.UNKNOWN, "not checked: the settings do not load")
         return
-    file = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
-    yield Finding("settings", Health.OK, f"{file or 'the defaults'}, overridden by the environment and the command line")
+    yield Finding("settings", Health.OK, _origins(config, overrides))
     yield from kafka_findings(settings)
     yield from storage_findings(settings)
     yield from disk_findings(settings.storage)
     yield from metrics_findings(settings.metrics)
+
+
+def _origins(config: Path | None, overrides: list[str] | None) -> str:
+    """Return where the settings come from."""
+    file = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None)
+    by_environment = any(name.upper().startswith(ENV_PREFIX) for name in os.environ)
+    by = [text for text, is_set in (("the environment", by_environment), ("the command line", overrides)) if is_set]
+    return f"{file or 'the defaults'}{', overridden by ' if by else ''}{' and '.join(by)}"
 
 
 def _show(finding: Finding) -> None:

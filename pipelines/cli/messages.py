@@ -13,6 +13,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import printable, say, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
+from halfway.pipelines.storage.missing_tables import verify_messages_not_gone
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.settings import Settings
 
@@ -37,13 +38,22 @@ def _bookmark(text: str) -> Bookmark:
         raise typer.BadParameter(str(error)) from None
 
 
+def _tags(expression: str) -> frozenset[str]:
+    try:
+        return tags_in(expression)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 def messages(
     *,
     after: Annotated[
         Bookmark | None, typer.Option(parser=_bookmark, metavar="EPOCH.BATCH", help="Only those after this bookmark. Default: all.")
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
-    tags: Annotated[str | None, typer.Option(metavar="A", help="Only those with this tag, or with one of several: 'A || B'.")] = None,
+    tags: Annotated[
+        frozenset[str] | None, typer.Option(parser=_tags, metavar="A", help="Only those with this tag, or with one of several: 'A || B'.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     body: Annotated[BodyForm, typer.Option(help="How to print bodies. With text, bytes that are not UTF-8 are escaped.")] = BodyForm.TEXT,
     config: ConfigOption = None,
@@ -55,18 +65,20 @@ def messages(
     With --json each message is a line. Reads beside a running job, or without one.
     Needs no Java if the tables are folders.
     """
-    settings = command_settings(config, overrides)
+    settings, tags = command_settings(config, overrides), tags or frozenset()
     show = _show_json if as_json else _Lines()
-    position = after
+    position, shown = after, 0
     received: list[int] = []
     try:
         with _batches(settings, after, topic, tags, received, follow=follow) as batches:
             for batch in batches:
                 show(batch.messages, body)
-                position = batch.bookmark
+                position, shown = batch.bookmark, shown + len(batch)
                 if received:
                     break
     finally:
+        if not shown and not received and not follow and (topic or tags):
+            say(_none_found(after, topic, tags))
         if position is not None:
             say(f"go on with --after {position}")
     if received and not follow:
@@ -74,13 +86,32 @@ def messages(
         raise typer.Exit(exit_code(received[0]))
 
 
+def _none_found(after: Bookmark | None, topic: str | None, tags: frozenset[str]) -> str:
+    of = ["" if topic is None else f" of topic {topic}", f" with tag {' or '.join(sorted(tags))}" if tags else ""]
+    return f"no message{''.join(of)}{'' if after is None else f' after {after}'}"
+
+
+class _Reader(MessageReader):
+    def warn_of_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
+        """Say it, in the words of a command."""
+        _say_ahead(after, end)
+
+
+def _say_ahead(after: Bookmark, end: Bookmark | None) -> None:
+    """Say that a bookmark is not of this table. Going on from it leaves out what comes before it."""
+    what = "the table holds no message yet" if end is None else f"the table ends at {end}"
+    say(f"warning: {what}: nothing is shown before {after} is passed")
+
+
 @contextmanager
 def _batches(
-    settings: Settings, after: Bookmark | None, topic: str | None, tags: str | None, received: list[int], *, follow: bool
+    settings: Settings, after: Bookmark | None, topic: str | None, tags: frozenset[str], received: list[int], *, follow: bool
 ) -> Iterator[Iterator[MessageBatch]]:
     """Yield the batches of messages. While they are read, `received` gets the numbers of SIGINT and SIGTERM."""
+    verify_messages_not_gone(settings.storage)
     if settings.storage.catalog_schema is None:
-        reader = MessageReader(settings.storage, topic=topic, tags=tags, max_rows=_ROWS, max_bytes=_BYTES)
+        expression = " || ".join(tags) or None
+        reader = _Reader(settings.storage, topic=topic, tags=expression, max_rows=_ROWS, max_bytes=_BYTES)
 
         def stop(number: int) -> None:
             received.append(number)
@@ -90,11 +121,13 @@ def _batches(
             yield reader.follow(after) if follow else reader.read(after)
         return
     from halfway.clients.reading.message_rows import Wanted
-    from halfway.pipelines.operate.catalog_messages import catalog_messages
+    from halfway.pipelines.operate.catalog_messages import catalog_messages, end_in_catalog
     from halfway.pipelines.runtime.reader_session import reader_session
 
     with reader_session(settings, say) as session, on_signals(received.append):
-        wanted = Wanted(topic, tags_in(tags), _ROWS, _BYTES)
+        if after is not None and ((end := end_in_catalog(session(), settings.storage)) is None or end < after):
+            _say_ahead(after, end)
+        wanted = Wanted(topic, tags, _ROWS, _BYTES)
         yield catalog_messages(session(), settings.storage, after, wanted, lambda: follow and not received)
 
 

@@ -56,6 +56,13 @@ def extra_installed() -> Iterator[None]:
         raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
 
 
+def _warn_of_other_code() -> None:
+    """Say it if this command is not the code of the source tree in which it runs, as in a copy of folder and .venv."""
+    here, own = Path("src", "halfway", "__init__.py"), Path(__file__).parents[2]
+    if here.is_file() and not here.samefile(own / "__init__.py"):
+        say(f"warning: this command is the code in {own}, not that of this source tree: `make setup` installs that one in .venv")
+
+
 class HalfwayGroup(TyperGroup):
     """The top command. A HalfwayError or a missing extra prints one line and exits with code 1.
 
@@ -68,6 +75,7 @@ class HalfwayGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command of `ctx`."""
         os.umask(_OWN_FILES_ONLY)
+        _warn_of_other_code()
         try:
             return super().invoke(ctx)
         except HalfwayError as error:

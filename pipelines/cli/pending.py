@@ -1,5 +1,6 @@
 """`halfway pending`: list the pending transactions, and what each one waits for."""
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from halfway.transforms.views.durations import duration_text
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from halfway.pipelines.storage.state_reader import StoredState
     from halfway.transforms.views.pending import PendingView
 
 SHOWN = 50
@@ -42,7 +44,7 @@ def pending(
     from halfway.transforms.views.pending import pending_by_group
 
     settings = command_settings(config, overrides)
-    view = load_view(settings)
+    view, as_of = load_view(settings)
     wanted = matching(view.transactions, group, older_than)
     check_max = settings.resolution.transactionCheckMax
     if as_json:
@@ -50,7 +52,7 @@ def pending(
         return
     if not wanted.num_rows:
         others = view.transactions.num_rows
-        typer.echo(f"none of the {others} pending transactions is of this group and age" if others else "nothing is pending")
+        typer.echo(f"none of the {others} pending transactions is of this group and age" if others else f"nothing is pending{as_of}")
         return
     shown = wanted.slice(0, limit or SHOWN)
     rows = [_row(row, view, check_max) for row in shown.to_pylist()]
@@ -64,8 +66,11 @@ def pending(
     show_table(["group", "pending", "oldest", "most checks", ""], groups)
 
 
-def load_view(settings: Settings) -> "PendingView":
+def load_view(settings: Settings) -> "tuple[PendingView, str]":
     """Read what is pending from the state in the checkpoint. Prints a notice if no batch has run, or no job is running.
+
+    Returns:
+        What is pending, and as of which batch.
 
     Raises:
         HalfwayError: no job has started with this checkpoint, or the state cannot be read.
@@ -81,7 +86,15 @@ def load_view(settings: Settings) -> "PendingView":
         say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
     elif not is_in_use(settings.storage):
         say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
-    return view_pending(stored.rows)
+    return view_pending(stored.rows), _as_of(stored)
+
+
+def _as_of(stored: "StoredState") -> str:
+    if stored.batch_id is None:
+        return ""
+    last = stored.last_batch
+    age = "" if last is None else f" ({duration_text(time.time_ns() // 1_000_000 - last['written_at_ms'])} ago)"
+    return f" as of batch {stored.batch_id}{age}"
 
 
 def matching(transactions: "pa.Table", group: str | None, older_than_ms: int | None) -> "pa.Table":

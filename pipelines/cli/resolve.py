@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from halfway.pipelines.resolve.job import ResolveJob
     from halfway.pipelines.resolve.report import BatchReport
 
+log = logging.getLogger(__name__)
+
+_NOT_STARTED = "ended while it started: the next start does the same"
 _STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 
@@ -39,7 +42,7 @@ def resolve(
     """
     from halfway.pipelines.resolve.job import ResolveJob
     from halfway.pipelines.resolve.warm_up import start_workers
-    from halfway.pipelines.runtime.session import own_session, spark_session
+    from halfway.pipelines.runtime.session import own_session, running_session, spark_session
 
     settings = command_settings(config, overrides)
     if available_now:
@@ -56,6 +59,8 @@ def resolve(
     job = ResolveJob(settings, adopt=adopt, on_batch=on_batch)
 
     def session() -> "SparkSession":
+        if running_session() is None:
+            log.info("event=spark_starting")
         spark = spark_session(settings, ui=ui)
         threading.Thread(target=start_workers, args=(spark,), name="start-workers", daemon=True).start()
         return spark
@@ -71,10 +76,12 @@ def _stops(job: "ResolveJob") -> Callable[[int], None]:
     """
 
     def stop(number: int) -> None:
+        # Not by `print` or a logger, in the middle of which the signal may have come.
+        if not job.is_running:
+            os.write(2, f"{_NOT_STARTED}\n".encode())
         if not job.is_running or job.is_stopping:
             _end_now(number)
         job.stop()
-        # Not by `print` or a logger, in the middle of which the signal may have come.
         os.write(2, f"{_STOPPING}\n".encode())
 
     return stop

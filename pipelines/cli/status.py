@@ -10,7 +10,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.transforms.views.durations import duration_text
-from halfway.transforms.views.totals import counted
+from halfway.transforms.views.totals import QUARANTINED, counted, quarantined_in
 
 if TYPE_CHECKING:
     from halfway.pipelines.kafka.transactions import OpenTransaction
@@ -51,9 +51,11 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
 
 
 def _json_facts(now: "Status") -> dict[str, object]:
-    """Return the facts for `--json`, whose groups have no `most_checks`."""
+    """Return the facts for `--json`: groups have no `most_checks`, and totals have the sum of the quarantined."""
     groups = [{name: value for name, value in asdict(group).items() if name != "most_checks"} for group in now.pending_by_group]
-    return {**asdict(now), "pending_by_group": groups}
+    quarantined = quarantined_in(now.totals)
+    totals = {**now.totals, **({QUARANTINED: quarantined} if quarantined else {})}
+    return {**asdict(now), "totals": totals, "pending_by_group": groups}
 
 
 def _show_groups(now: "Status") -> None:

@@ -207,11 +207,6 @@ def _described(client: Admin, topics: Collection[str], with_operations: bool, li
     return found
 
 
-def missing_topics(topics: Collection[str]) -> str:
-    """Return the message for missing topics."""
-    return f"no topic {', '.join(topics)}: `halfway topics create` makes it"
-
-
 def unavailable(client: Admin, failure: KafkaError) -> KafkaUnavailableError:
     """Return the error to raise for a failed request, with the cause that the connection reported."""
     diagnosis = client.diagnosis() if failure.code() < 0 else None

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self, cast
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, missing_topics, partition_counts
+from halfway.clients.kafka.diagnosis import missing_topics
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import HeaderList

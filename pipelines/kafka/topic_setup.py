@@ -12,8 +12,8 @@ from dataclasses import replace
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, ResourceType
 
-from halfway.clients.kafka.diagnosis import alter_topic, missing_right
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, missing_topics, partition_counts, unavailable
+from halfway.clients.kafka.diagnosis import alter_topic, missing_right, missing_topics
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, partition_counts, unavailable
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.kafka.tick_records import write_ticks
 from halfway.pipelines.kafka.topic_rules import (

@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
-from halfway.clients.kafka.diagnosis import alter_topic
-from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, missing_topics, partition_counts
+from halfway.clients.kafka.diagnosis import alter_topic, missing_topics
+from halfway.pipelines.kafka.admin import admin_client, librdkafka_log, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.schemas.errors import KafkaUnavailableError, RecordTooLargeError, TopicError
 from halfway.schemas.headers import RECORD_OVERHEAD_BYTES, HeaderList

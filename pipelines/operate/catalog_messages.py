@@ -8,9 +8,8 @@ from pyspark.sql import functions as F
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, in_order
-from halfway.pipelines.storage.delta_tables import read_table, table_exists, table_name
+from halfway.pipelines.storage.delta_tables import read_table, verify_exists
 from halfway.schemas.bookmark import Bookmark
-from halfway.schemas.errors import TableError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
@@ -30,12 +29,10 @@ def catalog_messages(
         goes_on: asked when everything was read. While it is true, new messages are waited for.
 
     Raises:
-        TableError: there is no table.
+        TableError: there is no table yet.
+        OwnershipError: the table is gone, or elsewhere.
     """
-    if not table_exists(spark, storage, Table.MESSAGES):
-        raise TableError(
-            f"there is no table {table_name(storage, Table.MESSAGES)} yet: run `halfway resolve`, or set storage.catalog_schema"
-        )
+    verify_exists(spark, storage, Table.MESSAGES)
     while True:
         rows = read_table(spark, storage, Table.MESSAGES).withColumn("epoch", F.coalesce("epoch", F.lit(0)))
         for first, last in _spans(rows if position is None else rows.where(_is_after(position)), wanted.max_rows):
@@ -46,6 +43,18 @@ def catalog_messages(
         if not goes_on():
             return
         time.sleep(_LOOK_S)
+
+
+def end_in_catalog(spark: SparkSession, storage: StorageSettings) -> Bookmark | None:
+    """Return the bookmark of the last message, as `MessageReader.end` does.
+
+    Raises:
+        HalfwayError: there is no table.
+    """
+    verify_exists(spark, storage, Table.MESSAGES)
+    pair = F.struct(F.coalesce("epoch", F.lit(0)), "batch_id")
+    [[last]] = read_table(spark, storage, Table.MESSAGES).agg(F.max(pair)).collect()
+    return None if last is None else Bookmark(*last)
 
 
 def _is_after(bookmark: Bookmark) -> Column:

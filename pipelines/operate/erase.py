@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyspark.sql import Column, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
@@ -15,13 +15,13 @@ from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
-from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, restore_append_only, rows_to_erase
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
 from halfway.schemas.headers import PGROUP
-from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.schemas.tables import ERASURES_SCHEMA, Table
 from halfway.transforms.views.pending import view_pending
 
@@ -62,9 +62,6 @@ class _Found:
     groups: frozenset[str]
 
 
-_NOTHING = _Found(0, 0, 0, was_asked=False, groups=frozenset())
-
-
 def erase(
     spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
 ) -> Erasure:
@@ -83,6 +80,7 @@ def erase(
         SetupError: `vacuum`, and the tables are not on a local disk.
         KafkaUnavailableError: the half topic cannot be read.
         CheckpointInUseError: a replay or another erasure is running.
+        OwnershipError: a table of the checkpoint is gone, or elsewhere.
         HalfwayError: the state cannot be read, or the job appends faster than a table can be changed.
     """
     storage = settings.storage
@@ -100,14 +98,13 @@ def _erase(
     spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
 ) -> Erasure:
     storage = settings.storage
-    existing = [table for table in Table if table_exists(spark, storage, table)]
-    found = {table: _find(spark, storage, table, transaction_id, producer_group) for table in existing}
+    found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in stored_tables(spark, storage).items()}
     if not any(each.rows for each in found.values()):
         raise NotErasableError(
             f"no table holds anything of the transaction {transaction_id}: if it was rolled back, its half is in the topic "
             f"{settings.kafka.half_topic} until Kafka deletes it"
         )
-    rows = {str(table): found[table].filled if table in found else 0 for table in Table}
+    rows = {str(table): each.filled for table, each in found.items()}
     if any(rows.values()):
         # The audit row comes first, so that no erasure is without one.
         at = datetime.now(UTC)
@@ -119,7 +116,7 @@ def _erase(
         restore_append_only(spark, storage, table)
         if vacuum:
             vacuum_at_once(spark, storage, table)
-    kept_ms = max(old_files_kept_ms(spark, storage, table) for table in existing)
+    kept_ms = max(old_files_kept_ms(spark, storage, table) for table in Table)
     until_ms = None if vacuum else time.time_ns() // 1_000_000 + kept_ms
     return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)))
 
@@ -148,14 +145,14 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
                 )
 
 
-def _find(spark: SparkSession, storage: StorageSettings, table: Table, transaction_id: str, producer_group: str | None) -> _Found:
+def _find(stored: DataFrame, table: Table, transaction_id: str, producer_group: str | None) -> _Found:
     mine = F.col("transaction_id") == F.lit(transaction_id)
     is_asked, group = F.lit(False), F.lit(None).cast("string")
     if table is not Table.QUARANTINE:
         is_asked, group = F.col("check_times") > 0, F.col("producer_group")
         if producer_group is not None:
             mine &= group == F.lit(producer_group)
-    stored = read_table(spark, storage, table).where(mine)
+    stored = stored.where(mine)
 
     def counted(condition: Column) -> Column:
         return F.count(F.when(condition, 1))
@@ -175,7 +172,7 @@ def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Rema
     kafka = settings.kafka
     asked = {group for each in found.values() if each.was_asked for group in each.groups}
     topics = dict.fromkeys((kafka.half_topic, *map(kafka.check_topic_of, sorted(asked))))
-    if found.get(Table.QUARANTINE, _NOTHING).rows:
+    if found[Table.QUARANTINE].rows:
         topics[kafka.op_topic] = None
     latest_ms = max(each.latest_ms for each in found.values())
     kept_ms, problem = _kept_ms(settings)

@@ -6,7 +6,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.operate.settle import Target
-from halfway.pipelines.storage.delta_tables import read_table, table_exists
+from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import NotPendingError
 from halfway.schemas.outcomes import Phase
@@ -20,6 +20,7 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
 
     Raises:
         NotPendingError: the transaction is not pending. The message says what is known about it.
+        OwnershipError: a table of the checkpoint is gone, or elsewhere.
     """
     stored = read_state(session, storage)
     pending = view_pending(stored.rows).find(transaction_id)
@@ -31,11 +32,12 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
 
 def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
     """Return what the tables, or else the state, say about a transaction that is not pending."""
+    if stored.batch_id is None:
+        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without a lookup"
+    tables = stored_tables(spark, storage)
 
     def latest(table: Table, *columns: str | Column) -> list[object] | None:
-        if not table_exists(spark, storage, table):
-            return None
-        rows = read_table(spark, storage, table).where(F.col("transaction_id") == transaction_id)
+        rows = tables[table].where(F.col("transaction_id") == transaction_id)
         first = rows.orderBy(F.col("incarnation").desc()).select(*columns).first()
         return list(first) if first is not None else None
 
@@ -51,8 +53,6 @@ def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: Stored
         return "it was rolled back"
     if phase is not None:
         return f"it was settled as {phase.name}"
-    if stored.batch_id is None:
-        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without a lookup"
     return (
         f"up to batch {stored.batch_id} its half was not read, or it was rolled back and is forgotten; with --group and --incarnation "
         "the op is sent without a lookup"

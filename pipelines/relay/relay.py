@@ -80,6 +80,7 @@ class Relay:
                     self.report.is_active = False
         finally:
             election.close()
+            log.info("event=relay_stopped")
 
     def _verify(self, client: Admin) -> None:
         kafka, relay = self._settings.kafka, self._settings.relay

@@ -183,6 +183,7 @@ class ResolveJob:
         writer = BatchWriter(self._settings, manifest)
         query = self._start(spark, manifest, writer)
         self.is_running = True
+        log.info("event=query_started")
         while query.isActive and not self._stop.wait(0.2):
             self._hand_on_reports(query)
         if query.isActive:

@@ -1,14 +1,14 @@
 """Provides the Spark session: the cluster's, or a local one on a single machine."""
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 from pyspark import SparkConf, SparkContext
+from pyspark.core import context
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import conf_file
@@ -188,14 +188,19 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
         with deferred_signals():
             SparkContext._ensure_initialized(conf=spark_conf)
             guard_jvm()
-        with _own_signals():
+        with _without_sparks_ctrl_c():
             return SparkSession.builder.config(conf=spark_conf).getOrCreate()
 
 
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the handler of Ctrl-C. PySpark sets one that raises KeyboardInterrupt wherever Python is."""
-    former = signal.getsignal(signal.SIGINT)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, former)
+def _without_sparks_ctrl_c() -> Iterator[None]:
+    """Keep the command's handler of Ctrl-C while a context is made: PySpark sets its own.
+
+    That one asks the JVM to cancel its jobs, which fails while another request waits for its answer.
+    """
+    former = context.signal
+    context.signal = SimpleNamespace(SIGINT=former.SIGINT, signal=lambda *_: None)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        context.signal = former

@@ -4,9 +4,10 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -83,7 +84,7 @@ def vacuum_at_once(spark: SparkSession, storage: StorageSettings, table: Table) 
     """
     _configure(spark)
     check = "spark.databricks.delta.retentionDurationCheck.enabled"
-    with commit_lock(local_warehouse(spark, storage), table):
+    with commit_lock(local_warehouse(spark, storage), table), _silent_vacuum(spark):
         spark.conf.set(check, "false")
         try:
             spark.sql(f"VACUUM {table_name(storage, table)} RETAIN 0 HOURS")
@@ -91,11 +92,24 @@ def vacuum_at_once(spark: SparkSession, storage: StorageSettings, table: Table) 
             spark.conf.unset(check)
 
 
+@contextmanager
+def _silent_vacuum(spark: SparkSession) -> Iterator[None]:
+    """Drop what VACUUM prints on the console, and not as a log: how many files it has deleted."""
+    jvm: Any = spark._jvm
+    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    before = console.out()
+    console.setOutDirect(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)
+
+
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:
     name = table_name(storage, table)
     with commit_lock(local_warehouse(spark, storage), table):
         [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
-    with commit_lock(local_warehouse(spark, storage), table):
+    with commit_lock(local_warehouse(spark, storage), table), _silent_vacuum(spark):
         spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
     return Compaction(str(table), metrics[0], metrics[1], now[0], now[1], _clean_log(spark, storage, table))

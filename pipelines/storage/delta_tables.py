@@ -18,9 +18,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from halfway.pipelines.storage.file_systems import on_local_disk
+from halfway.pipelines.storage.file_systems import names_in, on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
-from halfway.schemas.errors import HalfwayError, OwnershipError, SetupError
+from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
+from halfway.schemas.errors import OwnershipError, SetupError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import SEARCHED_COLUMNS, TABLE_SCHEMAS, Table
@@ -112,15 +113,23 @@ def stored_tables(spark: SparkSession, storage: StorageSettings) -> dict[Table, 
     """Return the three tables as they are now, in the order `messages`, `discarded`, `quarantine`.
 
     Raises:
-        HalfwayError: a table does not exist.
+        HalfwayError: a table does not exist, as `verify_exists` says it.
     """
     for table in Table:
-        if not table_exists(spark, storage, table):
-            setting = "catalog_schema" if storage.catalog_schema else "warehouse"
-            raise HalfwayError(
-                f"there is no table {table_name(storage, table)} yet: run `halfway resolve` with it, or set storage.{setting}"
-            )
+        verify_exists(spark, storage, table)
     return {table: read_table(spark, storage, table) for table in Table}
+
+
+def verify_exists(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    """Refuse to read a table that does not exist.
+
+    Raises:
+        TableError: no job has made it yet.
+        OwnershipError: the checkpoint has run, so that the table is gone, or elsewhere.
+    """
+    if not table_exists(spark, storage, table):
+        has_run = any(name.isdecimal() for name in names_in(spark, f"{storage.checkpoint.rstrip('/')}/{OFFSETS}"))
+        raise missing_table(storage, table_name(storage, table), has_run=has_run)
 
 
 def owner_of(spark: SparkSession, storage: StorageSettings, table: Table) -> Owner:

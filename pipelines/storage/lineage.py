@@ -17,7 +17,8 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.delta_tables import read_table, table_name
 from halfway.pipelines.storage.manifest import Manifest
-from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, ends_in
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, ends_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table

@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.delta_tables import Owner, last_appended, owner_at_append, owner_of, table_exists, table_name
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
-from halfway.pipelines.storage.state_reader import OFFSETS, batches_in
+from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
+from halfway.pipelines.storage.state_reader import batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
@@ -164,11 +165,7 @@ def _verify_table(storage: StorageSettings, table: Table, found: Ownership, *, a
             f"that one, or {place} to a new one; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
         )
     if owner is None and found.last_batch_id is not None:
-        what = "has no owner" if table in found.tables else "is missing"
-        _refuse(
-            f"the checkpoint {storage.checkpoint} has run before, but its table {name} {what}: set {place} to where its tables "
-            "are, or storage.checkpoint to a new folder to start again from the topics"
-        )
+        raise missing_table(storage, name, "has no owner" if table in found.tables else "is missing", has_run=True)
 
 
 def _refuse(text: str) -> NoReturn:

@@ -18,14 +18,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from halfway.pipelines.storage.file_systems import local_path, names_in, read_text
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, STATUS_FILE, checkpoint_file
+from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_files import is_known_format, stored_rows
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
 
 log = logging.getLogger(__name__)
 
-OFFSETS = "offsets"
-"""Spark's folder with a file for each planned batch."""
 COMMITS = "commits"
 """Spark's folder with a file for each batch that has run."""
 _TRIES = 5

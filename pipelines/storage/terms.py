@@ -10,7 +10,8 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.file_systems import write_json
 from halfway.pipelines.storage.manifest import checkpoint_file, read_checkpoint_file
-from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, batches_in
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import COMMITS, batches_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
 

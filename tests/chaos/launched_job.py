@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, LocalFiles, ends_in
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import COMMITS, LocalFiles, ends_in
 from tests.chaos.launcher import ARM_FILE, GO_FILE, REACHED_FILE, Step, write_atomically
 from tests.chaos.waiting import ChaosError, until
 from tests.support.commands import as_options, run_halfway

@@ -39,7 +39,7 @@ THEIR_OWN = {"catalog_schema", "checkpoint", "topics"}
 def resolved(text: str, target: str = "prod", user: str = "ann") -> str:
     """Replace `${…}` as Databricks does: variables by the target's value or their defaults."""
     variables = {name: variable.get("default", f"some-{name}") for name, variable in BUNDLE["variables"].items()}
-    variables["state_location"] = "s3://bucket/halfway"
+    variables |= {"state_location": "s3://bucket/halfway", "bootstrap_servers": "some-kafka:9092"}
     known = {f"var.{name}": str(value) for name, value in (variables | TARGETS[target].get("variables", {})).items()}
     known |= {
         "workspace.file_path": str(ROOT),
@@ -139,7 +139,7 @@ def test_parameters_are_a_valid_command_line_and_the_settings_load(
     settings = command_settings(options["config"], options["overrides"])
     assert settings.storage.catalog_schema == "main.halfway"
     if command == "resolve":
-        assert settings.kafka.servers() == "some-bootstrap_servers"
+        assert settings.kafka.servers() == "some-kafka:9092"
         assert settings.storage.checkpoint == "s3://bucket/halfway/prod"
         assert (settings.kafka.half_topic, settings.kafka.check_topic) == ("transactions.half", "transactions.check")
         assert settings.kafka.security.user == "some-kafka_user"

@@ -1,6 +1,10 @@
-"""`make run` stops the broker that it has started, whenever it is interrupted. A script stands for the command."""
+"""`make run` stops the broker that it has started, whenever it is interrupted. A script stands for the command.
+
+`make setup` shows pip's progress on a terminal, and `make notebooks` fetches no database.
+"""
 
 import os
+import pty
 import signal
 import subprocess
 from pathlib import Path
@@ -70,3 +74,26 @@ def test_interrupted_during_the_demo_it_ends_the_demo_and_stops_the_broker(tmp_p
         run.process.send_signal(number)
     assert run.process.wait(30) != 0
     assert run.steps == ["broker start begins", "demo begins", "demo is terminated", "broker stop begins"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_pip_shows_its_progress_on_a_terminal_and_not_in_a_log(tmp_path: Path, is_terminal: bool) -> None:
+    python, log = tmp_path / "bin" / "python", tmp_path / "log"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$*" >> {log}\n')
+    python.chmod(0o700)
+    make = ["make", "--silent", "--old-file=tools", "setup", f"VENV={tmp_path}", f"PYTHON={python}"]
+    terminal, other_end = pty.openpty()
+    out = terminal if is_terminal else subprocess.DEVNULL
+    done = subprocess.run(make, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, timeout=30, check=False)
+    os.close(terminal)
+    os.close(other_end)
+    assert done.returncode == 0
+    [installs] = [line for line in log.read_text().splitlines() if "requirements.lock" in line]
+    assert ("--quiet" in installs) != is_terminal
+
+
+def test_the_notebooks_need_no_database() -> None:
+    planned = subprocess.run(["make", "-n", "--old-file=setup", "notebooks"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "notebooks.explore_pending" in planned
+    assert "databases" not in planned

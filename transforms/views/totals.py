@@ -17,6 +17,11 @@ class Counted(NamedTuple):
     """True if it is part of the line above."""
 
 
+def quarantined_in(totals: Mapping[str, int]) -> int:
+    """Return how many records were quarantined, for whatever reason."""
+    return sum(totals.get(name, 0) for name in COUNTED_QUARANTINE.values())
+
+
 def counted(totals: Mapping[str, int]) -> Iterator[Counted]:
     """Yield each count that is not 0, without the parts of histograms.
 
@@ -33,7 +38,7 @@ def counted(totals: Mapping[str, int]) -> Iterator[Counted]:
             yield Counted(count, totals[count])
         if count is Count.DISCARDED:
             yield from reasons({reason: str(reason) for reason in DISCARD_REASONS})
-    quarantined = sum(totals.get(name, 0) for name in COUNTED_QUARANTINE.values())
+    quarantined = quarantined_in(totals)
     if quarantined:
         yield Counted(QUARANTINED, quarantined)
         yield from reasons(COUNTED_QUARANTINE)

@@ -8,7 +8,8 @@ from time import time
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message
 from confluent_kafka.admin import TopicDescription
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, missing_topics, unavailable
+from halfway.clients.kafka.diagnosis import missing_topics
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_rules import TopicReport

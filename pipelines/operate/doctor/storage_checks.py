@@ -22,8 +22,9 @@ from halfway.pipelines.storage.file_systems import local_path, verify_folder_wri
 from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, notes_in, verify_commits
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
+from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
-from halfway.pipelines.storage.state_reader import OFFSETS, CheckpointFiles, HadoopFiles, LocalFiles
+from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, LocalFiles
 from halfway.schemas.errors import HalfwayError, SetupError
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table

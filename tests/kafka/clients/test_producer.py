@@ -25,6 +25,7 @@ from halfway.schemas.settings import KafkaSettings
 from tests.support.client_world import (
     COMMIT,
     GROUP,
+    LIMIT_S,
     ROLLBACK,
     UNKNOWN,
     Listener,
@@ -188,6 +189,39 @@ def test_half_that_the_broker_refuses(broker: LocalBroker) -> None:
     assert [name for name, _ in ops(kafka)] == ["t2"]
 
 
+@pytest.mark.parametrize("send_timeout_ms", [1_000, 30_000])
+def test_a_topic_that_does_not_exist_is_named_soon_and_used_once_it_does(broker: LocalBroker, send_timeout_ms: int) -> None:
+    kafka = unique_kafka_settings(broker)
+    listener = Listener()
+    with TransactionProducer(kafka, GROUP, listener, send_timeout_ms=send_timeout_ms) as producer:
+        for _ in range(2):
+            begin_s = time.monotonic()
+            with pytest.raises(SendError, match=f"no topic {kafka.half_topic}: `halfway topics create` makes it"):
+                producer.send_in_transaction("orders", b"")
+            assert time.monotonic() - begin_s < 15
+        make_topics(kafka, {kafka.half_topic, kafka.op_topic, kafka.check_topic})
+
+        def gets_through() -> bool:
+            try:
+                producer.send_in_transaction("orders", b"")
+            except SendError:
+                return False
+            return True
+
+        until(gets_through, "the new topic is used")
+    assert len(listener.executed) == 1
+    assert len(ops(kafka)) == 1
+
+
+def test_a_topic_that_is_made_a_moment_after_the_send_takes_the_half(broker: LocalBroker) -> None:
+    kafka = unique_kafka_settings(broker)
+    with TransactionProducer(kafka, GROUP, Listener()) as producer, ThreadPoolExecutor() as pool:
+        sent = pool.submit(producer.send_in_transaction, "orders", b"")
+        until(lambda: len(producer._instance.sender._producer) > 0, "the half is queued")
+        make_topics(kafka, {kafka.half_topic, kafka.op_topic, kafka.check_topic})
+        assert sent.result(LIMIT_S).state is COMMIT
+
+
 def test_half_with_too_large_headers_is_not_sent(kafka: KafkaSettings) -> None:
     listener = Listener()
     with TransactionProducer(kafka, GROUP, listener) as producer, pytest.raises(RecordError, match="headers_too_large"):
@@ -200,10 +234,12 @@ def test_unreachable_kafka(capfd: pytest.CaptureFixture[str], caplog: pytest.Log
     caplog.set_level(logging.INFO)
     listener = Listener()
     with TransactionProducer(KafkaSettings(bootstrap_servers="127.0.0.1:1"), GROUP, listener, send_timeout_ms=1000) as producer:
-        with pytest.raises(SendError, match="try again with a new transaction id") as caught:
+        with pytest.raises(SendError, match=r"may be stored, so a ROLLBACK is queued$") as caught:
             producer.send_in_transaction("orders", b"")
         assert isinstance(caught.value.__cause__, KafkaException)
         assert caught.value.__cause__.args[0].code() == KafkaError._MSG_TIMED_OUT
+        with pytest.raises(SendError, match="a ROLLBACK is queued: send it again under another transaction id"):
+            producer.send_in_transaction("orders", b"", transaction_id="mine")
     assert listener.executed == []
     assert "event=op_not_sent" in caplog.text
     assert "event=kafka_error code=_TRANSPORT" in caplog.text
@@ -235,7 +271,7 @@ def test_half_that_times_out_is_rolled_back(own_broker: LocalBroker) -> None:
     with TransactionProducer(kafka, GROUP, listener, send_timeout_ms=3000) as producer:
         producer.send_in_transaction("orders", b"", transaction_id="t1")
         read(kafka, kafka.op_topic, at_least=1)
-        with frozen(own_broker), pytest.raises(SendError, match="may be stored, so a ROLLBACK was sent"):
+        with frozen(own_broker), pytest.raises(SendError, match="may be stored, so a ROLLBACK is queued"):
             producer.send_in_transaction("orders", b"", transaction_id="t2", incarnation=4)
         read(kafka, kafka.op_topic, at_least=2)
         producer.send_in_transaction("orders", b"", transaction_id="t3")

@@ -3,6 +3,7 @@
 import threading
 import unicodedata
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -67,6 +68,30 @@ def test_a_body_is_bytes_whatever_buffer_was_sent() -> None:
 def test_a_str_as_body_is_refused_with_what_to_send() -> None:
     with pytest.raises(TypeError, match=r"the body is a str, and Kafka stores bytes: send `text.encode\(\)`"):
         HalfMessage(transaction_id="t", topic="orders", body="3 apples", producer_group="g")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("body", "kind"), [(None, "None"), (7, "an int"), (["3 apples"], "a list")])
+def test_another_body_is_refused_with_what_it_is(body: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"the body is {kind}, and Kafka stores bytes$"):
+        HalfMessage(transaction_id="t", topic="orders", body=body, producer_group="g")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ({"keys": ["order-1"]}, "keys: Input should be a valid string, not a list"),
+        ({"topic": None}, "real_topic: Input should be a valid string, not None"),
+        ({"immunity_s": "60"}, "immunity_s: Input should be a valid integer, not a str"),
+        ({"queue_id": "3"}, "queue_id: Input should be a valid integer, not a str"),
+        ({"immunity_s": 6.5}, "immunity_s: Input should be a valid integer, not a float"),
+        ({"properties": {"n": 1}}, "n: Input should be a valid string, not an int"),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_the_type(field: dict[str, Any], told: str) -> None:
+    message = HalfMessage(**{"transaction_id": "t", "topic": "orders", "body": b"", "producer_group": "g", **field})
+    with pytest.raises(RecordError) as caught:
+        message.to_record()
+    assert str(caught.value) == f"bad_header: {told}"
 
 
 def test_null_value_is_an_empty_body() -> None:

@@ -59,7 +59,7 @@ def test_a_percentile_needs_enough_messages() -> None:
 def test_counts_stand_below_the_latencies() -> None:
     counts = charts.latencies(late_one(), AXIS).axes[1]
     assert sum(bar.get_height() for bar in counts.patches) == 251
-    assert counts.get_ylabel() == "count per 5 s"
+    assert counts.get_ylabel() == "count per 5 s, logarithmic"
 
 
 def test_units_are_round() -> None:

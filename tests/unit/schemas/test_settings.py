@@ -195,6 +195,31 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
     refused(f"{name}: ", overrides={name: value})
 
 
+@pytest.mark.parametrize("servers", ["kafka:9092", "a-1.b:9092, a_2:9093", "[::1]:9092", "10.0.0.1:1,[fe80::1%eth0]:65535"])
+def test_addresses_of_kafka(servers: str) -> None:
+    assert load(overrides={"kafka.bootstrap_servers": servers}).kafka.servers() == servers
+
+
+@pytest.mark.parametrize(
+    "servers", ["http://kafka:9092", "kafka", "kafka:", "kafka:0", "kafka:65536", "a:1,", "a:1;b:1", ":9092", "::1:9092", "a b:1"]
+)
+def test_what_is_no_address_of_kafka_is_refused(servers: str) -> None:
+    told = "kafka.bootstrap_servers: expected host:port, or several with commas between them, such as kafka-1:9092,kafka-2:9092, not "
+    refused(f"{told}{servers!r} of --set", overrides={"kafka.bootstrap_servers": servers})
+
+
+@pytest.mark.parametrize("value", ["12345", "1.5", "true", "2024-01-31"])
+def test_text_that_yaml_takes_for_something_else_needs_quotes(file: Path, value: str) -> None:
+    file.write_text(f"kafka: {{security: {{password: {value}}}}}")
+    assert value not in refused(
+        f"kafka.security.password: Input should be a valid string, not the value of {file}: put it in quotes", path=file
+    )
+    file.write_text(f"kafka: {{half_topic: {value}}}")
+    refused(": put it in quotes", path=file)
+    file.write_text("kafka: {half_topic: null}")
+    assert "quotes" not in refused("kafka.half_topic: Input should be a valid string", path=file)
+
+
 def test_an_empty_rate_limit_is_none() -> None:
     assert load(environ={"HALFWAY__KAFKA__MAX_OFFSETS_PER_TRIGGER": ""}).kafka.max_offsets_per_trigger is None
 
@@ -223,8 +248,9 @@ def test_settings_are_frozen() -> None:
 
 
 def test_the_message_without_a_kafka_tells_what_to_do() -> None:
-    with pytest.raises(SettingsError, match="halfway broker start"):
-        load().kafka.servers()
+    for servers in (None, ""):
+        with pytest.raises(SettingsError, match=r"`export HALFWAY__KAFKA__BOOTSTRAP_SERVERS=host:port`.*`halfway broker status` shows its"):
+            load(overrides={"kafka.bootstrap_servers": servers}).kafka.servers()
 
 
 def test_secrets_are_not_printed() -> None:

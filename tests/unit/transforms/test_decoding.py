@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from halfway.pipelines.kafka.tick_records import tick_value
@@ -528,7 +528,6 @@ ANY = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(ANY, max_size=8), st.integers(0, 3), st.sampled_from([None, KEYRING]))
 def test_any_records_are_each_an_event_or_a_tick(sent: list[Sent], first: int, keyring: Keyring | None) -> None:
     records = batch_of(*sent).slice(first)
@@ -540,7 +539,6 @@ def test_any_records_are_each_an_event_or_a_tick(sent: list[Sent], first: int, k
     assert ticks == [tick for each in alone for tick in each.ticks]
 
 
-@settings(deadline=None)
 @given(ANY)
 def test_a_record_is_good_or_broken_as_the_contract_says(sent: Sent) -> None:
     record = judge.Record(sent.source is Source.HALF, 3, sent.key, sent.value, list(sent.headers or ()), sent.at_ms)
@@ -550,7 +548,6 @@ def test_a_record_is_good_or_broken_as_the_contract_says(sent: Sent) -> None:
     assert problem is None or problem[0] in judgement.reasons
 
 
-@settings(deadline=None)
 @given(st.sampled_from(Source), LISTS, st.sampled_from([b"id", *shapes.KEYS]))
 def test_the_clients_models_and_the_job_name_the_same_reason(source: Source, headers: Headers | None, key: bytes | None) -> None:
     names = {name for name, _ in headers or ()}

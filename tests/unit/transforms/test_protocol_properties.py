@@ -93,7 +93,7 @@ def _resolve_all(batches: list[Batch]) -> tuple[list[str], BucketState, Counter[
     return sorted(lines), state, counts
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(_world, _cuts)
 def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     batches = _split(world, cuts)
@@ -108,7 +108,7 @@ def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tup
 _moments = st.tuples(st.sampled_from([1, 9, 10, 11, 25, 60]), st.sampled_from([(), ("g",)]))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(_immunity, min_size=1, max_size=3), st.lists(_moments, max_size=15))
 def test_r8_as_the_naive_model_has_it(immunities: list[int], moments: list[tuple[int, tuple[str, ...]]]) -> None:
     """Halves without a verdict, long after their retention, while their group comes and goes."""
@@ -125,7 +125,7 @@ def test_r8_as_the_naive_model_has_it(immunities: list[int], moments: list[tuple
     assert {transaction_id: known.phase.name for transaction_id, known in state.transactions.items()} == phases
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_world, _cuts)
 def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     """A bucket that is encoded after each batch, and reads only the affected entries, misses nothing."""
@@ -145,7 +145,7 @@ def test_a_buckets_columns_are_the_same_state(world: tuple[Log, ...], cuts: list
     assert entries == {transaction_id: list(attrgetter(*timers)(known)) for transaction_id, known in state.transactions.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_world, _cuts)
 def test_horizon_and_read_mark_never_go_back_and_the_mark_is_never_behind(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     clock, last = Clock(), (-1, -1)
@@ -158,7 +158,7 @@ def test_horizon_and_read_mark_never_go_back_and_the_mark_is_never_behind(world:
             last = horizon_ms, read_mark_ms
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_world, _cuts)
 def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     """Every accepted half is either committed, rolled back, discarded or pending: the four numbers add up."""
@@ -170,7 +170,7 @@ def test_each_half_ends_once(world: tuple[Log, ...], cuts: list[tuple[int, ...]]
     assert accepted == counts[Count.COMMITTED] + counts[Count.ROLLED_BACK] + counts[Count.DISCARDED] + pending
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_world, _cuts, _cuts)
 def test_without_time_the_split_does_not_matter(world: tuple[Log, ...], cuts: list[tuple[int, ...]], others: list[tuple[int, ...]]) -> None:
     """While time stands still, outcomes do not depend on how the logs are cut.

@@ -202,7 +202,7 @@ _steps = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_steps, min_size=2, max_size=12), st.booleans())
 def test_whatever_is_copied_whenever_no_transaction_ends_twice(
     steps: list[tuple[int, list[tuple[int, int, int]], str]], has_broker_times: bool

@@ -1,5 +1,6 @@
 """`pending`, `commit`, `rollback` and `status`, with and without a running job."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,13 @@ def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWo
     assert ids("--older-than", "100") == ["asked", "away"]
     assert ids("--older-than", "99ms") == ["asked", "away", "[young]"]
     assert ids("--group", "nobody") == []
+    w.op("asked", b"ROLLBACK", 6_200)
+    w.op("[young]", b"ROLLBACK", 6_200)
+    w.op("away", b"ROLLBACK", 6_200, PGROUP=b"h")
     nobody = invoke(w.settings, "pending", "--group", "nobody")
     assert nobody.stdout == "none of the 3 pending transactions is of this group and age\n"
+    w.resolve()
+    assert re.fullmatch(r"nothing is pending as of batch 2 \(\S+ m?s ago\)\n", invoke(w.settings, "pending").stdout)
 
 
 def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> None:
@@ -207,6 +213,20 @@ def test_commit_of_an_id_that_is_not_pending_is_refused_with_its_outcome(world: 
         assert (done.exit_code, done.stdout) == (1, "")
         assert f"error: the transaction {transaction_id} is not pending: {outcome}" in done.stderr
     assert len(records(w.settings, w.settings.kafka.op_topic)) == before, "nothing was sent"
+
+
+def test_tables_that_are_gone_are_named_and_say_nothing_of_a_transaction(world: MakeWorld) -> None:
+    w = world()
+    w.half("a", 0)
+    w.op("a", b"COMMIT", 1)
+    w.tick(2)
+    w.resolve()
+    warehouse = Path(w.settings.storage.warehouse)
+    warehouse.rename(warehouse.with_name("elsewhere"))
+    for command in (["commit", "a"], ["rollback", "never"], ["erase", "a"], ["replay", "--all"], ["messages"]):
+        done = invoke(w.settings, *command)
+        assert (done.exit_code, done.stdout) == (1, ""), command
+        assert f"error: the checkpoint {w.settings.storage.checkpoint} has run before, but its table " in done.stderr, command
 
 
 def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings: Settings) -> None:

@@ -49,7 +49,10 @@ def test_a_signal_ends_the_job_between_two_batches(job: JobProcess, stop: signal
     assert process.wait(60) == 0
     assert "Traceback" not in job.log
     assert "StackOverflowError" not in job.log
-    assert "event=batch" in job.log
+    told = [
+        log.index(event) for log in [job.log] for event in ("event=start ", "event=spark_starting", "event=query_started", "event=batch")
+    ]
+    assert told == sorted(told), "a sign of life before each wait"
     delivered = job.delivered()
     assert len(delivered) == len(set(delivered))
 
@@ -68,6 +71,7 @@ def test_a_job_that_is_killed_and_started_again_delivers_exactly_once(job: JobPr
     process = job.start("--available-now")
     assert process.wait(LIMIT_S) == 0, job.log[-2000:]
     assert sorted(job.delivered()) == sorted(ids)
+    assert "loadedMaps" not in job.log, "Spark says at each start that it reads the state"
 
 
 @pytest.mark.timeout(120)

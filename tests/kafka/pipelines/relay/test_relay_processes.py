@@ -125,5 +125,6 @@ def test_a_broker_that_is_restarted_costs_nothing(own_broker: LocalBroker, tmp_p
         assert relay.poll() is None
         relay.terminate()
         assert relay.wait(60) == 0
+        assert "event=relay_stopped" in world.log(1).splitlines()[-1]
     finally:
         world.close()

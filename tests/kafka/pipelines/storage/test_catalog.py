@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.operate.catalog_messages import end_in_catalog
+from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
 from tests.support.job_world import SMALL_JOB, World
@@ -34,6 +36,7 @@ def test_a_repeated_batch_writes_nothing_twice_to_a_catalog(catalog_world: World
     assert [row["reason"] for row in before[Table.QUARANTINE]] == ["orphan_op"]
     commits = tmp_path / "checkpoint" / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
+    assert end_in_catalog(w.spark, w.settings.storage) == Bookmark(0, 0)
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
     assert w.resolve()

@@ -3,6 +3,7 @@
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -11,7 +12,7 @@ from pyspark.sql import SparkSession
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.report import BatchReport
-from halfway.pipelines.storage.compaction import Compaction, compact_tables
+from halfway.pipelines.storage.compaction import Compaction, compact_tables, vacuum_at_once
 from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_name
 from halfway.schemas.errors import SetupError
 from halfway.schemas.tables import TABLE_SCHEMAS, Table
@@ -84,6 +85,28 @@ def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-2000:]
     nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0, "log_files_removed": 0}
     assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]
+
+
+def test_a_vacuum_prints_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta prints a line for each table, on the console of the JVM."""
+    storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
+    create_tables(spark, storage, "query")
+    jvm: Any = spark._jvm
+    printed = jvm.java.io.ByteArrayOutputStream()
+    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    before = console.out()
+    console.setOutDirect(jvm.java.io.PrintStream(printed))
+    try:
+        spark.sql(f"VACUUM {table_name(storage, Table.MESSAGES)}")
+        assert "Deleted 0 files" in printed.toString()
+        printed.reset()
+        compact_tables(spark, storage)
+        vacuum_at_once(spark, storage, Table.MESSAGES)
+        assert printed.toString() == ""
+        console.println("its own again")
+        assert printed.toString() == "its own again\n"
+    finally:
+        console.setOutDirect(before)
 
 
 @pytest.mark.long

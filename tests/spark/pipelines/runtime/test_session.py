@@ -23,8 +23,29 @@ with ended_by_signals():
     spark_session(load_settings(environ={}), small=True)
 """
 
+INTERRUPTED = """
+import os, signal, sys, threading
+import pyspark.sql
+from pyspark import SparkContext
+from halfway.__main__ import main
+from halfway.pipelines.resolve.job import ResolveJob
 
-def in_session_of(process: "subprocess.Popen[bytes]") -> list[str]:
+ResolveJob.run = lambda self, session: session()
+made, after = sys.argv.pop(1), {"context": SparkContext, "session": pyspark.sql.SparkSession}
+init = after[made].__init__
+
+def interrupted(self, *args, **kwargs):
+    init(self, *args, **kwargs)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    SparkContext._jvm.java.lang.Thread.sleep(30_000)
+
+after[made].__init__ = interrupted
+main()
+"""
+"""A command whose Ctrl-C comes while Python waits for an answer of the JVM, after the context or session was made."""
+
+
+def in_session_of(process: "subprocess.Popen[bytes] | subprocess.Popen[str]") -> list[str]:
     listed = subprocess.run(["ps", "-eo", "sid=,stat=,args="], capture_output=True, text=True, check=True).stdout
     found = [line.split(None, 2) for line in listed.splitlines()]
     return [command for session, state, command in found if int(session) == process.pid and not state.startswith("Z")]
@@ -36,6 +57,19 @@ def test_a_launch_that_is_interrupted_leaves_no_jvm() -> None:
     until(lambda: len(in_session_of(process)) > 1, "the launch")
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
+    until(lambda: in_session_of(process) == [], "the end of the JVM", 60)
+
+
+@pytest.mark.parametrize("made", ["context", "session"])
+@pytest.mark.parametrize(("command", "code", "said"), [("optimize", -signal.SIGINT, []), ("resolve", 130, ["ended while it started"])])
+def test_ctrl_c_after_the_launch_is_the_commands_own(made: str, command: str, code: int, said: list[str], tmp_path: Path) -> None:
+    places = [part for name in ("warehouse", "checkpoint") for part in ("--set", f"storage.{name}={tmp_path / name}")]
+    arguments = [made, command, *places, "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, *arguments], stderr=subprocess.PIPE, start_new_session=True, text=True)
+    told = process.communicate(timeout=120)[1]
+    assert process.returncode == code, told
+    lines = [line for line in told.splitlines() if "incubator" not in line]
+    assert [line.partition(":")[0] for line in lines] == said
     until(lambda: in_session_of(process) == [], "the end of the JVM", 60)
 
 
@@ -70,6 +104,7 @@ def test_spark_says_little_at_its_start_and_in_the_form_of_the_job(tmp_path: Pat
         "for name in ('org.apache.spark.Any', 'org.apache.spark.sql.execution.streaming.runtime.ProcessingTimeExecutor'):\n"
         "    log4j.getLogger(name).warn('a warning')\n"
         "log4j.getLogger('org.apache.spark.Any').warn('Stage 1 contains a task of very large size (1 KiB)')\n"
+        "log4j.getLogger('org.apache.spark.Any').warn('Reading snapshot ...Note that this is normal for the first batch of a query.')\n"
         "for _ in range(50):\n"
         "    log4j.getLogger('org.apache.kafka.clients.NetworkClient').warn('away')\n"
         "spark.stop()\n"
@@ -77,7 +112,7 @@ def test_spark_says_little_at_its_start_and_in_the_form_of_the_job(tmp_path: Pat
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True, cwd=ROOT)
     # The JVM itself says that Spark's launcher asks for an incubator module.
     lines = [line for line in done.stderr.splitlines() if "incubator" not in line]
-    assert [line.partition(" level=")[2] for line in lines] == ["WARN logger=Any a warning", *["WARN logger=NetworkClient away"] * 2]
+    assert [line.partition(" level=")[2] for line in lines] == ["WARNING logger=Any a warning", *["WARNING logger=NetworkClient away"] * 2]
     assert done.stdout == ""
 
 

@@ -265,8 +265,39 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(table: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.catalog_schema": "payments"}).storage
     with pytest.raises(TableError, match="in the catalog, in payments"):
         MessageReader(storage)
+    for tags in ("", "a ||", "a && b"):
+        with pytest.raises(ValueError, match="is no tag and no list of tags"):
+            MessageReader(str(table), tags=tags)
     with pytest.raises(ValueError, match="at least 1"):
         MessageReader(str(table), max_rows=0)
+
+
+def test_the_end_is_that_of_the_last_message_whatever_lies_in_which_file(table: Path) -> None:
+    append(table, [])
+    reader = MessageReader(str(table))
+    assert reader.end() is None
+    append(table, [row((0, 7), 1, topic="other"), row((0, 5), 2)])
+    assert reader.end() == Bookmark(0, 7)
+    append(table, [row((1, 3), 3)])
+    assert reader.end() == Bookmark(1, 3)
+    DeltaTable(table).optimize.compact()
+    assert reader.end() == Bookmark(1, 3), "the statistics of a file with two epochs do not tell it"
+
+
+@pytest.mark.parametrize(("after", "warns"), [((0, 1), False), ((0, 2), True), ((1, 0), True)])
+def test_a_bookmark_ahead_of_the_table_is_logged_once(
+    table: Path, caplog: pytest.LogCaptureFixture, after: tuple[int, int], warns: bool
+) -> None:
+    append(table, [row((0, 1), 1)])
+    told = f"event=bookmark_ahead_of_table bookmark={after[0]}.{after[1]} end=0.1"
+    assert list(MessageReader(str(table)).read(Bookmark(*after))) == []
+    assert caplog.text.count(told) == warns
+    caplog.clear()
+    steps = MessageReader(str(table))._steps(Bookmark(*after))
+    assert [next(steps) for _ in range(3)] == [None] * 3
+    append(table, [row((2, 0), 2)])
+    assert next(filter(None, steps)).bookmark == Bookmark(2, 0)
+    assert caplog.text.count(told) == warns
 
 
 def test_an_empty_table_has_no_batch(table: Path) -> None:

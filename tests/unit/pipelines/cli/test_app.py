@@ -1,6 +1,8 @@
 """The command line: help, exit codes, and errors in one line."""
 
+import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from halfway.pipelines.cli.app import app
 from halfway.pipelines.cli.options import HalfwayGroup
 from halfway.schemas.errors import SetupError
 from tests.support.commands import run_halfway
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -41,6 +44,27 @@ def test_every_command_has_help(command: list[str]) -> None:
 @pytest.mark.parametrize("command", [[], ["broker"], ["topics"], ["transactions"]], ids=" ".join)
 def test_a_group_alone_shows_its_help(command: list[str]) -> None:
     assert "Commands" in CliRunner().invoke(app, command).output
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"halfway {version('halfway')}\n")
+
+
+@pytest.mark.parametrize(("tree", "is_warned"), [("another", True), ("its own", False), ("none", False)])
+def test_the_code_of_another_source_tree_is_named(tree: str, is_warned: bool) -> None:
+    """A copy of a folder, with its .venv, runs the code of the original on its own data."""
+    if tree == "another":
+        Path("src", "halfway").mkdir(parents=True)
+        Path("src", "halfway", "__init__.py").touch()
+    elif tree == "its own":
+        Path("src").symlink_to(ROOT / "src")
+    result = CliRunner().invoke(app, ["broker", "status", "--json"])
+    assert json.loads(result.stdout)["running"] is False
+    warning = (
+        f"warning: this command is the code in {ROOT}/src/halfway, not that of this source tree: `make setup` installs that one in .venv\n"
+    )
+    assert result.stderr == (warning if is_warned else "")
 
 
 def test_a_broker_never_started_has_no_address() -> None:

@@ -66,12 +66,48 @@ def test_bookmark_topic_and_tags_select(warehouse: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("", "go on with --after 1.0\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--after", "1.1"], ["warning: the table ends at 1.0: nothing is shown before 1.1 is passed", "go on with --after 1.1"]),
+        (["--topic", "nope"], ["no message of topic nope", "go on with --after 1.0"]),
+        (["--tags", "sent || lost"], ["no message with tag lost or sent", "go on with --after 1.0"]),
+        (
+            ["--topic", "orders", "--tags", "sent", "--after", "0.1"],
+            ["no message of topic orders with tag sent after 0.1", "go on with --after 1.0"],
+        ),
+    ],
+)
+def test_why_nothing_is_shown_is_said(warehouse: Path, arguments: list[str], said: list[str]) -> None:
+    result = invoke(warehouse, "--json", *arguments)
+    assert (result.exit_code, result.stdout, result.stderr.splitlines()) == (0, "", said)
+
+
+def test_a_bookmark_is_ahead_of_a_table_without_messages(tmp_path: Path) -> None:
+    append(tmp_path / "messages", [])
+    assert "warning: the table holds no message yet: nothing is shown before 0.7 is passed\n" in invoke(tmp_path, "--after", "0.7").stderr
+
+
 def test_wrong_usage_and_a_missing_table_are_named(warehouse: Path) -> None:
     wrong = invoke(warehouse, "--after", "7")
     assert (wrong.exit_code, "EPOCH.BATCH" in wrong.output) == (2, True)
+    for tags in ("a &&", "a ||", "", "a && b"):
+        wrong = invoke(warehouse, "--tags", tags)
+        assert (wrong.exit_code, "several as in 'paid || refunded'" in " ".join(wrong.output.split())) == (2, True)
     missing = invoke(warehouse / "nothing")
     assert missing.exit_code == 1
     assert missing.stderr.startswith(f"error: there is no table {warehouse}/nothing/messages yet: run `halfway resolve`")
+
+
+@pytest.mark.parametrize("command", ["messages", "relay"])
+def test_a_table_whose_checkpoint_has_run_is_gone_and_not_yet_to_come(tmp_path: Path, command: str) -> None:
+    (tmp_path / "checkpoint" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "offsets" / "0").touch()
+    places = [part for name in ("warehouse", "checkpoint") for part in ("--set", f"storage.{name}={tmp_path / name}")]
+    gone = CliRunner().invoke(app, [command, *places, "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
+    assert (gone.exit_code, gone.stdout) == (1, "")
+    assert f"error: the checkpoint {tmp_path}/checkpoint has run before, but its table {tmp_path}/warehouse/messages is miss" in gone.stderr
+    assert "set storage.warehouse to where its tables are" in gone.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

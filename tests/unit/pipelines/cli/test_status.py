@@ -45,7 +45,8 @@ def test_reasons_follow_what_they_are_the_reasons_of(monkeypatch: pytest.MonkeyP
 
 def test_a_histogram_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "latency" not in shown(monkeypatch, totals=TOTALS)
-    assert json.loads(shown(monkeypatch, "--json", totals=TOTALS))["totals"] == TOTALS
+    assert json.loads(shown(monkeypatch, "--json", totals=TOTALS))["totals"] == {**TOTALS, "quarantined": 6}
+    assert json.loads(shown(monkeypatch, "--json", totals={"halves": 1}))["totals"] == {"halves": 1}
 
 
 @pytest.mark.parametrize(("unread", "text"), [({"half": 0, "op": 0}, "none"), ({"half": 1_234, "op": 0}, "half 1,234")])

@@ -58,6 +58,16 @@ def test_everything_missing_is_reported_with_what_to_do(monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
 
 
+@pytest.mark.parametrize("by_environment", [False, True])
+@pytest.mark.parametrize("by_command_line", [False, True])
+def test_the_settings_are_overridden_by_what_is_set(monkeypatch: pytest.MonkeyPatch, by_environment: bool, by_command_line: bool) -> None:
+    if by_environment:
+        monkeypatch.setenv("HALFWAY__METRICS__PORT", "0")
+    told = CliRunner().invoke(app, ["doctor", *(["--set", "state.buckets=3"] if by_command_line else [])]).stdout
+    by = ["the environment"] * by_environment + ["the command line"] * by_command_line
+    assert f"✓ settings   the defaults{', overridden by ' if by else ''}{' and '.join(by)}\n" in told
+
+
 def test_settings_that_do_not_load_are_the_only_finding() -> None:
     result = CliRunner().invoke(app, ["doctor", "--set", "state.bucket=3"])
     assert result.exit_code == 1

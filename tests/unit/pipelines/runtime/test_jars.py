@@ -275,10 +275,17 @@ def test_a_class_archive_that_others_may_change_is_not_used(tmp_path: Path, monk
     assert use_archive(archive) == []
 
 
-@pytest.mark.skipif(not all(jars_present(conf) for conf in get_args(JarSet)), reason="`make jars` was not run yet")
-def test_exactly_the_fetched_jars_are_pinned() -> None:
+@pytest.mark.parametrize("conf", get_args(JarSet))
+def test_exactly_the_fetched_jars_are_pinned(conf: JarSet) -> None:
     pinned = {line.split()[1] for line in conf_file("jars.sha256").read_text().splitlines()}
-    assert pinned == {f"{conf}/{jar.name}" for conf in get_args(JarSet) for jar in jars_present(conf)}
+    jars = jars_present(conf)
+    if not jars:
+        pytest.skip(f"the JARs of {conf} are not in {home()}: `make jars` fetches all but s3, which tests/cluster fetches")
+    assert {name for name in pinned if name.startswith(f"{conf}/")} == {f"{conf}/{jar.name}" for jar in jars}
+
+
+def test_no_other_jars_are_pinned() -> None:
+    assert {line.split()[1].partition("/")[0] for line in conf_file("jars.sha256").read_text().splitlines()} == set(get_args(JarSet))
 
 
 def test_calls_at_the_same_time_fetch_once(project: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.storage.lineage import BatchOrigin, origin_in, verify_commits
-from halfway.pipelines.storage.state_reader import OFFSETS, LocalFiles
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import LocalFiles
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
 

@@ -114,7 +114,7 @@ RECORDS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.lists(RECORDS, max_size=8), max_size=6))
 def test_it_tells_what_the_plain_core_holds(batches: list[list[Record]]) -> None:
     states, plain = states_after(batches)
