@@ -17,8 +17,9 @@ from halfway import SqlTransactions, TransactionProducer, load_settings
 
 settings.configure(
     DEBUG=True,
+    SECRET_KEY="an example needs none that is secret",
     ROOT_URLCONF=__name__,
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("DATABASE", "orders.db")}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ.get("DATABASE", "django_shop.db")}},
 )
 django.setup()
 producer = TransactionProducer(load_settings().kafka, "order-site", SqlTransactions(connections["default"]))

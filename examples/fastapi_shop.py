@@ -1,6 +1,7 @@
 """An order service with FastAPI and SQLAlchemy's asyncio: `uvicorn examples.fastapi_shop:app`.
 
-It writes an order and publishes it, both or neither. Halfway's checks are answered from the database: no code here.
+`pip install uvicorn` brings that command. The service writes an order and publishes it, both or neither. Halfway's
+checks are answered from the database: no code here.
 """
 
 import os
@@ -14,7 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from halfway import AsyncSqlTransactions, AsyncTransactionProducer, load_settings
 
-engine = create_async_engine(os.environ.get("DATABASE_URL", "sqlite+aiosqlite:///orders.db"))
+engine = create_async_engine(os.environ.get("DATABASE_URL", "sqlite+aiosqlite:///fastapi_shop.db"))
 metadata = MetaData()
 orders = Table("orders", metadata, Column("id", Integer, primary_key=True), Column("item", String(40)), Column("quantity", Integer))
 producer = AsyncTransactionProducer(load_settings().kafka, "order-api", AsyncSqlTransactions(engine))

@@ -24,19 +24,25 @@ assert response.status_code == 200 and len(response.json()["transaction"]) == 32
 DJANGO = """
 from examples import django_shop
 from django.test import Client
-response = Client(SERVER_NAME="localhost").get("/orders/apples")
+client = Client(SERVER_NAME="localhost")
+assert client.get("/").status_code == 404
+response = client.get("/orders/apples")
 assert response.status_code == 200 and len(response.json()["transaction"]) == 32, response.content
 assert django_shop.producer.close()
 """
 
 
 @pytest.mark.parametrize(
-    ("arguments", "group", "table"),
-    [(SCRIPT, "order-script", "orders"), (["-c", FASTAPI], "order-api", "orders"), (["-c", DJANGO], "order-site", "shop_order")],
+    ("arguments", "group", "file", "table"),
+    [
+        (SCRIPT, "order-script", "script.db", "orders"),
+        (["-c", FASTAPI], "order-api", "fastapi_shop.db", "orders"),
+        (["-c", DJANGO], "order-site", "django_shop.db", "shop_order"),
+    ],
     ids=["script", "fastapi", "django"],
 )
 def test_an_order_is_written_and_its_message_committed(
-    kafka: KafkaSettings, tmp_path: Path, arguments: list[str], group: str, table: str
+    kafka: KafkaSettings, tmp_path: Path, arguments: list[str], group: str, file: str, table: str
 ) -> None:
     names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
     environ = {
@@ -49,8 +55,18 @@ def test_an_order_is_written_and_its_message_committed(
     [half] = read(kafka, kafka.half_topic)
     assert b"apples" in (half.value() or b"")
     assert ops(kafka) == [((half.key() or b"").decode(), {"ACTION": "COMMIT", "PGROUP": group, "INCARNATION": "0"})]
-    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+    assert [path.name for path in tmp_path.glob("*.db")] == [file], "its own: their tables differ"
+    with closing(sqlite3.connect(tmp_path / file)) as database:
         assert database.execute(f"SELECT item FROM {table}").fetchall() == [("apples",)]
+
+
+def test_the_script_without_an_item_says_what_it_takes(tmp_path: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, *SCRIPT[:-1]], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (1, "usage: python -m examples.script ITEM\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["script", "fastapi_shop", "django_shop"])
