@@ -188,7 +188,7 @@ class MessageReader:
             after: the bookmark.
             end: that of the table's last message; None if it holds none.
         """
-        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%s", after, end, self._uri)
+        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._uri)
 
     def _look_if_ahead(self, after: Bookmark) -> None:
         end = self.end()

@@ -28,7 +28,10 @@ _MS = "CAST(CAST({0} AS BIGINT) / 1000 AS BIGINT) AS {0}"
 _HOUR_MS = 3_600_000
 _OUTCOME = ("transaction_id", "half_partition", "half_offset", "check_times", "producer_group", "topic", "incarnation", "body")
 _COLUMNS = {
-    Table.MESSAGES: (*_OUTCOME, _MS.format("half_at"), _MS.format("committed_at"), "epoch", "batch_id"),
+    Table.MESSAGES: (
+        *_OUTCOME,
+        *("op_partition", "op_offset", _MS.format("half_at"), _MS.format("committed_at"), "epoch", "batch_id"),
+    ),
     Table.DISCARDED: (*_OUTCOME, _MS.format("half_at"), _MS.format("discarded_at"), "reason", "epoch", "batch_id"),
     Table.QUARANTINE: ("source_topic", "source_partition", "source_offset", "transaction_id", "reason", "epoch", "batch_id"),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from click.testing import Result
 from confluent_kafka.admin import AclOperation, ResourceType
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from halfway.conf.loader import load_settings
@@ -29,6 +30,15 @@ _RESOURCES = {
 }
 _OPERATIONS = {operation.name.title().replace("_", ""): operation for operation in AclOperation}
 HALF, OP, CHECK = "transactions.half", "transactions.op", "transactions.check"
+
+
+def redacted(spark: SparkSession, options: dict[str, str]) -> dict[str, str]:
+    """Return options as Spark displays them."""
+    jvm = spark._jvm
+    assert jvm is not None
+    as_scala = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(options)
+    shown = jvm.org.apache.spark.sql.internal.SQLConf.get().redactOptions(as_scala)
+    return {name: shown.apply(name) for name in options}
 
 
 def rights_of(part: str) -> list[Right]:

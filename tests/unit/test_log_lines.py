@@ -25,6 +25,8 @@ AS_IT_IS = {
     "unread": "a number, or unknown",
     "horizon_ms": "a number, or none",
     "horizon_lag_ms": "a number, or none",
+    "bookmark": "two numbers",
+    "end": "two numbers, or none",
     "kafka": "a setting",
     "checkpoint": "a setting",
     "tables": "a setting",

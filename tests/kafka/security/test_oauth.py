@@ -1,5 +1,6 @@
 """OAUTHBEARER with a real token endpoint: the job, its Spark, its commands and a client log in with tokens."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from pyspark.sql import SparkSession
 from halfway import TransactionProducer
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.delta_tables import read_table
@@ -18,10 +20,12 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.client_world import COMMIT, UNKNOWN, Listener
 from tests.support.job_world import SMALL_JOB
+from tests.support.secure_world import redacted
 from tests.support.token_endpoint import TokenBroker, TokenEndpoint
 from tests.support.waiting import until
 
 CLIENT, SECRET = "halfway-job", 's3cret"of; th\\e job'
+TELLING = b"s3cret"
 BROKER = "the-broker"
 
 
@@ -61,7 +65,10 @@ def settings_of(broker: TokenBroker, endpoint: TokenEndpoint, folder: Path, **ch
 
 
 @pytest.mark.timeout(300)
-def test_every_part_logs_in_with_tokens(token_broker: TokenBroker, endpoint: TokenEndpoint, spark: SparkSession, tmp_path: Path) -> None:
+def test_every_part_logs_in_with_tokens_and_tells_nobody_its_secret(
+    token_broker: TokenBroker, endpoint: TokenEndpoint, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "halfway")
     settings = settings_of(token_broker, endpoint, tmp_path, **{"kafka.security.oauth.extensions": {"traceId": "a b"}})
     create_topics(settings, 1)
     listener = Listener(lambda _, arg: arg, lambda _: COMMIT)
@@ -76,6 +83,14 @@ def test_every_part_logs_in_with_tokens(token_broker: TokenBroker, endpoint: Tok
     new = {(each["client_id"], each["scope"]) for each in endpoint.issued[issued:]}
     assert (CLIENT, "halfway") in new, "a new run has tokens of its own"
     assert new <= {(CLIENT, "halfway"), (BROKER, "")}
+    files = {str(path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {name for name, content in {**files, "the log": caplog.text.encode()}.items() if TELLING in content} == set()
+
+
+def test_spark_redacts_the_client_secret(token_broker: TokenBroker, endpoint: TokenEndpoint, spark: SparkSession, tmp_path: Path) -> None:
+    options = spark_options(settings_of(token_broker, endpoint, tmp_path).kafka)
+    assert any(TELLING.decode() in value for value in options.values())
+    assert not any(TELLING.decode() in value for value in redacted(spark, options).values())
 
 
 def test_a_client_outlives_its_token(token_broker: TokenBroker, endpoint: TokenEndpoint, tmp_path: Path) -> None:

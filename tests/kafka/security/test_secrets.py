@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import urllib.request
@@ -26,11 +27,13 @@ from tests.support.commands import halfway_command, run_halfway
 from tests.support.delta_rows import delta_rows
 from tests.support.paths import ROOT
 from tests.support.secure_broker import ADMIN, Right, SecureBroker
-from tests.support.secure_world import USERS, rights_of
+from tests.support.secure_world import USERS, redacted, rights_of
 from tests.support.waiting import until
 
 PASSWORD, SIGNING_KEY = "tell-nobody-this-password", "tell-nobody-this-key-of-32-bytes-or-more"
 JOB_KEY = "tell-nobody-that-key-of-the-job-of-32-bytes"
+KEY_PASSWORD = "tell-nobody-the-password-of-the-key"
+OPENSSL = shutil.which("openssl")
 LIMIT_S = 120
 
 
@@ -48,6 +51,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
         running.stop()
 
 
+def key_of(broker: SecureBroker) -> Path:
+    """Return the file of the client's private key: encrypted, if this machine can encrypt it as Java reads it."""
+    if OPENSSL is None:
+        return broker.client_key
+    path = broker.client_key.with_name("encrypted.key")
+    command = [OPENSSL, "pkcs8", "-topk8", "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{KEY_PASSWORD}"]
+    subprocess.run([*command, "-in", str(broker.client_key), "-out", str(path)], check=True)
+    return path
+
+
 class Job:
     """`halfway resolve` with Spark's UI, event log and full log, and with a private key in its settings."""
 
@@ -58,7 +71,7 @@ class Job:
         own = {"eventLog.enabled": "true", "eventLog.dir": f"file://{folder}/events", "eventLog.compress": "false", "ui.port": port}
         (folder / "spark-defaults.conf").write_text("".join(f"spark.{name} {value}\n" for name, value in own.items()))
         security = {name.removeprefix("kafka.security."): value for name, value in broker.security_of(USERS["job"]).items()}
-        security |= {"certificate": str(broker.client_store), "key": str(broker.client_key)}
+        security |= {"certificate": str(broker.client_store), "key": str(key_of(broker))}
         del security["password"]
         content = {
             "kafka": {"bootstrap_servers": broker.status()["bootstrap_servers"], "security": security},
@@ -72,6 +85,7 @@ class Job:
             "SPARK_CONF_DIR": str(folder),
             "HALFWAY_SPARK_LOG": "INFO",
             "HALFWAY__KAFKA__SECURITY__PASSWORD": PASSWORD,
+            **({"HALFWAY__KAFKA__SECURITY__KEY_PASSWORD": KEY_PASSWORD} if OPENSSL else {}),
             "HALFWAY__KAFKA__SIGNING__CLUSTER": "secure",
             "HALFWAY__KAFKA__SIGNING__KEYS": json.dumps({GROUP: SIGNING_KEY}),
             "HALFWAY__KAFKA__SIGNING__JOB_KEYS": JOB_KEY,
@@ -126,8 +140,8 @@ def job(broker: SecureBroker, tmp_path: Path) -> Iterator[Job]:
 
 
 def secrets_of(broker: SecureBroker) -> dict[str, str]:
-    own = {"password": PASSWORD, "signing key": SIGNING_KEY, "job's key": JOB_KEY}
-    return own | {"private key": broker.client_key.read_text().splitlines()[1]}
+    own = {"password": PASSWORD, "signing key": SIGNING_KEY, "job's key": JOB_KEY, "key password": KEY_PASSWORD}
+    return own | {f"private key in {path.name}": path.read_text().splitlines()[1] for path in (broker.client_key, key_of(broker))}
 
 
 def leaks(broker: SecureBroker, places: dict[str, str]) -> list[tuple[str, str]]:
@@ -160,7 +174,13 @@ def test_no_secret_appears_while_the_job_runs_or_after_it_has_failed(broker: Sec
     assert leaks(broker, {**files, **tables}) == []
 
 
-@pytest.mark.parametrize("name", ["kafka.security.password", "kafka.security.key_password", "Kafka.Signing.KEYS", "kafka.signing.job_keys"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("kafka.security.password", "kafka.security.key_password", "kafka.security.oauth.client_secret"),
+        *("Kafka.Signing.KEYS", "kafka.signing.job_keys"),
+    ],
+)
 def test_a_secret_on_the_command_line_is_refused(name: str) -> None:
     done = run_halfway("topics", "create", "--set", f"{name}={PASSWORD}", limit_s=60)
     assert (done.returncode, done.stdout) == (1, "")
@@ -183,11 +203,7 @@ def test_spark_redacts_the_secret_options(spark: SparkSession, broker: SecureBro
         "kafka.ssl.truststore.certificates",
         "kafka.ssl.keystore.type",
     }
-    jvm = spark._jvm
-    assert jvm is not None
-    as_scala = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(options)
-    redacted = jvm.org.apache.spark.sql.internal.SQLConf.get().redactOptions(as_scala)
-    shown = {name: redacted.apply(name) for name in options}
+    shown = redacted(spark, options)
     assert {name for name in options if shown[name] == options[name]} == clear
     assert "redacted" in shown["kafka.ssl.keystore.key"]
 

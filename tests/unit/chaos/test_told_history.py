@@ -33,6 +33,7 @@ def check(at_ms: int, number: int = 1) -> Told:
 
 def message(committed_at: int = 2_000, body: bytes = b"body") -> tuple[Table, dict[str, object]]:
     pointer = {"transaction_id": "t", "half_partition": 0, "half_offset": 0, "half_at": 1_000, "check_times": 0}
+    pointer |= {"op_partition": 0, "op_offset": 0}
     content = {"producer_group": "g", "topic": "orders", "incarnation": 0, "body": digest(body).encode()}
     return Table.MESSAGES, {**pointer, **content, "committed_at": committed_at, "epoch": 0, "batch_id": 3}
 

@@ -182,7 +182,7 @@ def test_no_line_of_the_relays_log_is_a_services(world: RelayWorld) -> None:
     assert all(character.isprintable() for character in told.replace("\n", ""))
     assert f"event=topic_stopped topic={topic!r} transaction_id={transaction_id!r} refusal=no_topic" in told
     events = re.findall(r"^\S+ \S+ level=\w+ event=(\w+)", told, re.MULTILINE)
-    assert events == ["relay_active", "topic_stopped", "relay_standing_by"]
+    assert events == ["relay_active", "topic_stopped", "relay_standing_by", "relay_stopped"]
 
 
 @pytest.mark.timeout(200)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -107,9 +108,10 @@ def test_r5_no_discard_before_a_check_that_a_restart_sends_can_be_answered(world
     """The last check is decided, the job is killed before it sends it, and starts again more than an interval later."""
     checks = {"resolution.transactionCheckMax": 1, "resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1_000}
     w = world(**{"resolution.tick_interval": 1_000}, **checks)
+    group = uuid4().hex.encode()  # another test's group of a common name would be away
     now_ms = time.time_ns() // 1_000_000 - START_MS
     for transaction_id in ("answered", "silent"):
-        w.half(transaction_id, now_ms - 1_000)
+        w.half(transaction_id, now_ms - 1_000, PGROUP=group)
     crash(w)
     assert w.checks() == []
     crashed_s = time.monotonic()
@@ -118,7 +120,7 @@ def test_r5_no_discard_before_a_check_that_a_restart_sends_can_be_answered(world
     w.resolve()
     assert sorted(check[0] for check in w.checks()) == ["answered", "silent"]
     assert w.rows(Table.DISCARDED) == [], "both were asked just now"
-    w.op("answered", b"COMMIT", time.time_ns() // 1_000_000 - START_MS)
+    w.op("answered", b"COMMIT", time.time_ns() // 1_000_000 - START_MS, PGROUP=group)
     asked_s = time.monotonic()
     until(lambda: time.monotonic() > asked_s + 1, "an interval", 5)
 
