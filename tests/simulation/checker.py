@@ -265,10 +265,9 @@ def _last_checks_can_be_answered(facts: Facts) -> Iterator[Finding]:
         check = facts.checks.get(pointer, {}).get(row["check_times"])
         if check is None or facts.history.clocks_jumped:
             continue
-        sent_ms = facts.ticks.published_before(check.seq)
-        read_ms = facts.ticks.published_at(row["discarded_at"])
-        if read_ms - sent_ms < interval_ms // 2:
-            yield Finding("R5 unheard", pointer[0], f"discarded {read_ms - sent_ms} ms after check {row['check_times']} was sent")
+        since_ms = facts.ticks.published_since(check.seq, row["discarded_at"])
+        if since_ms is not None and since_ms < interval_ms // 2:
+            yield Finding("R5 unheard", pointer[0], f"discarded {since_ms} ms after check {row['check_times']} was sent")
 
 
 def _refusals_are_true(facts: Facts) -> Iterator[Finding]:

@@ -44,14 +44,15 @@ class Ticks:
         """Return the latest horizon that a job can have known before an event: the first partitions bound it."""
         return min((self._latest(place, seq) for place in self._first), default=-1)
 
-    def published_before(self, seq: int) -> int:
-        """Return the time of the publisher when it wrote the last tick before an event."""
-        number = bisect_left(self.all, seq, key=lambda tick: tick.seq)
-        return int(self.all[number - 1].header("TICK")) if number else -1
+    def published_since(self, seq: int, horizon_ms: int) -> int | None:
+        """Return how long after an event the ticks that bring a horizon were written.
 
-    def published_at(self, horizon_ms: int) -> int:
-        """Return the time of the publisher when it wrote the ticks that bring a horizon."""
-        return max((int(tick.header("TICK")) for tick in self.all if tick.at_ms == horizon_ms), default=2**62)
+        That is by the publisher's clock. None if it was set back meanwhile.
+        """
+        number = bisect_left(self.all, seq, key=lambda tick: tick.seq)
+        last = max((tick.seq for tick in self.all if tick.at_ms == horizon_ms), default=2**62)
+        times = [int(tick.header("TICK")) for tick in self.all[max(0, number - 1) :] if tick.seq <= last]
+        return None if times != sorted(times) else times[-1] - times[0] if times else 0
 
     def earliest(self, first_ms: int, interval_ms: int, number: int) -> int:
         """Return the first horizon at which the check of a number can be due: each has its own, an interval apart."""

@@ -225,8 +225,8 @@ def _rows_with(**others: Callable[[dict[str, Any]], Any]) -> Callable[..., Any]:
     return rows
 
 
-def _ops_elsewhere(events: Any, buckets: int) -> Any:
-    return (_bucket_numbers(events, buckets) + (events["event"].to_numpy() == EventKind.OP)) % buckets
+def _ops_elsewhere(events: Any, buckets: int, secret: bytes) -> Any:
+    return (_bucket_numbers(events, buckets, secret) + (events["event"].to_numpy() == EventKind.OP)) % buckets
 
 
 _bucket_numbers = packing._bucket_numbers

@@ -86,14 +86,14 @@ def test_r15_groups_that_share_a_check_topic_are_behind_while_a_partition_of_it_
 
     def waits_at() -> list[TopicPlace] | None:
         with suppress(KafkaUnavailableError):  # it was the controller that died
-            return [place for place, _ in lag.behind({"g"}, 1).values()]
+            return [place for place, _ in lag.behind({"g"}, 1, 0.0, -1.0).values()]
         return None
 
     until(lambda: waits_at() == [], "all leaders, and no request")
     leader = cluster.leader("check", 0)
     leader.freeze()
     try:
-        assert lag.behind({"g"}, 1).keys() == {"g"}, "its leader does not answer"
+        assert lag.behind({"g"}, 1, 0.0, -1.0).keys() == {"g"}, "its leader does not answer"
     finally:
         leader.kill()
     try:
