@@ -57,9 +57,12 @@ def extra_installed() -> Iterator[None]:
 
 
 def _warn_of_other_code() -> None:
-    """Say it if this command is not the code of the source tree in which it runs, as in a copy of folder and .venv."""
+    """Say it if this command is not the code of the source tree in which it runs, as in a copy of folder and .venv.
+
+    What spark-submit was given in a zip is what its user wants.
+    """
     here, own = Path("src", "halfway", "__init__.py"), Path(__file__).parents[2]
-    if here.is_file() and not here.samefile(own / "__init__.py"):
+    if here.is_file() and own.is_dir() and not here.samefile(own / "__init__.py"):
         say(f"warning: this command is the code in {own}, not that of this source tree: `make setup` installs that one in .venv")
 
 

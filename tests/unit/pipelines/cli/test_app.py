@@ -2,6 +2,9 @@
 
 import json
 import os
+import subprocess
+import sys
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -65,6 +68,19 @@ def test_the_code_of_another_source_tree_is_named(tree: str, is_warned: bool) ->
         f"warning: this command is the code in {ROOT}/src/halfway, not that of this source tree: `make setup` installs that one in .venv\n"
     )
     assert result.stderr == (warning if is_warned else "")
+
+
+def test_the_command_runs_from_a_zip_in_the_source_tree() -> None:
+    """So does spark-submit with `--py-files halfway.zip`."""
+    package = ROOT / "src" / "halfway"
+    with zipfile.ZipFile("halfway.zip", "w") as archive:
+        for folder, _, names in os.walk(package, followlinks=True):
+            for path in (Path(folder, name) for name in names if not name.endswith(".pyc")):
+                archive.write(path, path.relative_to(package.parent))
+    Path("src").symlink_to(ROOT / "src")
+    program = "import sys; sys.path.insert(0, 'halfway.zip'); from halfway.pipelines.cli.app import app; app(prog_name='halfway')"
+    done = subprocess.run([sys.executable, "-c", program, "broker", "status", "--json"], capture_output=True, text=True, check=False)
+    assert (json.loads(done.stdout)["running"], done.stderr) == (False, "")
 
 
 def test_a_broker_never_started_has_no_address() -> None:
