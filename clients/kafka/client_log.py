@@ -44,7 +44,7 @@ class ClientLog:
         left_out = self._left_out(error.name())
         if left_out is not None:
             level = logging.ERROR if error.fatal() else logging.WARNING
-            log.log(level, "event=kafka_error code=%s times=%d error=%r", error.name(), left_out + 1, str(error))
+            log.log(level, "event=kafka_error code=%s times=%d error=%r", error.name(), left_out + 1, error.str())
 
     def log(self, level: int, form: str, *parts: str) -> None:
         """Log a line of librdkafka: what it is about, of which client, and the text."""

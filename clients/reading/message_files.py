@@ -52,7 +52,10 @@ class MessageFiles:
         try:
             table = DeltaTable(uri, storage_options=options)
         except TableNotFoundError:
-            raise TableError(f"there is no table {uri} yet: run `halfway resolve`, which creates it, or set storage.warehouse") from None
+            raise TableError(
+                f"there is no table {uri} yet: run `halfway resolve`, which creates it; if the job runs in another folder, go there, "
+                "or set storage.warehouse"
+            ) from None
         except DeltaError as error:
             raise TableError(f"the table {uri} cannot be read: {' '.join(str(error).split())}") from None
         protocol = table.protocol()

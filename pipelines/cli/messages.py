@@ -13,7 +13,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import printable, say, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
-from halfway.pipelines.storage.missing_tables import verify_messages_not_gone
+from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.settings import Settings
 
@@ -108,7 +108,7 @@ def _batches(
     settings: Settings, after: Bookmark | None, topic: str | None, tags: frozenset[str], received: list[int], *, follow: bool
 ) -> Iterator[Iterator[MessageBatch]]:
     """Yield the batches of messages. While they are read, `received` gets the numbers of SIGINT and SIGTERM."""
-    verify_messages_not_gone(settings.storage)
+    verify_table_exists(settings.storage, "messages")
     if settings.storage.catalog_schema is None:
         expression = " || ".join(tags) or None
         reader = _Reader(settings.storage, topic=topic, tags=expression, max_rows=_ROWS, max_bytes=_BYTES)

@@ -11,7 +11,7 @@ from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.positions import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.runtime.signals import on_signals
-from halfway.pipelines.storage.missing_tables import verify_messages_not_gone
+from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.errors import RelayError
 from halfway.schemas.settings import MetricsSettings
 
@@ -39,7 +39,7 @@ def relay(
     settings = command_settings(config, overrides)
     settings.kafka.servers()
     log_to_stderr()
-    verify_messages_not_gone(settings.storage)
+    verify_table_exists(settings.storage, "messages")
     running = Relay(settings, _begin(begin))
     with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
         running.run(available_now=available_now)

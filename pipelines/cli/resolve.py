@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOT_STARTED = "ended while it started: the next start does the same"
+_NOT_STARTED = "ended while it started: start it again at any time"
 _STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 

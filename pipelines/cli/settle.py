@@ -10,6 +10,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import say, show_json, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, settle
+from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import DISCARD_REASONS
 from halfway.schemas.records import encode_key
@@ -104,6 +105,7 @@ def replay(
 
     settings = command_settings(config, overrides)
     settings.kafka.servers()
+    verify_table_exists(settings.storage, "discarded")
     wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
     with reader_session(settings, say) as session:
         result = replay_discarded(session(), settings, wanted, say)

@@ -36,6 +36,8 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
         show_json(_json_facts(now))
         return
     show_table(["job", ""], _rows(now, now_ms))
+    if now.kafka_error is not None:
+        say(f"warning: {now.kafka_error}")
     if now.totals:
         rates = now.rates or {}
         over = f"per second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
@@ -86,7 +88,7 @@ def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
     else:
         horizon = f"{utc_text(now.horizon_ms)}, {_lag(now.horizon_lag_ms)}"
     if now.unread is None:
-        unread = f"unknown: {now.kafka_error}"
+        unread = "unknown, as Kafka does not tell"
     else:
         unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items() if records) or "none"
     held = [("held by a transaction", _held(each, now_ms)) for each in now.open_transactions]

@@ -20,24 +20,26 @@ def missing_table(storage: StorageSettings, name: str, what: str = "is missing",
     """
     place = "storage.catalog_schema" if storage.catalog_schema else "storage.warehouse"
     if not has_run:
-        return TableError(f"there is no table {name} yet: run `halfway resolve` with it, or set {place}")
+        elsewhere = "" if storage.catalog_schema else "; if the job runs in another folder, go there"
+        return TableError(f"there is no table {name} yet: run `halfway resolve`, which creates it{elsewhere}, or set {place}")
     return OwnershipError(
         f"the checkpoint {storage.checkpoint} has run before, but its table {name} {what}: set {place} to where its tables are, or "
         "storage.checkpoint to a new folder to start again from the topics"
     )
 
 
-def verify_messages_not_gone(storage: StorageSettings) -> None:
-    """Refuse to read `messages` if the job's checkpoint has run and the table is gone. Looks at this machine's disk.
+def verify_table_exists(storage: StorageSettings, name: str) -> None:
+    """Refuse a table that this machine's disk does not hold, before Spark starts. Does not look at a table elsewhere.
 
     Raises:
-        OwnershipError: it is gone, or elsewhere.
+        TableError: no job has made it yet.
+        OwnershipError: it is gone, or the job's tables are elsewhere.
     """
     if storage.catalog_schema:
         return
-    table, offsets = _folder(storage.warehouse) / "messages", _folder(storage.checkpoint) / OFFSETS
-    if table.is_absolute() and not (table / "_delta_log").is_dir() and any(offsets.glob("[0-9]*")):
-        raise missing_table(storage, str(table), has_run=True)
+    table, offsets = _folder(storage.warehouse) / name, _folder(storage.checkpoint) / OFFSETS
+    if table.is_absolute() and not (table / "_delta_log").is_dir():
+        raise missing_table(storage, str(table), has_run=any(offsets.glob("[0-9]*")))
 
 
 def _folder(uri: str) -> Path:

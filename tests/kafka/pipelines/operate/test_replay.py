@@ -118,9 +118,10 @@ def test_a_message_discarded_again_is_resent_as_the_next_incarnation(world: Make
 
 def test_a_warehouse_without_tables_is_refused(world: MakeWorld) -> None:
     """It is another one than the job's, or its tables are gone: nothing to resend would be a wrong answer."""
-    done = invoke(world().settings, "replay", "--all")
+    settings = world().settings
+    done = invoke(settings, "replay", "--all")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "error: there is no table" in done.stderr
+    assert done.stderr.startswith(f"error: there is no table {settings.storage.warehouse}/discarded yet: run `halfway resolve`")
 
 
 @pytest.mark.long

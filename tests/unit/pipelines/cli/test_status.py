@@ -53,3 +53,9 @@ def test_a_histogram_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_a_backlog_is_named(unread: dict[str, int], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     [line] = [line for line in shown(monkeypatch, unread=unread).splitlines() if "not read yet" in line]
     assert line.split(maxsplit=3)[3].strip() == text
+
+
+def test_why_kafka_does_not_tell_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = shown(monkeypatch, unread=None, kafka_error="Kafka cannot be reached: " + "x" * 200)
+    assert "unknown, as Kafka does not tell" in told
+    assert max(map(len, told.splitlines())) < 120
