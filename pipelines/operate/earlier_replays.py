@@ -54,7 +54,7 @@ def drop_committed(spark: SparkSession, storage: StorageSettings, candidates: Ca
     """Drop ids that are committed in a higher incarnation."""
     # Most messages have incarnation 0, so that file statistics skip nearly all of the table.
     committed = read_table(spark, storage, Table.MESSAGES).where(F.col("incarnation") > 0)
-    for row in columns(committed.select("transaction_id", "incarnation", "producer_group").toArrow()):
+    for row in rows_of(committed.select("transaction_id", "incarnation", "producer_group").toArrow()):
         drop_if_higher(candidates, *row)
 
 
@@ -65,7 +65,7 @@ def drop_pending(pending: pa.Table, candidates: Candidates) -> None:
         pending: see `pending_of`.
         candidates: the messages to replay.
     """
-    for row in columns(pending.select(["transaction_id", "incarnation", "producer_group"])):
+    for row in rows_of(pending.select(["transaction_id", "incarnation", "producer_group"])):
         drop_if_higher(candidates, *row)
 
 
@@ -78,7 +78,7 @@ def pending_of(candidates: Candidates, pending: pa.Table) -> pa.Table:
     found = pending.filter(pc.is_in(pending["transaction_id"], value_set=ids))
     own = {(*identity, row.half_partition, row.half_offset) for identity, row in candidates.items()}
     names = ["transaction_id", "producer_group", "half_partition", "half_offset"]
-    return found.filter(pa.array([row not in own for row in columns(found.select(names))], pa.bool_()))
+    return found.filter(pa.array([row not in own for row in rows_of(found.select(names))], pa.bool_()))
 
 
 def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
@@ -131,7 +131,7 @@ def refused_halves(spark: SparkSession, storage: StorageSettings, half_topic: st
     )
     at = rows.withColumn("at_ms", F.unix_millis("source_timestamp"))
     refused = at.join(F.broadcast(spark.createDataFrame(places)), places.column_names).select(*places.column_names)
-    return {identities[place] for place in columns(refused.toArrow())}
+    return {identities[place] for place in rows_of(refused.toArrow())}
 
 
 def _half_of(record: Message, topic: str, keyring: Keyring | None) -> HalfHeaders | None:
@@ -156,7 +156,7 @@ def drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: int
         del candidates[transaction_id, producer_group]
 
 
-def columns(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+def rows_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a table."""
     return zip(*(column.to_pylist() for column in table.columns), strict=True)
 

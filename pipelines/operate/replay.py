@@ -36,12 +36,12 @@ from halfway.pipelines.operate.earlier_replays import (
     Candidates,
     LatestDiscard,
     ProgressLine,
-    columns,
     drop_committed,
     drop_pending,
     drop_unproven,
     pending_of,
     refused_halves,
+    rows_of,
     sent_halves,
 )
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
@@ -127,7 +127,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     by_id = rows.groupBy("transaction_id", "producer_group").agg(latest).select("transaction_id", "producer_group", "latest.*")
     if wanted.reason is not None:
         by_id = by_id.where(F.col("reason") == wanted.reason)
-    for row in columns(by_id.drop("reason").toArrow()):
+    for row in rows_of(by_id.drop("reason").toArrow()):
         transaction_id, group, *discard = row
         found[transaction_id, group] = LatestDiscard(*discard)
     known = {transaction_id for transaction_id, _ in found}
@@ -156,7 +156,7 @@ def _drop_sent(spark: SparkSession, settings: Settings, scan: TopicScan, candida
 
 def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None]) -> None:
     """Drop the ids that are pending, and name them."""
-    holders = {row[0]: row[1:] for row in columns(pending.select(["transaction_id", "producer_group", "incarnation"]))}
+    holders = {row[0]: row[1:] for row in rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))}
     for identity in [each for each in candidates if each[0] in holders]:
         name, (group, incarnation) = identity[0], holders[identity[0]]
         held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
