@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Any
 
 from pydantic import TypeAdapter
 from pyspark.sql import SparkSession
@@ -46,7 +46,7 @@ class Manifest:
     """Kafka's id of each topic that it reads; without one for a checkpoint that was made before they were kept."""
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Self:
+    def from_json(cls, content: Mapping[str, Any]) -> "Manifest":
         """Read a manifest. One of another format is not interpreted: `verify_ownership` refuses it.
 
         Raises:
@@ -55,10 +55,13 @@ class Manifest:
         if content.get("format_version") != FORMAT_VERSION:
             known: dict[str, Any] = {each.name: content.get(each.name) for each in fields(cls)}
             return cls(**known)
-        manifest = TypeAdapter(cls).validate_python(content)
+        manifest = _MANIFEST.validate_python(content)
         if len(set(manifest.bucket_keys)) != manifest.buckets:
             raise ValueError(f"there are not {manifest.buckets} bucket_keys")
         return manifest
+
+
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def read_manifest(spark: SparkSession, storage: StorageSettings) -> Manifest | None:

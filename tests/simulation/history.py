@@ -52,8 +52,10 @@ class Record:
 
     def header(self, name: str, default: str = "") -> str:
         """Return the text of a header; the default if it is missing."""
-        value = next((value for each, value in reversed(self.headers) if each == name), None)
-        return default if value is None else value.decode()
+        for each, value in reversed(self.headers):
+            if each == name:
+                return default if value is None else value.decode()
+        return default
 
     @property
     def text_key(self) -> str:

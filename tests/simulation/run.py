@@ -1,5 +1,6 @@
 """Runs histories and makes failing ones short."""
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from typing import NamedTuple
@@ -39,8 +40,13 @@ def run_seeds(seeds: Sequence[int], jobs: int = 1, play: Callable[[int], Failure
     if jobs == 1:
         yield from filter(None, map(play, seeds))
         return
-    with get_context("spawn").Pool(jobs) as pool:
+    with get_context("spawn").Pool(jobs, initializer=_leave_modules_to_themselves) as pool:
         yield from filter(None, pool.imap(play, seeds, chunksize=25))
+
+
+def _leave_modules_to_themselves() -> None:
+    """Keep Python's cycle collector from what is imported: a seventh of the time went to it."""
+    gc.freeze()
 
 
 def shortest(failure: Failure) -> Failure:
