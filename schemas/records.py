@@ -108,7 +108,7 @@ def decode_key(key: bytes | None) -> str:
 
 def _check_key_length(key: bytes) -> None:
     if not key:
-        raise RecordError(Reason.MISSING_KEY, "the record key is the transaction id, of at least 1 byte")
+        raise RecordError(Reason.MISSING_KEY, "the transaction id, which is the record's key, has at least 1 byte")
     if len(key) > h.MAX_KEY_BYTES:
         raise RecordError(Reason.KEY_TOO_LONG, f"{len(key)} bytes, at most {h.MAX_KEY_BYTES}")
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from halfway.pipelines.demo.run import DemoProgress, DemoResult
 
 _LINE_EVERY_S = 5.0
+_STILL_LINE_EVERY_S = 20.0
 _SHOWN_PROBLEMS = 10
 
 
@@ -86,15 +87,19 @@ def _shown(*, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[
 
 
 class _ProgressLines:
-    """Prints the progress as a line, at most every 5 s."""
+    """Prints the progress as a line, at most every 5 s; one that stands still every 20 s."""
 
     def __init__(self) -> None:
-        self._next_s = 0.0
+        self._shown: DemoProgress | None = None
 
     def __call__(self, progress: "DemoProgress") -> None:
-        if progress.seconds >= self._next_s:
-            self._next_s = progress.seconds + _LINE_EVERY_S
-            typer.echo(" ".join(f"{name}={value}" for name, value in _progress_facts(progress).items()))
+        shown = self._shown
+        if shown is not None:
+            is_still = (progress.sent, progress.found) == (shown.sent, shown.found)
+            if progress.seconds - shown.seconds < (_STILL_LINE_EVERY_S if is_still else _LINE_EVERY_S):
+                return
+        self._shown = progress
+        typer.echo(" ".join(f"{name}={value}" for name, value in _progress_facts(progress).items()))
 
 
 def _progress_facts(progress: "DemoProgress") -> dict[str, str]:
@@ -125,9 +130,8 @@ def _show_result(result: "DemoResult") -> None:
     typer.echo("To query them in Python:")
     typer.echo("  import deltalake, pyarrow")
     typer.echo(f'  messages = deltalake.QueryBuilder().register("messages", deltalake.DeltaTable("{result.tables["messages"]}"))')
-    typer.echo(
-        '  print(pyarrow.table(messages.execute("SELECT transaction_id, tags, keys, body FROM messages LIMIT 10").read_all()).to_pandas())'
-    )
+    typer.echo('  rows = messages.execute("SELECT transaction_id, tags, keys, body FROM messages LIMIT 10").read_all()')
+    typer.echo("  print(pyarrow.table(rows).to_pandas().to_string())")
     typer.echo(f"{'ok' if result.ok else 'NOT ok'}: {result.prefix}* after {result.seconds:.0f} s")
 
 

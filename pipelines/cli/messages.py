@@ -121,14 +121,14 @@ def _batches(
             yield reader.follow(after) if follow else reader.read(after)
         return
     from halfway.clients.reading.message_rows import Wanted
-    from halfway.pipelines.operate.catalog_messages import catalog_messages, end_in_catalog
+    from halfway.pipelines.operate.catalog_messages import catalog_messages
     from halfway.pipelines.runtime.reader_session import reader_session
 
     with reader_session(settings, say) as session, on_signals(received.append):
-        if after is not None and ((end := end_in_catalog(session(), settings.storage)) is None or end < after):
-            _say_ahead(after, end)
         wanted = Wanted(topic, tags, _ROWS, _BYTES)
-        yield catalog_messages(session(), settings.storage, after, wanted, lambda: follow and not received)
+        yield catalog_messages(
+            session(), settings.storage, after, wanted, goes_on=lambda: follow and not received, warn_of_ahead=_say_ahead
+        )
 
 
 def _show_json(found: Sequence[CommittedMessage], form: BodyForm) -> None:

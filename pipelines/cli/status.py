@@ -40,7 +40,8 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
         say(f"warning: {now.kafka_error}")
     if now.totals:
         rates = now.rates or {}
-        over = f"per second, last {now.rates_over_s:.0f} s" if now.rates_over_s else ""
+        last = "its last" if now.is_running is False else "last"
+        over = f"per second, {last} {now.rates_over_s:.0f} s" if now.rates_over_s else ""
         rows = [
             (f"  {line.name}" if line.is_reason else line.name.replace("_", " "), f"{line.total:,}", rates.get(line.name, ""))
             for line in counted(now.totals)

@@ -17,7 +17,13 @@ _LOOK_S = 1.0
 
 
 def catalog_messages(
-    spark: SparkSession, storage: StorageSettings, position: Bookmark | None, wanted: Wanted, goes_on: Callable[[], bool]
+    spark: SparkSession,
+    storage: StorageSettings,
+    position: Bookmark | None,
+    wanted: Wanted,
+    *,
+    goes_on: Callable[[], bool],
+    warn_of_ahead: Callable[[Bookmark, Bookmark | None], None],
 ) -> Iterator[MessageBatch]:
     """Yield what `messages` holds after a bookmark, as `MessageReader` does.
 
@@ -27,12 +33,14 @@ def catalog_messages(
         position: the bookmark; None to read from the beginning.
         wanted: which messages, and how many at a time.
         goes_on: asked when everything was read. While it is true, new messages are waited for.
+        warn_of_ahead: gets a bookmark that the table has not come to yet, and that of its last message.
 
     Raises:
         TableError: there is no table yet.
         OwnershipError: the table is gone, or elsewhere.
     """
     verify_exists(spark, storage, Table.MESSAGES)
+    unmoved = position
     while True:
         rows = read_table(spark, storage, Table.MESSAGES).withColumn("epoch", F.coalesce("epoch", F.lit(0)))
         for first, last in _spans(rows if position is None else rows.where(_is_after(position)), wanted.max_rows):
@@ -40,20 +48,16 @@ def catalog_messages(
             found = rows.where(is_within).select(*MESSAGE_SCHEMA.names).toArrow().cast(MESSAGE_SCHEMA)
             yield MessageBatch(last, in_order(wanted.of(found)))
             position = last
+        if unmoved is not None and position is unmoved and ((end := _end_of(rows)) is None or end < unmoved):
+            warn_of_ahead(unmoved, end)
+        unmoved = None
         if not goes_on():
             return
         time.sleep(_LOOK_S)
 
 
-def end_in_catalog(spark: SparkSession, storage: StorageSettings) -> Bookmark | None:
-    """Return the bookmark of the last message, as `MessageReader.end` does.
-
-    Raises:
-        HalfwayError: there is no table.
-    """
-    verify_exists(spark, storage, Table.MESSAGES)
-    pair = F.struct(F.coalesce("epoch", F.lit(0)), "batch_id")
-    [[last]] = read_table(spark, storage, Table.MESSAGES).agg(F.max(pair)).collect()
+def _end_of(rows: DataFrame) -> Bookmark | None:
+    [[last]] = rows.agg(F.max(F.struct("epoch", "batch_id"))).collect()
     return None if last is None else Bookmark(*last)
 
 

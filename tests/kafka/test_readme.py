@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import urllib.request
 from pathlib import Path
@@ -80,6 +81,10 @@ def test_make_run_succeeds_and_stops_its_broker(new_environ: dict[str, str]) -> 
     done = shell("make run", new_environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the broker is stopped" in done.stdout + done.stderr
+    query = done.stdout.partition("To query them in Python:\n")[2].splitlines()[:4]
+    shown = subprocess.run([sys.executable, "-c", textwrap.dedent("\n".join(query))], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.split()[:4] == ["transaction_id", "tags", "keys", "body"]
+    assert len(shown.stdout.splitlines()) == 11
 
 
 def run_lines(block: str, environ: dict[str, str]) -> str:

@@ -315,7 +315,9 @@ def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R2 dropped", transaction_id, "a ROLLBACK of a committed message is not in quarantine")
             actions = {each.header("ACTION") for each in facts.verdicts(half)}
             settled = set(facts.fates(half)) | {fate for each in facts.halves_of[transaction_id] for fate in facts.fates(each)}
-            if op.header("ACTION") == "COMMIT" and "committed" not in settled and actions == {"COMMIT"} and not half.deleted_seq:
+            # The first half of an id stays, and so it is lost with it, even if the same was sent once more (R12, R17).
+            is_settled = "committed" in settled or "half_lost" in settled
+            if op.header("ACTION") == "COMMIT" and not is_settled and actions == {"COMMIT"} and not half.deleted_seq:
                 rule = "lost after an adoption" if facts.was_adopted and "discarded" in settled else "R1"
                 yield Finding(rule, transaction_id, "a COMMIT has neither made a message nor been refused")
 

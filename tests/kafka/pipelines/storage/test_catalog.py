@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.operate.catalog_messages import end_in_catalog
+from halfway.clients.reading.committed import MessageBatch
+from halfway.clients.reading.message_reader import MessageReader
+from halfway.clients.reading.message_rows import Wanted
+from halfway.pipelines.operate.catalog_messages import catalog_messages
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
@@ -36,11 +39,40 @@ def test_a_repeated_batch_writes_nothing_twice_to_a_catalog(catalog_world: World
     assert [row["reason"] for row in before[Table.QUARANTINE]] == ["orphan_op"]
     commits = tmp_path / "checkpoint" / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
-    assert end_in_catalog(w.spark, w.settings.storage) == Bookmark(0, 0)
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
     assert w.resolve()
     assert {table: w.rows(table) for table in Table} == before
+
+
+@pytest.mark.timeout(300)
+def test_messages_of_a_catalog_are_read_as_those_of_a_folder(catalog_world: World, tmp_path: Path) -> None:
+    w = catalog_world
+    for batch in range(3):
+        for n in range(batch * 5, batch * 5 + 5):
+            w.half(f"t{n}", 10 * n)
+            w.op(f"t{n}", b"COMMIT", 10 * n + 1)
+        w.tick(100 * (batch + 1))
+        w.resolve()
+    ahead: list[tuple[Bookmark, Bookmark | None]] = []
+
+    def read(after: Bookmark | None, wanted: Wanted) -> list[MessageBatch]:
+        def warn(bookmark: Bookmark, end: Bookmark | None) -> None:
+            ahead.append((bookmark, end))
+
+        return [*catalog_messages(w.spark, w.settings.storage, after, wanted, goes_on=lambda: False, warn_of_ahead=warn)]
+
+    folder = MessageReader(str(tmp_path / "payments" / "messages"))
+    inside = [*folder.read()]
+    first, last = inside[0].messages[0].bookmark, inside[-1].bookmark
+    for after in (None, first, last):
+        found = [message for batch in read(after, Wanted(None, frozenset(), 1, 1)) for message in batch.messages]
+        assert found == [message for batch in folder.read(after) for message in batch.messages]
+        assert len(found) == {None: 15, first: 10, last: 0}[after]
+    assert ahead == []
+    beyond = Bookmark(last.epoch, last.batch_id + 1)
+    assert read(beyond, Wanted(None, frozenset(), 1, 1)) == []
+    assert ahead == [(beyond, last)]
 
 
 @pytest.mark.timeout(300)

@@ -43,6 +43,13 @@ def test_reasons_follow_what_they_are_the_reasons_of(monkeypatch: pytest.MonkeyP
     ]
 
 
+@pytest.mark.parametrize(
+    ("is_running", "of"), [(True, "per second, last 30 s"), (False, "per second, its last 30 s"), (None, ", last 30 s")]
+)
+def test_rates_of_a_job_that_has_ended_are_not_of_now(is_running: bool | None, of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert of in shown(monkeypatch, totals=TOTALS, rates={"halves": 1.5}, rates_over_s=30.0, is_running=is_running)
+
+
 def test_a_histogram_is_for_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "latency" not in shown(monkeypatch, totals=TOTALS)
     assert json.loads(shown(monkeypatch, "--json", totals=TOTALS))["totals"] == {**TOTALS, "quarantined": 6}
