@@ -1,5 +1,6 @@
 """One database transaction and the messages that become readable if it commits (docs/transactions.md)."""
 
+import itertools
 import logging
 import re
 import time
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 Store = Callable[[Sequence[HalfMessage], str], list[StoredHalf]]
 """Signs and stores halves (`GroupRecords.store_halves`)."""
 _MESSAGE_ID = re.compile(r"([0-9a-f]{32})\.\d+")
+
+
+IN_SAVEPOINT = "messages cannot be added in a savepoint, because its rollback would not take them back"
 
 
 def transaction_of(message_id: str) -> str | None:
@@ -46,8 +50,16 @@ class DatabaseTransaction(Protocol):
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits. Raise RolledBackError if its place is taken, or if it is over."""
 
-    def commit(self) -> None:
-        """Commit. After an error the transaction may be committed or not."""
+    def is_nested(self) -> bool:
+        """Return True in a savepoint, whose rollback would leave the messages."""
+
+    def commit(self, write: Callable[[], None]) -> None:
+        """Call `write` as the last of the transaction's statements, and commit.
+
+        Raises:
+            BaseException: of `write` or what comes before it; then nothing is committed. Or of the commit, which may be
+                done or not.
+        """
 
     def abandon(self) -> None:
         """Roll back and let go. Raises nothing, also if the connection is lost."""
@@ -85,15 +97,18 @@ class LocalTransaction:
 
     Attributes:
         transaction_id: the id of its row. The ids of its messages begin with it.
+        is_written: True if its row is written, so that it may have committed.
     """
 
     def __init__(self, database: Outcomes, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
         """Begin. `TransactionProducer.transaction` calls it."""
         self._database, self._records, self._sender, self._store = database, records, sender, store
         self._born_at_ms = time.time_ns() // 1_000_000
+        self._numbers = itertools.count()
         self._messages: list[HalfMessage] = []
         self._halves: list[StoredHalf] = []
         self._state = LocalTransactionState.UNKNOWN
+        self._is_open, self.is_written = True, False
         self.transaction_id = database.new_id()
         self._transaction = database.begin(using)
         try:
@@ -143,9 +158,18 @@ class LocalTransaction:
             The message's own transaction id.
 
         Raises:
+            RuntimeError: the transaction has ended, or its messages are being sent.
+            TypeError: it is in a savepoint.
             ValueError: an argument breaks the contract (docs/contract.md).
         """
-        name = f"{self.transaction_id}.{len(self._messages)}"
+        if not self._is_open:
+            raise RuntimeError(
+                f"transaction {self.transaction_id} takes no more messages: it has ended, or its messages are being sent. Add them in the "
+                "block, or, with a session, by a new on_commit()"
+            )
+        if self._transaction.is_nested():
+            raise TypeError(IN_SAVEPOINT)
+        name = f"{self.transaction_id}.{next(self._numbers)}"
         fields = {"tags": tags, "keys": keys, "queue_id": queue_id, "immunity_s": immunity_s}
         message = self._records.message(name, topic, body, properties, self._born_at_ms, **fields)
         message.headers()
@@ -162,44 +186,65 @@ class LocalTransaction:
         self.conclude()
 
     def prepare(self) -> None:
-        """Store the halves and write the row.
+        """Store the halves.
 
         Raises:
             SendError: a half could not be stored.
-            RolledBackError: a check has settled the transaction before it could commit, or it is over: the block or the
-                database has rolled it back, and the block has gone on.
             Exception: of the database, which has refused the transaction. In each case nothing is committed and no
                 message becomes readable.
         """
         try:
             self._transaction.flush()
+            self._is_open = False
             if self._messages:
                 self._halves = self._store(self._messages, "its local transaction was rolled back")
-                self._transaction.write_row(self.transaction_id, self._born_at_ms)
         except BaseException as error:
             self.abandon(type(error).__name__)
             raise
 
-    def conclude(self) -> None:
-        """Commit, and send COMMIT, after `prepare`.
+    def write_row(self) -> None:
+        """Write that the transaction commits, if it has messages. It is the last statement before the commit, and once.
 
         Raises:
+            RolledBackError: a check has settled the transaction before it could commit, or it is over: the block or the
+                database has rolled it back, and the block has gone on.
+            Exception: of the database.
+        """
+        if self.is_written:
+            return
+        try:
+            if self._messages:
+                self._transaction.write_row(self.transaction_id, self._born_at_ms)
+        except BaseException as error:
+            self.abandon(type(error).__name__)
+            raise
+        self.is_written = True
+
+    def conclude(self) -> None:
+        """Write the row, commit, and send COMMIT, after `prepare`.
+
+        Raises:
+            RolledBackError: as `write_row`.
             OutcomeUnknownError: nobody knows whether the transaction is committed.
             Exception: of the database. Nothing is committed and no message becomes readable.
         """
         try:
-            self._transaction.commit()
+            self._transaction.commit(self.write_row)
+            if not self.is_written:
+                raise RuntimeError(f"transaction {self.transaction_id} was committed in a way that leaves out its messages")
         except BaseException as error:
             self.commit_failed(error)
         else:
             self._say(LocalTransactionState.COMMIT)
 
     def abandon(self, cause: str) -> None:
-        """Roll back. The commit was not tried, so that the transaction can never commit."""
+        """Roll back. The commit was not tried, so that the transaction can never commit. A second call does nothing."""
+        if self._state is LocalTransactionState.ROLLBACK:
+            return
         try:
             self._transaction.abandon()
         finally:  # A task may be cancelled once more meanwhile.
-            self._state = LocalTransactionState.ROLLBACK
+            self._state, self._is_open = LocalTransactionState.ROLLBACK, False
             stored = [half.message for half in self._halves]
             self._records.roll_back(self._sender, stored, f"the local transaction was rolled back: {cause}")
 
@@ -210,6 +255,9 @@ class LocalTransaction:
             BaseException: the commit's error, if nothing is committed.
             OutcomeUnknownError: nobody knows whether the transaction is committed.
         """
+        if not self.is_written:
+            self.abandon(type(error).__name__)
+            raise error
         self._transaction.abandon()
         if not self._halves:
             raise error

@@ -1,4 +1,4 @@
-"""The script that `spark-submit` runs: the command `halfway`. `python -m pipelines` runs it from the source tree."""
+"""The script that `spark-submit` runs: the command `halfway`."""
 
 from halfway.pipelines.cli.app import app
 

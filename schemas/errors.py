@@ -2,7 +2,7 @@
 
 
 class HalfwayError(Exception):
-    """Base of every error that Halfway raises. The command line prints its message in one line and exits with 1."""
+    """Base of Halfway's own errors. The command line prints its message in one line and exits with 1."""
 
 
 class SettingsError(HalfwayError):
@@ -74,7 +74,7 @@ class QueueFullError(SendError):
 
 
 class RolledBackError(HalfwayError):
-    """A check came before a transaction could commit, and settled it as rolled back. Nothing was written."""
+    """A transaction cannot commit: a check came first, or it was over before its block. No message becomes readable."""
 
 
 class OutcomeUnknownError(HalfwayError):
@@ -82,7 +82,7 @@ class OutcomeUnknownError(HalfwayError):
 
 
 class SharedGroupError(HalfwayError):
-    """A check asks for a transaction of another database: two services use one producer group."""
+    """A check asks for what is not of this database: another service's, or from before the table was made anew."""
 
 
 class BookmarkMovedError(HalfwayError):

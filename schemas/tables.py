@@ -1,4 +1,4 @@
-"""The schemas of the three Delta tables (docs/tables.md), which are append-only."""
+"""The schemas of the Delta tables: the three of the job, which it only appends to, and `erasures` (docs/tables.md)."""
 
 from enum import StrEnum
 

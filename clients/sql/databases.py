@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -38,6 +39,10 @@ class _Transaction(ABC):
 
     def flush(self) -> None:  # noqa: B027  # only a session holds statements back
         """Do nothing: statements were executed at once."""
+
+    def is_nested(self) -> bool:
+        """Return False: the DB-API does not tell of savepoints."""
+        return False
 
     @abstractmethod
     def raw(self) -> Any:
@@ -120,7 +125,8 @@ class _DbApiTransaction(_Transaction):
     def raw(self) -> Any:
         return self.connection
 
-    def commit(self) -> None:
+    def commit(self, write: Callable[[], None]) -> None:
+        write()
         self.connection.commit()
         self._close()
 
@@ -138,7 +144,17 @@ class SqlAlchemyDatabase:
     """Connections of a SQLAlchemy engine, and the sessions and connections that a service has of it."""
 
     def __init__(self, engine: Any) -> None:
-        """Store the engine."""
+        """Store the engine.
+
+        Raises:
+            TypeError: its pool lends a connection that is in use, as that of a SQLite database in memory does.
+        """
+        pools = import_module("sqlalchemy.pool")
+        if isinstance(engine.pool, (pools.StaticPool, pools.SingletonThreadPool)):
+            raise TypeError(
+                f"the engine's {type(engine.pool).__name__} lends one connection to several, so that a check would roll back the "
+                "service's transaction: use a file, not a SQLite database in memory"
+            )
         self._engine = engine
 
     def begin(self, using: Any) -> DatabaseTransaction:
@@ -174,10 +190,14 @@ class _ConnectionTransaction(_Transaction):
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         return self.connection.execute(statement, parameters)
 
+    def is_nested(self) -> bool:
+        return bool(self.connection.in_nested_transaction())
+
     def raw(self) -> Any:
         return self.connection.connection.dbapi_connection
 
-    def commit(self) -> None:
+    def commit(self, write: Callable[[], None]) -> None:
+        write()
         self._transaction.commit()
         self._close()
 
@@ -201,15 +221,19 @@ class SessionTransaction(_Transaction):
 
         Raises:
             TypeError: it is bound to a connection. If that is in a transaction, the session's commit commits nothing.
+                Or it commits in two phases.
         """
         # Tests of a service join each session to a transaction that they roll back, and say so by this mode.
-        is_of_test = getattr(session, "join_transaction_mode", None) == "create_savepoint"
-        if hasattr(session.bind, "in_transaction") and not is_of_test:
+        self._is_of_test = getattr(session, "join_transaction_mode", None) == "create_savepoint"
+        if hasattr(session.bind, "in_transaction") and not self._is_of_test:
             raise TypeError(
                 "the session is bound to a connection, whose transaction would decide what its commit does: bind it to the engine. Tests "
                 'that roll everything back use join_transaction_mode="create_savepoint"'
             )
+        if session.twophase:
+            raise TypeError("the session commits in two phases, of which the row would see the first: make it without twophase=True")
         self.connection = session
+        self._committing: Any = None
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Execute a statement of SQLAlchemy."""
@@ -219,13 +243,54 @@ class SessionTransaction(_Transaction):
         """Execute what the session still holds."""
         self.connection.flush()
 
+    def is_nested(self) -> bool:
+        """Return True in `begin_nested()`."""
+        return bool(self.connection.in_nested_transaction())
+
     def raw(self) -> Any:
         """Return the DB-API connection below."""
-        return self.connection.connection().connection.dbapi_connection
+        return self._committing or self.connection.connection().connection.dbapi_connection
 
-    def commit(self) -> None:
+    def at_commit(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` when the session's connection commits, when its own events and all that they write are over.
+
+        Otherwise the database may refuse a statement that comes later, and not the commit: PostgreSQL then rolls back
+        without an error.
+
+        Returns:
+            A function that ends this.
+        """
+        if self._is_of_test:
+            target, name, call = self.connection, "before_commit", partial(self._act_before, act)
+        else:
+            target, name, call = self.connection.connection(), "commit", partial(self._act_at, act)
+        event = import_module("sqlalchemy.event")
+        event.listen(target, name, call)
+        return partial(event.remove, target, name, call)
+
+    def _act_before(self, act: Callable[[], None], session: Any) -> None:
+        if not session.in_nested_transaction():
+            act()
+
+    def _act_at(self, act: Callable[[], None], connection: Any) -> None:
+        self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
+        try:
+            act()
+        except BaseException:
+            # SQLAlchemy holds a transaction whose commit has failed for ended, and would reuse the connection.
+            with suppress(Exception):
+                self._committing.rollback()
+            raise
+        finally:
+            self._committing = None
+
+    def commit(self, write: Callable[[], None]) -> None:
         """Commit the session."""
-        self.connection.commit()
+        forget = self.at_commit(write)
+        try:
+            self.connection.commit()
+        finally:
+            forget()
 
     def abandon(self) -> None:
         """Roll the session back."""
@@ -272,6 +337,7 @@ class _DjangoTransaction(_Transaction):
         self._atomic = _django().transaction.atomic(using=alias, durable=True)
         self._atomic.__enter__()
         self._is_open = True
+        self._depth = len(self.connection.savepoint_ids)
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         cursor = self.connection.cursor()
@@ -281,10 +347,15 @@ class _DjangoTransaction(_Transaction):
     def flush(self) -> None:
         self._verify_commits()
 
+    def is_nested(self) -> bool:
+        # None is for an inner block without a savepoint, whose error rolls back all of it.
+        return any(self.connection.savepoint_ids[self._depth :])
+
     def raw(self) -> Any:
         return self.connection.connection
 
-    def commit(self) -> None:
+    def commit(self, write: Callable[[], None]) -> None:
+        write()
         self._verify_commits()
         self._is_open = False
         self._atomic.__exit__(None, None, None)

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _SAVEPOINT = "halfway"
+_LEGACY = -1
+"""`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""
 
 
 def values_of(row: Any) -> list[Any]:
@@ -84,6 +86,8 @@ class SqliteDriver(Driver):
 
     def commits_each_statement(self, connection: Any) -> bool:
         """Return True if there is no transaction, and a statement would not begin one."""
+        if getattr(connection, "autocommit", _LEGACY) is True:
+            return True  # Its commit() does nothing, also in a transaction.
         return connection.isolation_level is None and not below(connection).in_transaction
 
     def set_savepoint(self, connection: Any) -> None:
@@ -118,9 +122,10 @@ class SqliteDriver(Driver):
 
 
 def _begin_no_transactions(connection: Any) -> None:
-    """Let the connection begin transactions only where it is told to."""
-    if getattr(connection, "autocommit", -1) != -1:  # -1 is LEGACY_TRANSACTION_CONTROL, of Python 3.12 and newer
-        connection.autocommit = True
+    """Let the connection begin transactions only where it is told to, and commit where `commit` is called."""
+    if getattr(connection, "autocommit", _LEGACY) != _LEGACY:
+        connection.autocommit = True  # This ends the transaction that is always open when it is False.
+        connection.autocommit = _LEGACY
     connection.isolation_level = None
 
 

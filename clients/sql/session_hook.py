@@ -3,18 +3,17 @@
 import logging
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from halfway.clients.sql.databases import SessionTransaction
-from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, TransactionDatabase
-from halfway.schemas.errors import RolledBackError
+from halfway.clients.transaction import IN_SAVEPOINT, DatabaseTransaction, LocalTransaction, Outcomes, TransactionDatabase
 from halfway.schemas.headers import LocalTransactionState
 
 log = logging.getLogger(__name__)
 
 
 class SessionHook:
-    """The events of one session. It prepares before a commit, and concludes after it.
+    """The events of one session. It prepares when the session's connection commits, and concludes after it.
 
     The session itself commits and rolls back. If its commit fails, the row is looked up, as in a block.
     """
@@ -23,9 +22,9 @@ class SessionHook:
         """Listen to the session's events, for as long as it is used."""
         self._session, self._database = session, database
         self._block: LocalTransaction | None = None
-        self._is_tried = self._is_prepared = self._is_committed = False
+        self._forget_commit: Callable[[], None] = lambda: None
+        self._is_committed = False
         event = import_module("sqlalchemy.event")
-        event.listen(session, "before_commit", self._before_commit)
         event.listen(session, "after_commit", self._after_commit)
         event.listen(session, "after_transaction_end", self._after_end)
 
@@ -36,27 +35,24 @@ class SessionHook:
             TypeError: the session is in a savepoint. If that were rolled back, its messages would be sent all the same.
         """
         if self._session.in_nested_transaction():
-            raise TypeError("messages cannot be added in a savepoint, because its rollback would not take them back")
+            raise TypeError(IN_SAVEPOINT)
         if self._block is None:
             if not self._session.in_transaction():
                 self._session.begin()
-            self._block = make(_OfSession(self._session, self._database))
+            transaction = _OfSession(self._session, self._database)
+            self._block = make(transaction)
+            self._forget_commit = transaction.at_commit(self._at_commit)
         return self._block
 
-    def _before_commit(self, session: Any) -> None:
-        if self._block is None or session.in_nested_transaction():
-            return
-        if self._is_tried:
-            raise RolledBackError("the messages of this transaction could not be sent: roll the session back, and run it again")
-        self._is_tried = True
-        self._block.prepare()
-        self._is_prepared = True
+    def _at_commit(self) -> None:
+        if self._block is not None:
+            self._block.prepare()
+            self._block.write_row()
 
     def _after_commit(self, session: Any) -> None:
         if self._block is None or session.in_nested_transaction():
             return
-        block, self._block = self._block, None
-        self._is_tried = self._is_prepared = False
+        block = self._end()
         block.conclude()
         self._is_committed = True
 
@@ -70,13 +66,19 @@ class SessionHook:
             self._database.clean_up()
         if self._block is None:
             return
-        block, was_prepared, self._block = self._block, self._is_prepared, None
-        self._is_tried = self._is_prepared = False
-        if was_prepared:
-            try:
-                block.commit_failed(RuntimeError("the session's commit failed"))
-            except Exception as error:  # The caller has the database's own error.
-                log.warning("event=session_not_committed transaction_id=%r error=%s", block.transaction_id, type(error).__name__)
+        block = self._end()
+        if not block.is_written:
+            block.abandon("the session was rolled back or closed")
+            return
+        try:
+            block.commit_failed(RuntimeError("the session's commit failed"))
+        except Exception as error:  # The caller has the database's own error.
+            log.warning("event=session_not_committed transaction_id=%r error=%s", block.transaction_id, type(error).__name__)
+
+    def _end(self) -> LocalTransaction:
+        block, self._block = cast(LocalTransaction, self._block), None
+        self._forget_commit()
+        return block
 
 
 class _OfSession(SessionTransaction):
@@ -95,7 +97,7 @@ class _OfSession(SessionTransaction):
     def outcome_of(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState:
         return self._database.outcome_of(transaction_id, born_at_ms)
 
-    def commit(self) -> None:
+    def commit(self, write: Callable[[], None]) -> None:
         """Do nothing: the session has committed."""
 
     def abandon(self) -> None:

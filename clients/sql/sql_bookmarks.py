@@ -57,6 +57,7 @@ class SqlBookmarks:
         """Return the bookmark to read on from; None if there is none yet. Creates the table if it is missing.
 
         Raises:
+            ValueError: the database takes the name for that of another reader.
             Exception: of the driver, if the database cannot be reached, or the table cannot be created.
         """
         with self._database.own_connection() as connection:
@@ -95,8 +96,7 @@ class SqlBookmarks:
             transaction.mark()
             self._move(transaction.raw(), bookmark)
             yield transaction
-            self._verify_not_over(transaction.raw())
-            transaction.commit()
+            transaction.commit(lambda: self._verify_not_over(transaction.raw()))
         except BaseException:
             transaction.abandon()
             raise
@@ -142,6 +142,11 @@ class SqlBookmarks:
     def _stored(self, connection: Any) -> Bookmark | None:
         driver = driver_of(connection)
         with driver.short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
-            cursor.execute(f"SELECT epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
+            cursor.execute(f"SELECT name, epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
             row = cursor.fetchone()
-        return None if row is None else Bookmark(*(int(value) for value in values_of(row)))
+        if row is None:
+            return None
+        name, epoch, batch_id = values_of(row)
+        if name != self._name:  # MariaDB compares without case, accents and spaces at the end.
+            raise ValueError(f"the database takes the names {name!r} and {self._name!r} for the same: give this reader another one")
+        return Bookmark(int(epoch), int(batch_id))

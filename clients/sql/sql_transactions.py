@@ -118,13 +118,16 @@ class SqlTransactions:
                 producer answers UNKNOWN.
         """
         transaction_id = transaction_of(message.transaction_id)
-        if transaction_id is None or message.born_at_ms is None or not transaction_id.startswith(self._known_mark()):
+        state = None
+        if transaction_id is not None and message.born_at_ms is not None:
+            state = self._find_out(transaction_id, message.born_at_ms)
+        if state is None:
             raise SharedGroupError(
                 f"transaction {message.transaction_id!r} is not of this service's database, so that it cannot be answered here: another "
                 f"service has the producer group {message.producer_group!r} too, or the table {TABLE} was made anew. Give each "
                 "service a group of its own"
             )
-        return self.outcome_of(transaction_id, message.born_at_ms)
+        return state
 
     def outcome_of(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState:
         """Return how a transaction ended. If that is open, end it: take its place, so that it cannot commit.
@@ -134,11 +137,15 @@ class SqlTransactions:
             born_at_ms: when it began, in ms since 1970 UTC.
 
         Returns:
-            COMMIT, ROLLBACK, or UNKNOWN if its row may have been deleted.
+            COMMIT, ROLLBACK, or UNKNOWN if its row may have been deleted, or the table was made anew.
 
         Raises:
             Exception: of the driver, if the place is locked for too long or the database cannot be reached.
         """
+        return self._find_out(transaction_id, born_at_ms) or LocalTransactionState.UNKNOWN
+
+    def _find_out(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState | None:
+        """Return how a transaction ended; None if it is not of this table."""
         self._known_mark()
         with self._database.own_connection() as connection:
             return self._look(connection, partial(self._decide, transaction_id, born_at_ms))
@@ -169,8 +176,10 @@ class SqlTransactions:
                 return look(table)
 
     @staticmethod
-    def _decide(transaction_id: str, born_at_ms: int, table: TransactionTable) -> LocalTransactionState:
+    def _decide(transaction_id: str, born_at_ms: int, table: TransactionTable) -> LocalTransactionState | None:
         state = table.state_of(transaction_id)
+        if state is None and not transaction_id.startswith(table.mark()):  # Not the mark we know: the table may be a new one.
+            return None
         if state is None and born_at_ms < table.cleaned_before_ms():
             log.warning("event=transaction_forgotten transaction_id=%r", transaction_id)
             state = LocalTransactionState.UNKNOWN

@@ -1,4 +1,4 @@
-"""The command line, one file per command. No other room imports it.
+"""The command line, one file per command. Only the entry points import it.
 
 May import everything.
 """

@@ -128,7 +128,7 @@ def _waits_for(row: dict[str, Any], view: "PendingView", check_max: int) -> str:
     if row["producer_group"] in view.absent_groups:
         return "its group, which is away"
     if row["check_times"] >= check_max:
-        return "its discard: all checks unanswered"
+        return "its discard: no check brought a verdict"
     return "an answer" if row["check_times"] else "its verdict"
 
 

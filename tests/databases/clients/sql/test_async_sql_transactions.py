@@ -122,6 +122,7 @@ def test_a_transaction_that_is_still_running_is_not_guessed(play: Play) -> None:
         await shop.outbox.create_table()
         async with shop.begun() as block:
             await shop.outbox.run(block.prepare)
+            await shop.outbox.run(block.write_row)
             with pytest.raises(Exception, match=r"lock timeout|database is locked"):
                 await shop.ask(block)
             await shop.outbox.run(block.conclude)

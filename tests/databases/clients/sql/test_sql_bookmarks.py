@@ -164,3 +164,17 @@ def test_wrong_use_is_refused(shop: SqlWorld) -> None:
         pass
     with pytest.raises(ValueError, match="1 to 255"):
         bookmarks(shop, "")
+
+
+@pytest.mark.parametrize("name", ["Shipping", "shipping ", "shípping"])
+def test_a_name_that_the_database_takes_for_another_is_refused(name: str, shop: SqlWorld) -> None:
+    """It would go on from the other reader's bookmark."""
+    one, other = bookmarks(shop), bookmarks(shop, name)
+    one.load()
+    with one.advance(Bookmark(0, 7)):
+        pass
+    if shop.kind == "mariadb":
+        with pytest.raises(ValueError, match="for the same"):
+            other.load()
+    else:
+        assert other.load() is None

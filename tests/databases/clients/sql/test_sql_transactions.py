@@ -18,6 +18,7 @@ from halfway.clients.sql.drivers import driver_of
 from halfway.clients.transaction import LocalTransaction
 from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import check_id
+from halfway.testing import in_memory_halfway
 from tests.support.database_servers import MariaDbServer, PostgresServer
 from tests.support.sql_world import SqlWorld
 from tests.support.waiting import until
@@ -117,7 +118,7 @@ def test_a_transaction_whose_place_a_check_took_cannot_commit(shop: SqlWorld) ->
     transaction = shop.begin()
     answer: list[LocalTransactionState] = []
     if shop.kind == "sqlite":  # A block is SQLite's one writer, so that a check comes before or after it.
-        transaction.abandon("moved")
+        transaction._transaction.abandon()
         answer.append(ask(shop, transaction))
         transaction._transaction = shop.outbox.begin()
         transaction._transaction.mark()
@@ -146,7 +147,7 @@ def test_a_check_waits_for_a_transaction_that_has_its_place(shop: SqlWorld, outc
     if outcome is ROLLBACK:
         transaction._transaction.abandon()
     else:
-        transaction._transaction.commit()
+        transaction._transaction.commit(lambda: None)
     assert answer() is outcome or outcome is UNKNOWN
     assert ask(shop, transaction) is (ROLLBACK if outcome is ROLLBACK else COMMIT)
     assert shop.orders() == ([] if outcome is ROLLBACK else ["apples"])
@@ -165,8 +166,8 @@ class TestALostAnswer:
     ) -> None:
         commit = transaction._transaction.commit
 
-        def lose_the_answer() -> None:
-            commit()
+        def lose_the_answer(write: Callable[[], None]) -> None:
+            commit(write)
             raise ConnectionError("lost")
 
         monkeypatch.setattr(transaction._transaction, "commit", lose_the_answer)
@@ -176,7 +177,8 @@ class TestALostAnswer:
     def test_to_a_commit_that_did_not_happen_is_rolled_back(
         self, shop: SqlWorld, transaction: LocalTransaction, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lose_the_request() -> None:
+        def lose_the_request(write: Callable[[], None]) -> None:
+            write()
             raise ConnectionError("lost")
 
         monkeypatch.setattr(transaction._transaction, "commit", lose_the_request)
@@ -188,11 +190,12 @@ class TestALostAnswer:
     def test_is_not_guessed_where_the_look_up_fails_too(
         self, shop: SqlWorld, transaction: LocalTransaction, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lose() -> None:
+        def lose(write: Callable[[], None], *_: object) -> None:
+            write()
             raise ConnectionError("lost")
 
         monkeypatch.setattr(transaction._transaction, "commit", lose)
-        monkeypatch.setattr(shop.outbox, "outcome_of", lambda *_: lose())
+        monkeypatch.setattr(shop.outbox, "outcome_of", lambda *_: lose(lambda: None))
         with pytest.raises(OutcomeUnknownError, match="Look at your data"):
             transaction.finish()
         assert shop.sender.ops == []
@@ -213,7 +216,7 @@ def test_rows_are_deleted_after_their_retention_and_never_guessed_then(shop: Sql
     assert shop.rows() == {}
     assert SqlTransactions(shop.given).new_id()[:8] == keeping.new_id()[:8], "the mark stays"
     assert keeping.outcome_of(f"{1100:032x}", 1100) is UNKNOWN
-    assert keeping.outcome_of(f"{1:032x}", 2**42) is ROLLBACK
+    assert keeping.outcome_of(keeping.new_id(), 2**42) is ROLLBACK
 
 
 @pytest.mark.parametrize("name", ["order-17", "A" * 32 + ".0", "a" * 31 + ".0", "a" * 32])
@@ -366,6 +369,65 @@ def test_a_session_that_was_rolled_back_in_its_block_sends_nothing(shop: SqlWorl
         with pytest.raises(RolledBackError, match="over before its block"):
             transaction.finish()
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+
+
+@pytest.mark.parametrize("is_hook", [False, True])
+def test_a_listener_that_hides_an_error_of_postgresql_sends_nothing(postgres: PostgresServer, *, is_hook: bool) -> None:
+    """PostgreSQL answers the commit of a transaction that has failed by a rollback, without an error."""
+    engine = sqlalchemy.create_engine(postgres.url)
+    shop = SqlWorld("postgresql", engine, postgres.connect)
+
+    def audit(session: sqlalchemy.orm.Session) -> None:
+        with suppress(sqlalchemy.exc.ProgrammingError):
+            session.execute(sqlalchemy.text("INSERT INTO missing VALUES (1)"))
+
+    with in_memory_halfway() as halfway, sqlalchemy.orm.Session(engine) as session:
+        producer = halfway.producer(shop.outbox)
+        if is_hook:
+            producer.on_commit(session).send("orders", b"apples")
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+            sqlalchemy.event.listen(session, "before_commit", audit)
+            with pytest.raises(RolledBackError, match="over before its block"):
+                session.commit()
+        else:
+            sqlalchemy.event.listen(session, "before_commit", audit)
+            with pytest.raises(RolledBackError, match="over before its block"), producer.transaction(session) as tx:  # noqa: PT012
+                tx.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+                tx.send("orders", b"apples")
+        assert (halfway.messages(), halfway.pending(), shop.orders()) == ([], [], [])
+    engine.dispose()
+
+
+def test_a_table_that_was_made_anew_is_not_asked_about_what_came_before(shop: SqlWorld) -> None:
+    """A crashed service has committed, and its row is gone: ROLLBACK would be wrong."""
+    shop.outbox.create_table()
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.prepare()
+    transaction._transaction.commit(transaction.write_row)
+    shop.run("DROP TABLE halfway_transactions")
+    for statement in SqlTransactions.ddl():
+        shop.run(statement)
+    with pytest.raises(SharedGroupError, match="made anew"):
+        shop.outbox.check_local_transaction(check_of(f"{transaction.transaction_id}.0"))
+
+
+@pytest.mark.parametrize("alias", ["default", "postgresql"])
+def test_a_block_takes_no_message_in_a_savepoint_of_django(alias: str, postgres: PostgresServer, django_databases: Path) -> None:
+    import django.db
+
+    used = django.db.connections[alias]
+    connect = postgres.connect if alias == "postgresql" else lambda: sqlite3.connect(django_databases, timeout=5)
+    shop = SqlWorld("postgresql" if alias == "postgresql" else "sqlite", used, connect)
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    with pytest.raises(TypeError, match="savepoint"), django.db.transaction.atomic(using=alias):
+        shop.order(transaction, "pears")
+    with django.db.transaction.atomic(using=alias, savepoint=False):
+        shop.order(transaction, "plums")
+    transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["COMMIT", "COMMIT"], ["apples", "plums"])
+    used.close()
 
 
 def test_a_block_that_goes_on_after_a_deadlock_of_mariadb_sends_nothing(mariadb: MariaDbServer) -> None:

@@ -116,13 +116,13 @@ def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWo
     assert "no job is running" in shown.stderr
     table = shown.stdout
     assert [line.split()[0] for line in table.splitlines() if "orders" in line] == ["asked", "away", "[young]"]
-    assert "all checks unanswered" in table
+    assert "no check brought a verdict" in table
     assert "which is away" in table
     due = START_MS + 12_001
     listed = facts(invoke(w.settings, "pending", "--json"))
     young = {"producer_group": "g", "topic": "orders", "age_ms": 100, "check_times": 0, "next_due_ms": due}
     assert listed[2] == {"transaction_id": "[young]", "incarnation": 0, **young, "waits_for": "its verdict"}
-    assert [row["waits_for"] for row in listed[:2]] == ["its discard: all checks unanswered", "its group, which is away"]
+    assert [row["waits_for"] for row in listed[:2]] == ["its discard: no check brought a verdict", "its group, which is away"]
 
     def ids(*options: str) -> list[str]:
         return [row["transaction_id"] for row in facts(invoke(w.settings, "pending", "--json", *options))]

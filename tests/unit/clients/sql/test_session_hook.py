@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from sqlalchemy.orm import Session
+from sqlalchemy import event
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import StaticPool
 
-from halfway import RolledBackError, SendError, SqlTransactions
+from halfway import SendError, SqlTransactions
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 
 
@@ -113,7 +115,7 @@ def test_a_half_that_fails_keeps_the_session_from_committing(shop: Shop, monkeyp
             patch.setattr(shop.producer._records, "store_halves", fail)
             with pytest.raises(SendError, match="Kafka is gone"):
                 session.commit()
-        with pytest.raises(RolledBackError, match="roll the session back"):
+        with pytest.raises(sqlalchemy.exc.PendingRollbackError):
             session.commit()
         session.rollback()
         shop.order(session, "pears")
@@ -160,3 +162,102 @@ def test_a_commit_needs_no_second_connection(shop: Shop, caplog: pytest.LogCaptu
         session.commit()
     assert shop.messages() == shop.orders() == ["apples", "pears"]
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+def test_a_transaction_that_has_ended_takes_no_message(shop: Shop, end: str) -> None:
+    with Session(shop.engine) as session:
+        ended = shop.producer.on_commit(session)
+        getattr(session, end)()
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+        with pytest.raises(RuntimeError, match=r"has ended.*on_commit"):
+            ended.send("orders", b"pears")
+        ended = shop.producer.on_commit(session)
+        ended.send("orders", b"pears")
+        session.commit()
+    with shop.producer.transaction() as block:
+        pass
+    with pytest.raises(RuntimeError, match="has ended"):
+        block.send("orders", b"plums")
+    assert shop.messages() == shop.orders() == ["pears"]
+
+
+@pytest.mark.parametrize("uses_before", [False, True])
+@pytest.mark.parametrize("of", ["class", "maker", "session"])
+def test_a_listener_of_the_service_may_add_messages_when_the_session_commits(shop: Shop, of: str, *, uses_before: bool) -> None:
+    """Domain events, which a service collects and sends in one place, before or after this session was first used."""
+
+    class ShopSession(Session):
+        pass
+
+    maker = sessionmaker(shop.engine, class_=ShopSession)
+    with maker() as session:
+        if uses_before:
+            shop.order(session, "apples")
+
+        def publish(committing: Session) -> None:
+            shop.producer.on_commit(committing).send("orders", b"pears")
+
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+        event.listen({"class": ShopSession, "maker": maker, "session": session}[of], "before_commit", publish)
+        session.commit()
+    assert shop.messages() == shop.orders() == (["apples", "pears"] if uses_before else ["pears"])
+
+
+def test_a_block_takes_no_message_in_a_savepoint(shop: Shop) -> None:
+    """Its rollback would leave the message without what it is about."""
+    with Session(shop.engine) as session, shop.producer.transaction(session) as block:
+        block.send("orders", b"apples")
+        block.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        with pytest.raises(TypeError, match="savepoint"), session.begin_nested():  # noqa: PT012
+            block.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+            block.send("orders", b"pears")
+    with (
+        shop.engine.connect() as connection,
+        shop.producer.transaction(connection) as block,
+        pytest.raises(TypeError, match="savepoint"),
+        connection.begin_nested(),
+    ):
+        block.send("orders", b"pears")
+    with Session(shop.engine) as session:
+        hooked = shop.producer.on_commit(session)
+        with pytest.raises(TypeError, match="savepoint"), session.begin_nested():
+            hooked.send("orders", b"pears")
+        session.commit()
+    assert shop.messages() == shop.orders() == ["apples"]
+
+
+@pytest.mark.parametrize("is_rolled_back", [False, True])
+def test_a_connection_whose_commit_was_refused_goes_back_to_its_pool_without_the_order(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_rolled_back: bool
+) -> None:
+    """SQLAlchemy holds it for ended, and would lend it in the middle of its transaction."""
+
+    def fail(*_: Any) -> None:
+        raise SendError("Kafka is gone")
+
+    shop.engine.dispose()
+    shop.engine = sqlalchemy.create_engine(f"sqlite:///{shop.file}", poolclass=sqlalchemy.QueuePool, pool_size=1, max_overflow=0)
+    with Session(shop.engine) as session:
+        shop.order(session, "apples")
+        with monkeypatch.context() as patch:
+            patch.setattr(shop.producer._records, "store_halves", fail)
+            with pytest.raises(SendError):
+                session.commit()
+        if is_rolled_back:
+            session.rollback()
+    with shop.engine.begin() as connection:
+        connection.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+    assert (shop.messages(), shop.orders()) == ([], ["pears"])
+
+
+def test_a_session_that_commits_in_two_phases_is_refused(shop: Shop) -> None:
+    with Session(shop.engine, twophase=True) as session, pytest.raises(TypeError, match="two phases"):
+        shop.producer.on_commit(session)
+
+
+@pytest.mark.parametrize("pool", [None, StaticPool])
+def test_a_database_in_memory_is_refused(pool: Any) -> None:
+    """A check would run in the service's own transaction."""
+    with pytest.raises(TypeError, match="use a file"):
+        SqlTransactions(sqlalchemy.create_engine("sqlite://", poolclass=pool))
