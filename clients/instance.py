@@ -88,7 +88,7 @@ class GroupInstance:
         self._sending = 0
         self._is_closed = False
         self._is_complete: bool | None = None
-        self._in_user_code: set[Hashable] = set()
+        self._callers: set[Hashable] = set()
         self._sender: Sender | None = None
         self._checks = self.make_checks(make_workers)
 
@@ -123,6 +123,7 @@ class GroupInstance:
                 f"the producer of group {self.group!r} was started by process {self._pid}, from which this one was forked: "
                 "make a new one in each process"
             )
+        self._pid = os.getpid()  # A process that is forked while another thread is in here finds the lock held for ever.
         with self._changed:
             if self._is_closed:
                 raise ProducerClosedError(f"the producer of group {self.group!r} is closed: make a new one to send")
@@ -134,7 +135,6 @@ class GroupInstance:
                     self._sender.close(0.0)
                     self._sender = None
                     raise
-                self._pid = os.getpid()
                 _started.add(self)
             return self._sender
 
@@ -146,8 +146,11 @@ class GroupInstance:
         return self._sender
 
     @contextlib.contextmanager
-    def sending(self) -> Iterator[Sender]:
-        """Count a running send, so that `close` can wait for it.
+    def sending(self, caller: Hashable) -> Iterator[Sender]:
+        """Count a running send, so that `close` can wait for it, and refuse to wait for the caller.
+
+        Args:
+            caller: the thread or task that sends. It runs the application's code, and its signal handlers may close.
 
         Raises:
             KafkaUnavailableError, ProducerClosedError: as `start`.
@@ -156,33 +159,29 @@ class GroupInstance:
         with self._changed:
             sender = self.start()  # It may be closed by now.
             self._sending += 1
+        is_outer = caller not in self._callers
+        self._callers.add(caller)
         try:
             yield sender
         finally:
+            if is_outer:
+                self._callers.discard(caller)
             with self._changed:
                 self._sending -= 1
                 if self._sending == 0:
                     self._changed.notify_all()
 
-    @contextlib.contextmanager
-    def user_code(self, caller: Hashable) -> Iterator[None]:
-        """Let `close` refuse to wait for the caller, a thread or task that runs the application's code."""
-        is_outer = caller not in self._in_user_code
-        self._in_user_code.add(caller)
-        try:
-            yield
-        finally:
-            if is_outer:
-                self._in_user_code.discard(caller)
-
-    def refuse_close_in_user_code(self, caller: Hashable) -> None:
-        """Refuse to let a listener or a block wait for its own end.
+    def refuse_to_wait_for(self, caller: Hashable) -> None:
+        """Refuse to let a listener, a block, or a signal handler in one, wait for its own end.
 
         Raises:
-            RuntimeError: the caller runs the application's code.
+            RuntimeError: the caller is sending, or answers a check.
         """
-        if caller in self._in_user_code or self._checks.is_answering_here():
-            raise RuntimeError("close() cannot be called by a listener or in a block, because it waits until they end")
+        if caller in self._callers or self._checks.is_answering_here():
+            raise RuntimeError(
+                "close() cannot be called by a listener, in a block, or by a signal handler that interrupts a send, because it waits "
+                "until they end"
+            )
 
     def is_forked(self) -> bool:
         """Return True in a forked process: the threads and connections are the parent's.
@@ -211,7 +210,7 @@ class GroupInstance:
         """
         if self.is_forked():
             return True
-        self.refuse_close_in_user_code(caller)
+        self.refuse_to_wait_for(caller)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if self._is_closed:

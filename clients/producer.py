@@ -149,7 +149,7 @@ class TransactionProducer(Generic[Arg_contra]):
                 immunity_s=immunity_s,
                 incarnation=incarnation,
             )
-            with self._instance.sending() as sender:
+            with self._instance.sending(threading.get_ident()) as sender:
                 in_doubt = ANOTHER_ID if transaction_id is not None else ""
                 [half] = self._records.store_halves(sender, [message], "its local transaction was not run", in_doubt)
                 answer = self._execute(half.message, arg)
@@ -184,7 +184,7 @@ class TransactionProducer(Generic[Arg_contra]):
         if self._database is None:
             raise TypeError("this producer has a listener: give it SqlTransactions(...) in its place, or use send_in_transaction")
         telemetry = self._records.telemetry
-        with telemetry.sending("transaction"), self._instance.sending() as sender, self._instance.user_code(threading.get_ident()):
+        with telemetry.sending("transaction"), self._instance.sending(threading.get_ident()) as sender:
             store = partial(self._records.store_halves, sender)
             block = LocalTransaction(self._database, using, self._records, sender, store)
             try:
@@ -220,7 +220,7 @@ class TransactionProducer(Generic[Arg_contra]):
             raise TypeError("this producer has a listener: give it SqlTransactions(...) in its place")
 
         def store(messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
-            with self._instance.sending() as sender:
+            with self._instance.sending(threading.get_ident()) as sender:
                 return self._records.store_halves(sender, messages, so)
 
         sender = self._instance.start()
@@ -260,7 +260,7 @@ class TransactionProducer(Generic[Arg_contra]):
         return GroupInstance(settings, group, limits, make_workers)
 
     def _execute(self, message: HalfMessage, arg: Arg_contra) -> Answer:
-        with self._instance.user_code(threading.get_ident()), self._records.telemetry.local_transaction():
+        with self._records.telemetry.local_transaction():
             answer = ask(cast(TransactionListener[Arg_contra], self._listener).execute_local_transaction, message, arg)
         self._records.verdicts.note(message, answer.state)
         return answer

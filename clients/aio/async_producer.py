@@ -155,10 +155,10 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
                 incarnation=incarnation,
             )
             await self.start()
-            with self._instance.sending():
+            with self._instance.sending(asyncio.current_task()):
                 in_doubt = ANOTHER_ID if transaction_id is not None else ""
                 [half] = await self._sender.store_halves(self._records, [message], "its local transaction was not run", in_doubt)
-                with self._instance.user_code(asyncio.current_task()), self._records.telemetry.local_transaction():
+                with self._records.telemetry.local_transaction():
                     execute = cast(AsyncTransactionListener[Arg_contra], self._listener).execute_local_transaction
                     answer = await ask_in_loop(execute, half.message, arg)
                 self._records.verdicts.note(half.message, answer.state)
@@ -200,7 +200,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
 
         telemetry = self._records.telemetry
         await self.start()
-        with telemetry.sending("transaction"), self._instance.sending(), self._instance.user_code(asyncio.current_task()):
+        with telemetry.sending("transaction"), self._instance.sending(asyncio.current_task()):
             async with database.connection(using) as connection:
                 begin = (LocalTransaction, database.database, connection, self._records, self._sender, store)
                 block = await database.run(*begin)
@@ -242,7 +242,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             raise TypeError(f"{type(session).__name__} is no AsyncSession of SQLAlchemy: use a block, `async with producer.transaction()`")
 
         def store(messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
-            with self._instance.sending():
+            with self._instance.sending(asyncio.current_task()):
                 return database.wait_for(self._sender.store_halves(self._records, messages, so))
 
         def make(outcomes: Outcomes) -> LocalTransaction:
@@ -269,7 +269,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             RuntimeError: a listener calls it, or a block. It would wait for itself.
         """
         task = asyncio.current_task()
-        self._instance.refuse_close_in_user_code(task)
+        self._instance.refuse_to_wait_for(task)
         return await asyncio.to_thread(self._instance.close, task, timeout_s)
 
     async def __aenter__(self) -> Self:

@@ -124,6 +124,27 @@ def test_close_with_a_frozen_broker_returns_in_time(own_broker: LocalBroker, tim
             assert time.monotonic() - start_s < limit_s + BUSY_S
 
 
+def test_a_signal_handler_that_interrupts_a_send_cannot_wait_for_it(own_broker: LocalBroker) -> None:
+    """It runs in the thread that sends, and would wait for it for ever."""
+    kafka = own_topics(own_broker)
+    producer = TransactionProducer(kafka, GROUP, Listener(), send_timeout_ms=60_000)
+    producer.send_in_transaction("orders", b"", transaction_id="before")
+    before = signal.signal(signal.SIGUSR1, lambda *_: producer.close())
+    try:
+        with ThreadPoolExecutor(1) as pool, frozen(own_broker):
+            pool.submit(_signal_when_sending, producer)
+            with pytest.raises(RuntimeError, match="signal handler that interrupts a send"):
+                producer.send_in_transaction("orders", b"", transaction_id="interrupted")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert producer.close() is True
+
+
+def _signal_when_sending(producer: TransactionProducer[object]) -> None:
+    until(lambda: producer._instance._sending > 0, "the send has begun")
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
 class _Hang(logging.Handler):
     """Hangs the thread that logs a line with the given text."""
 
