@@ -40,6 +40,8 @@ class MessageFiles:
     _table: DeltaTable
     _log: pa_fs.FileSystem
     _data: pa_fs.FileSystem
+    _commit: pa_fs.FileInfo
+    """Size and time of the log's file of this version. A table that was made anew has another one."""
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str]) -> Self:
@@ -69,7 +71,7 @@ class MessageFiles:
                 "`halfway resolve`, once with this version, which adds them"
             )
         store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
-        return cls(uri, options, table, _log=store, _data=store)
+        return cls(uri, options, table, _log=store, _data=store, _commit=_commit_in(store, table.version()))
 
     @property
     def id(self) -> str:
@@ -83,19 +85,22 @@ class MessageFiles:
 
     def has_changed(self) -> bool:
         """Return True if the log holds the next version. This is one look at one file."""
-        [found] = self._log.get_file_info([f"_delta_log/{self.version + 1:020}.json"])
-        return bool(found.type == pa_fs.FileType.File)
+        return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
 
     def newer(self) -> Self:
         """Return the table as it is now, by the commits since this version.
 
         Raises:
-            TableError: commits are gone from the log: `open` the table instead.
+            TableError: commits are gone from the log, or are another table's: `open` the table instead.
         """
+        version = self.version
         try:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
             raise TableError(f"the log of {self.uri} cannot be read on: {' '.join(str(error).split())}") from None
+        if _commit_in(self._log, version) != self._commit:
+            raise TableError(f"the log of {self.uri} is another one since version {version}")
+        self._commit = _commit_in(self._log, self.version)
         return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
@@ -137,6 +142,11 @@ class MessageFiles:
         """
         stored = pq.ParquetFile(self._data.open_input_file(file.path))
         return [Piece(_first_in(stored.metadata.row_group(number), file.first), stored, number) for number in range(stored.num_row_groups)]
+
+
+def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
+    [found] = log.get_file_info([f"_delta_log/{version:020}.json"])
+    return found
 
 
 class Piece(NamedTuple):

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.schemas.bookmark import Bookmark
@@ -67,6 +67,11 @@ class MessageReader:
         self._open_files, self._merged = message_files.MessageFiles.open, message_merge.merged
         self._stopping = threading.Event()
         self._table_id: str | None = None
+
+    def must_be(self, table_id: str) -> Self:
+        """Refuse to read another table than the one with this id, which Delta gives to each."""
+        self._table_id = table_id
+        return self
 
     def read(self, after: Bookmark | None = None) -> Iterator[MessageBatch]:
         """Yield what the table holds now after a bookmark.

@@ -39,7 +39,7 @@ class RelayTable:
             TableError: there is no table, or it cannot be read without Spark.
         """
         self._storage, self._uri = storage, folder_of(storage)
-        self._reader = self._reader_of(None)
+        self._reader_of(None)  # Says which extra is missing.
         from halfway.clients.reading.message_files import MessageFiles  # noqa: PLC0415  # deltalake is an extra
 
         self._open = MessageFiles.open
@@ -80,8 +80,12 @@ class RelayTable:
         return max((file.first for file in self._files.after(None if after is None else after.bookmark)), default=None)
 
     def read(self, after: Reached | None, named: str | None = None) -> Iterator[Portion]:
-        """Yield what there is now after a position: all messages, or those that name a topic."""
-        reader = self._reader if named is None else self._reader_of(named)
+        """Yield what there is now after a position: all messages, or those that name a topic.
+
+        Raises:
+            TableError: the table is not the one of the last look any more, or cannot be read.
+        """
+        reader = self._reader_of(named).must_be(self.id)
         for batch in reader.read(None if after is None else after.bookmark):
             yield from _portions(batch, after)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -226,6 +227,22 @@ def test_followers_that_wait_take_no_thread_of_the_loop(table: Path) -> None:
         return seen
 
     assert asyncio.run(asyncio.wait_for(read(), 30)) == [(0, 0)] * 4 + [(0, 1)] * 4
+
+
+def test_a_table_that_is_made_anew_with_more_commits_is_not_followed(table: Path) -> None:
+    """The next commit after the one that was read is then another table's."""
+    for batch in range(4):
+        append(table, [row((0, batch), batch)])
+    found: list[MessageBatch] = []
+    reader = MessageReader(str(table))
+    followed = reader.follow(poll_s=0.01)
+    found.append(next(followed))
+    shutil.rmtree(table)
+    for batch in range(8):
+        append(table, [row((0, batch), 1000 + batch)])
+    with pytest.raises(TableError, match="was made anew"):
+        found.extend(followed)
+    assert ids(found) == [["t0", "t1", "t2", "t3"]]
 
 
 def test_a_table_that_is_made_anew_is_not_read_on(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

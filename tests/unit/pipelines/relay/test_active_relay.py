@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
@@ -21,6 +22,7 @@ from halfway.pipelines.relay.real_topics import RealTopic
 from halfway.pipelines.relay.relay_producer import RefusedError, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.pipelines.relay.route import RelayedRecord
+from halfway.schemas.errors import TableError
 from halfway.schemas.settings import Settings
 from tests.support.relay_world import append_rows, row
 
@@ -315,3 +317,27 @@ def test_topics_that_go_on_and_the_others_take_turns(tmp_path: Path, monkeypatch
     while scene.relay.read_on(on):
         pass
     assert kafka.sent == {"late": late, "orders": orders, **{each: [each] for each in others}}
+
+
+def test_a_stopped_topic_is_not_tried_with_the_messages_of_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table was made anew, with fewer commits, so that a look at the next one shows nothing."""
+    kafka = fake_kafka(random.Random(0), monkeypatch)
+    kafka.losses, kafka.missing = 0.0, {"late"}
+    settings = settings_for(tmp_path, **{"relay.retry_interval": 1})
+    for batch in range(4):
+        append_rows(tmp_path, 0, batch, [row(f"a{batch}", "a"), row(f"late{batch}", "late")])
+    table = RelayTable(settings.storage)
+    table.look()
+    active = ActiveRelay(settings, table, None, RelayReport(), kafka.clock)
+    active.take_over(None, RelayPositions(table.id))
+    active.read_on(lambda: True)
+    before = {topic: [*sent] for topic, sent in kafka.sent.items()}
+    shutil.rmtree(tmp_path / "messages")
+    for batch in range(3):
+        append_rows(tmp_path, 0, batch, [row(f"other{batch}", "a"), row(f"other late{batch}", "late")])
+    kafka.missing = set()
+    kafka.clock.now_s += 100
+    assert not table.has_news()
+    with pytest.raises(TableError, match="made anew"):
+        active.try_stopped(lambda: True)
+    assert kafka.sent == before
