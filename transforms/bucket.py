@@ -24,7 +24,7 @@ from halfway.schemas.state_format import (
     decode_payload,
     encode_payload,
 )
-from halfway.transforms.horizon import Clock, LatestTick, Times, TopicSize
+from halfway.transforms.horizon import Clock, Said, Times
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
@@ -61,7 +61,7 @@ class Bucket:
         clock = self.clock.after(batch.ticks, batch.read_ms)
         untouched, affected = self._split(batch, clock)
         resolution = resolve(_to_state(self.clock, affected), replace(batch, clock=clock), rules)
-        entries = _join(untouched, _to_entries(resolution.state, rules))
+        entries = _join(untouched, _to_entries(resolution.state))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
         return Bucket(entries, clock, totals), resolution.outcomes, resolution.counts
 
@@ -126,12 +126,13 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
             check_times, due_ms, checked_ms, late_put_offs = timer
             transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, checked_ms, late_put_offs)
         else:
-            op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset, binding)
+            _, due_ms, *_ = timer
+            op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset, binding, due_ms)
             waiting.setdefault(transaction_id, []).append(op)
     return BucketState(clock, transactions, waiting)
 
 
-def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
+def _to_entries(state: BucketState) -> list[pa.Table]:
     """Turn objects into entries (ENTRY_SCHEMA): a table for the transactions, and one for the waiting verdicts."""
     tables = []
     if state.transactions:
@@ -140,9 +141,8 @@ def _to_entries(state: BucketState, rules: Rules) -> list[pa.Table]:
         tables.append(_table(ids, phases, groups, topics, incarnations, *places, check_times, dues_ms, *late))
     ops = [op for of_one_id in state.waiting.values() for op in of_one_id]
     if ops:
-        ids, groups, incarnations, actions, *places = zip(*ops, strict=True)
+        ids, groups, incarnations, actions, *places, orphans_ms = zip(*ops, strict=True)
         entries = [_WAITING_ENTRY[action] for action in actions]
-        orphans_ms = [rules.orphan_ms(op) for op in ops]
         no_topics, zeros, no_checks = [""] * len(ops), [0] * len(ops), [-1] * len(ops)
         columns = (ids, entries, groups, no_topics, incarnations, *places, zeros, orphans_ms, no_checks, zeros)
         tables.append(_table(*columns))
@@ -176,20 +176,26 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "heard_ms": _encode_times(clock.heard_ms),
         "read_ms": _encode_times(clock.read_ms),
         "asked_ms": _encode_times(clock.asked_ms),
-        "partitions": [[source, size.at_ms, size.partitions] for source, size in sorted(clock.sizes.items())],
-        "latest": list(clock.latest),
+        "sizes": {int(source): said for source, said in clock.sizes.items()},
+        "latest": clock.latest,
+        "floor_ms": clock.floor_ms,
     }
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:
-    at_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
         heard_ms=_decode_times(stored["heard_ms"]),
         read_ms=_decode_times(stored["read_ms"]),
         asked_ms=_decode_times(stored["asked_ms"]),
-        sizes={Source(source): TopicSize(at_ms, partitions) for source, at_ms, partitions in stored["partitions"]},
-        latest=LatestTick(at_ms, Source(source), partition, tuple(absent_groups)),
+        sizes={Source(int(source)): _decode_said(said) for source, said in stored["sizes"].items()},
+        latest=_decode_said(stored["latest"]),
+        floor_ms=tuple(stored["floor_ms"]),
     )
+
+
+def _decode_said(stored: list[Any]) -> Said:
+    at_ms, source, partition, partitions, absent_groups = stored
+    return Said(at_ms, Source(source), partition, partitions, tuple(absent_groups))
 
 
 def _encode_times(times_ms: Times) -> list[list[list[int]]]:

@@ -1,7 +1,7 @@
 """Time as the job knows it: what it has read, and the horizon and the read mark that follow from that (decision 1)."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
@@ -41,65 +41,73 @@ def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
 
 def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
     """Return the ticks, of which only the latest one names absent groups: nobody asks an earlier one (R15)."""
-    last = max(ticks, key=_LATEST, default=None)
+    last = max(ticks, key=_SAID, default=None)
     return [tick if tick is last else tick._replace(absent_groups=()) for tick in ticks]
 
 
-class LatestTick(NamedTuple):
-    """Time and place of the latest tick of all, and the producer groups that it names as away (R15)."""
+class Said(NamedTuple):
+    """What the latest tick of all says, or the latest of a topic, and its time and place.
+
+    `Clock.after` replaces it by a later one, and by whatever its own partition says next: from a clock that was ahead
+    and was set right, it would stand until time has come so far.
+    """
 
     at_ms: int = -1
     source: Source = Source.HALF
     partition: int = -1
+    partitions: int = 0
     absent_groups: tuple[str, ...] = ()
 
-
-class TopicSize(NamedTuple):
-    """How many partitions a topic has, as its latest tick says."""
-
-    at_ms: int
-    partitions: int
+    def or_newer(self, ticks: Sequence[Tick]) -> "Said":
+        """Return what stands after more ticks, at least one."""
+        last = Said(*max(map(_SAID, ticks)))
+        is_replaced = any(tick.source is self.source and tick.partition == self.partition for tick in ticks)
+        return last._replace(absent_groups=tuple(sorted(last.absent_groups))) if is_replaced else max(self, last)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """The times that the job has read. Horizon (a low watermark), read mark and absent groups follow from them."""
+    """The times that the job has read. Horizon (a low watermark), read mark and absent groups follow from them.
+
+    Each time is of the last batch that has one, and not the greatest that ever was: the clock of a broker may have been
+    ahead, and what it said must not stand for what is read later. Horizon and read mark never go back all the same.
+    """
 
     heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The time of the latest tick of each partition."""
     read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The newest time that the broker gave a record of a partition, where that is later than its latest tick."""
     asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
-    """What the latest tick of each partition, of the last batch that has one, says; `ALL_ASKED` is left out (R5)."""
-    sizes: Mapping[Source, TopicSize] = field(default_factory=dict)
-    latest: LatestTick = field(default_factory=LatestTick)
+    """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
+    sizes: Mapping[Source, Said] = field(default_factory=dict)
+    """The latest tick of each topic, which says how many partitions it has. It names no groups here."""
+    latest: Said = field(default_factory=Said)
+    """The latest tick of all, which says which groups are away (R15)."""
+    floor_ms: tuple[int, int] = (-1, -1)
+    """The last horizon and read mark that were defined; -1 before the first."""
 
     def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
-        """Return the clock after more ticks, in any order, and newer times of records. Time never goes back."""
+        """Return the clock after a batch with ticks, in any order, and newer times of records."""
         if not ticks and not read_ms:
             return self
         heard, read, asked, sizes, latest = {}, {}, {}, dict(self.sizes), self.latest
         for source in Source:
             of_topic = [tick for tick in ticks if tick.source is source]
-            asked[source] = self._asked_after(source, of_topic)
-            heard[source] = newest(self.heard_ms[source], [(tick.partition, tick.at_ms) for tick in of_topic])
-            times_ms = newest(self.read_ms[source], [(partition, at_ms) for (of, partition), at_ms in read_ms.items() if of is source])
+            said: dict[int, tuple[int, int]] = {}
+            for tick in of_topic:
+                said[tick.partition] = max(said.get(tick.partition, (-1, 0)), (tick.at_ms, tick.asked_ms))
+            heard[source] = {**self.heard_ms[source], **{partition: at_ms for partition, (at_ms, _) in said.items()}}
+            now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, asked_ms) in said.items()}}
+            asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
+            times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
             read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
             if of_topic:
-                size = TopicSize(*max(map(_SIZE, of_topic)))
-                sizes[source] = max(sizes.get(source, size), size)
+                sizes[source] = sizes.get(source, Said()).or_newer(of_topic)._replace(absent_groups=())
         if ticks:
-            last = max(ticks, key=_LATEST)
-            latest = max(latest, LatestTick(last.at_ms, last.source, last.partition, tuple(sorted(last.absent_groups))))
-        return Clock(heard, read, asked, sizes, latest)
-
-    def _asked_after(self, source: Source, ticks: Iterable[Tick]) -> dict[int, int]:
-        """Return what ticks say of checks. A tick whose time is ahead does so until the next one: it stops nothing."""
-        said: dict[int, tuple[int, int]] = {}
-        for tick in ticks:
-            said[tick.partition] = max(said.get(tick.partition, (-1, 0)), (tick.at_ms, tick.asked_ms))
-        now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, asked_ms) in said.items()}}
-        return {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
+            latest = latest.or_newer(ticks)
+        clock = Clock(heard, read, asked, sizes, latest, self.floor_ms)
+        horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
+        return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor_ms=(horizon_ms, read_mark_ms))
 
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away, as the latest tick says (R15)."""
@@ -120,7 +128,7 @@ class Clock:
             if not heard or len(heard) < partitions:
                 return None
             times_ms.extend(heard)
-        return min(times_ms)
+        return max(self.floor_ms[0], min(times_ms))
 
     def read_mark_ms(self) -> int | None:
         """Return the time up to which everything was read, by records too; None while the horizon is undefined.
@@ -131,11 +139,10 @@ class Clock:
         if horizon_ms is None:
             return None
         # A partition may hold records before the first tick that counts it.
-        return max(horizon_ms, min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source))
+        return max(horizon_ms, self.floor_ms[1], min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source))
 
 
-_SIZE = attrgetter(*TopicSize._fields)
-_LATEST = attrgetter(*LatestTick._fields)
+_SAID = attrgetter(*Said._fields)
 _LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups", "asked_ms")
 
 

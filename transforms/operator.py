@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import Any
 
 import pandas as pd
@@ -83,12 +84,16 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
     return Batch(halves, ops, lost, ticks, broken, read_ms, counted)
 
 
+_OP_FIELDS = tuple(name for name in Op._fields if name != "due_ms")
+"""Those that an event has. When it is due is known once it waits."""
+
+
 def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lost], broken: list[Outcome]) -> None:
     """Append the records of EVENT_SCHEMA to the lists of their kinds."""
     kinds = events["event"].to_numpy()
     halves.extend(map(Half._make, zip(*_columns(events, kinds == EventKind.HALF, Half._fields), strict=True)))
-    ids, groups, incarnations, actions, *places = _columns(events, kinds == EventKind.OP, Op._fields)
-    ops.extend(map(Op._make, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
+    ids, groups, incarnations, actions, *places = _columns(events, kinds == EventKind.OP, _OP_FIELDS)
+    ops.extend(starmap(Op, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
     lost_rows = zip(*_columns(events, kinds == EventKind.LOST, ("transaction_id", "half_pointer", "at_ms")), strict=True)
     for transaction_id, pointer, at_ms in lost_rows:
         half_partition, half_offset = pointer.split(":")

@@ -49,6 +49,8 @@ class Op(NamedTuple):
     offset: int
     binding: int = 0
     """The signed half that it answers (`binding_of`); 0 if it names none."""
+    due_ms: int = 0
+    """The read mark at which it is an orphan; 0 until it waits for its half (R10)."""
 
 
 class Lost(NamedTuple):
@@ -133,9 +135,12 @@ class Rules(NamedTuple):
         """Return from when on a half is late: its age is > the retention of halves (R8)."""
         return first_ms_after(half.at_ms + self.half_retention_ms)
 
-    def orphan_ms(self, op: Op) -> int:
-        """Return when a verdict without a half becomes an orphan: it has waited for > the timeout (R10)."""
-        return first_ms_after(op.at_ms + self.timeout_ms)
+    def orphan_ms(self, op: Op, read_mark_ms: int) -> int:
+        """Return when a verdict without a half becomes an orphan: it has waited for > the timeout (R10).
+
+        The read mark at which it was read counts if it is later: the clock of a broker may have been ahead.
+        """
+        return first_ms_after(max(op.at_ms, read_mark_ms) + self.timeout_ms)
 
     def forget_ms(self, settled_ms: int, half: Half) -> int:
         """Return when an id is forgotten: it has been settled for > the retention of settled ids (R11).
@@ -269,7 +274,7 @@ class _Resolver:
         self.outcomes.append(
             _outcome_of(Kind.QUARANTINE, known, 0, Reason.HALF_LOST)._replace(detail="a notice says that the half is lost")
         )
-        self._settle(known, Phase.LOST, lost.at_ms)
+        self._settle(known, Phase.LOST, max(lost.at_ms, self.read_before_ms))
 
     def take_waiting(self, halves: Iterable[Half]) -> list[Op]:
         """Remove and return the verdicts that waited for one of these halves (R1)."""
@@ -287,7 +292,8 @@ class _Resolver:
         elif op.action is LocalTransactionState.UNKNOWN:  # R3
             self.counts[Count.UNKNOWN] += 1
         elif known is None or op.incarnation > known.half.incarnation:  # R1, R10, R11: its half may still come
-            self.waiting.setdefault(op.transaction_id, []).append(op)
+            due_ms = op.due_ms or self.rules.orphan_ms(op, self.read_before_ms)
+            self.waiting.setdefault(op.transaction_id, []).append(op._replace(due_ms=due_ms))
         elif op.incarnation < known.half.incarnation:  # R11
             detail = f"{op.action} of incarnation {op.incarnation} after {known.half.incarnation}"
             self._quarantine(op, Reason.LATE_VERDICT, detail)
@@ -307,7 +313,7 @@ class _Resolver:
             self.outcomes.append(commit._replace(op_partition=op.partition, op_offset=op.offset))
         else:
             self.counts[Count.ROLLED_BACK] += 1
-        self._settle(known, _SETTLED_BY[op.action], op.at_ms)
+        self._settle(known, _SETTLED_BY[op.action], max(op.at_ms, self.read_before_ms))
 
     def on_horizon(self, horizon_ms: int, asked_ms: int, absent_groups: frozenset[str]) -> None:
         """Do the checks and discards that are due (R4 to R8, R15)."""
@@ -318,7 +324,7 @@ class _Resolver:
                 elif known.checked_ms >= 0 and horizon_ms < (due_ms := self.rules.next_check_ms(known.checked_ms)):
                     self._put_off(known._replace(due_ms=due_ms))  # R5: the interval was shorter when that check was sent
                 else:
-                    self._on_due(known, horizon_ms, is_away=known.half.producer_group in absent_groups)
+                    self._on_due(known, horizon_ms, asked_ms, is_away=known.half.producer_group in absent_groups)
 
     def on_read_mark(self, read_mark_ms: int) -> None:
         """Let go of what no record can concern any more: orphaned verdicts (R10), ids that are forgotten (R11)."""
@@ -328,7 +334,7 @@ class _Resolver:
             if known.phase is not Phase.PENDING and read_mark_ms >= known.due_ms:
                 del self.transactions[transaction_id]
 
-    def _on_due(self, known: Transaction, horizon_ms: int, *, is_away: bool) -> None:
+    def _on_due(self, known: Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
         """Check, discard or put off a pending half."""
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
@@ -337,7 +343,9 @@ class _Resolver:
         is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else was_last_called)
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
-            self._put_off(later._replace(late_put_offs=known.late_put_offs + is_late))
+            # In a backlog horizons follow each other in no time: a put-off counts if the one before had time too (R8).
+            has_waited = known.due_ms <= rules.next_check_ms(asked_ms)
+            self._put_off(later._replace(late_put_offs=known.late_put_offs + (is_late and has_waited)))
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
@@ -358,7 +366,7 @@ class _Resolver:
         """Quarantine the verdicts that have waited too long for their half, each of them (R10)."""
         left = []
         for op in ops:
-            if read_mark_ms < self.rules.orphan_ms(op):
+            if read_mark_ms < op.due_ms:
                 left.append(op)
             else:
                 self._quarantine(op, Reason.ORPHAN_OP, f"{op.action} of incarnation {op.incarnation}", read_mark_ms)

@@ -166,7 +166,7 @@ class InMemoryHalfway:
     def _next_tick_ms(self) -> int:
         """Return the next tick that something waits for, so that a long time costs no more than a short one."""
         due_ms = [known.due_ms for known in self._state.transactions.values()]
-        due_ms += [self._rules.orphan_ms(op) for ops in self._state.waiting.values() for op in ops]
+        due_ms += [op.due_ms for ops in self._state.waiting.values() for op in ops]
         later_ms = max(min(due_ms, default=1 << 62), self.now_ms + 1)
         return later_ms + (_BEGIN_MS - later_ms) % self._tick_ms
 

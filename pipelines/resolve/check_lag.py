@@ -75,7 +75,7 @@ class CheckLag:
         self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
         """When earlier rounds began, and where each place ended in them: requests before that are at least as old."""
         self.seen_s: float | None = None
-        """When the round began that has seen the old requests; None where timestamps alone tell which are old."""
+        """When the round began that has seen the old requests; None until the first one began before `before_s`."""
 
     def close(self) -> None:
         """Disconnect. The next round connects again."""
@@ -87,7 +87,9 @@ class CheckLag:
         """Return the groups for which an old request waits, with its place and offset.
 
         A request is old by its timestamp, or because a round saw it that began before `before_s`: the broker that gave
-        it the timestamp may have another clock. A group that Kafka gives no answer for counts as behind.
+        it the timestamp may have another clock. What the first round finds was sent by a former run, and is old too:
+        checks count by the time for which the job was down (`SentChecks.take_up`). A group that Kafka gives no answer
+        for counts as behind.
 
         A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
         are the oldest, if their topic can hold something for them.
@@ -123,8 +125,8 @@ class CheckLag:
         self._ends.append((began_s, {place: each.end for place, each in offsets.items() if each is not _ANY_OFFSETS}))
         while len(self._ends) > 1 and self._ends[1][0] <= before_s:
             del self._ends[0]
-        seen_s, seen = self._ends[0] if self._ends[0][0] <= before_s else (None, {})
-        self.seen_s = seen_s
+        seen_s, seen = self._ends[0]
+        self.seen_s = seen_s if seen_s <= before_s else None
         return {place: OffsetRange(each.first, max(each.before, min(seen.get(place, 0), each.end))) for place, each in offsets.items()}
 
     def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:

@@ -161,11 +161,9 @@ class ResolveJob:
 
     def _begin(self, spark: SparkSession, found: Ownership, ids: Mapping[str, str]) -> Manifest:
         """Do what only the first start of a checkpoint does."""
-        kafka, since_ms = self._settings.kafka, 0
-        if found.tables:
-            # A verdict that is older by its time-out would be an orphan anyhow (R10).
-            since_ms = max(0, deleted_before_ms(kafka, kafka.half_topic) - self._settings.resolution.transactionTimeOut)
-        return begin_checkpoint(spark, self._settings, found, since_ms, ids)
+        kafka = self._settings.kafka
+        before_ms = deleted_before_ms(kafka, kafka.half_topic) if found.tables else 0
+        return begin_checkpoint(spark, self._settings, found, before_ms, ids)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

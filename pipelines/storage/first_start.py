@@ -20,7 +20,7 @@ from halfway.schemas.state_format import FORMAT_VERSION
 
 
 def begin_checkpoint(
-    spark: SparkSession, settings: Settings, found: Ownership, halves_since_ms: int, topic_ids: Mapping[str, str]
+    spark: SparkSession, settings: Settings, found: Ownership, deleted_before_ms: int, topic_ids: Mapping[str, str]
 ) -> Manifest:
     """Make a checkpoint the owner of the tables, and return its manifest. It has run no batch yet.
 
@@ -28,7 +28,7 @@ def begin_checkpoint(
         spark: the session.
         settings: what the checkpoint is made with.
         found: what checkpoint and tables say about themselves. `verify_ownership` has accepted it.
-        halves_since_ms: from when on the half topic holds every half; 0 if always.
+        deleted_before_ms: from when on the half topic holds every half; 0 if always.
         topic_ids: Kafka's ids of the half and op topics.
     """
     storage, query_id = settings.storage, found.query_id
@@ -48,13 +48,22 @@ def begin_checkpoint(
         settings.kafka.op_topic,
         # After the former owner is fenced: it can add no row to the tables now.
         ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
-        min(halves_since_ms, last_settled_ms(spark, storage)) if epoch and halves_since_ms else 0,
+        min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms(spark, storage)) if epoch else 0,
         _even_keys(spark, settings.state),
         secrets.token_hex(16),
         topic_ids,
     )
     write_manifest(spark, storage, manifest)
     return manifest
+
+
+def _halves_since_ms(settings: Settings, deleted_before_ms: int) -> int:
+    """Return the time before which a verdict without a half is one of a half that Kafka has deleted.
+
+    A verdict that is older by its time-out would be an orphan anyhow (R10). The brokers' clocks may differ.
+    """
+    numbers = settings.resolution
+    return max(0, deleted_before_ms - numbers.transactionTimeOut - numbers.max_clock_skew)
 
 
 def _even_keys(spark: SparkSession, state: StateSettings) -> tuple[int, ...]:

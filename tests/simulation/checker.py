@@ -87,7 +87,7 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
             continue
         verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op)]
         # A verdict that Kafka has deleted may never have been read.
-        first = verdicts[0] if verdicts and verdicts[0].deleted_seq is None else None
+        first = verdicts[0] if verdicts and verdicts[0].deleted_seq is None and not facts.may_be_aged_out(verdicts[0]) else None
         is_ordered = len({op.partition for op in verdicts}) < 2 and all(a.at_ms <= b.at_ms for a, b in pairwise(verdicts))
         if "committed" in fates and first is not None and is_ordered:
             at_ms = facts.committed_at[pointer]["committed_at"]
@@ -266,7 +266,7 @@ def _last_checks_can_be_answered(facts: Facts) -> Iterator[Finding]:
         if check is None or facts.history.clocks_jumped:
             continue
         since_ms = facts.ticks.published_since(check.seq, row["discarded_at"])
-        if since_ms is not None and since_ms < interval_ms // 2:
+        if since_ms is not None and since_ms + facts.history.publisher_set_back_ms < interval_ms // 2:
             yield Finding("R5 unheard", pointer[0], f"discarded {since_ms} ms after check {row['check_times']} was sent")
 
 
@@ -300,17 +300,24 @@ _REASONS = (*_REASONS, "incarnation_refused", "half_lost")
 
 def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
     """A verdict that settles nothing is in quarantine, unless it repeats another (R2, R10, R11, R13)."""
+    flawed: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
+    for half in facts.flawed:
+        if half.topic == HALF and half.flaw == "body_too_large":
+            flawed[name_of(half)].append(half)
     for transaction_id, ops in facts.verdicts_of.items():
         names = {name_of(half): half for half in facts.halves_of[transaction_id]}
         for op in ops:
             if facts.refused.get((OP, op.partition, op.offset)) or transaction_id in facts.history.still_pending or op.deleted_seq:
                 continue
             half = names.get(name_of(op))
+            if half is None and (facts.may_be_aged_out(op) or any(map(facts.may_be_let_in, flawed[name_of(op)]))):
+                continue
             if half is None:
                 yield Finding("R10 dropped", transaction_id, f"{op.header('ACTION')} of {name_of(op)} is nowhere")
                 continue
             is_alone = len(facts.halves_of[transaction_id]) == 1
-            is_ordered = is_alone and not facts.history.clocks_jumped
+            # A new checkpoint may read verdicts of several partitions in another order.
+            is_ordered = is_alone and not facts.history.clocks_jumped and not (facts.was_adopted and len({op.partition for op in ops}) > 1)
             if is_ordered and place_of(half) in facts.committed_at and op.header("ACTION") == "ROLLBACK":
                 yield Finding("R2 dropped", transaction_id, "a ROLLBACK of a committed message is not in quarantine")
             actions = {each.header("ACTION") for each in facts.verdicts(half)}

@@ -12,7 +12,8 @@ VERDICTS = ("COMMIT", "ROLLBACK")
 class Ticks:
     """The good ticks of all partitions: what a horizon proves to have been read, and which one is known when."""
 
-    def __init__(self, ticks: Iterable[Record]) -> None:
+    def __init__(self, ticks: Iterable[Record], *, clocks_jumped: bool) -> None:
+        self._clocks_jumped = clocks_jumped
         of_place: dict[Place, list[Record]] = defaultdict(list)
         for tick in ticks:
             of_place[tick.topic, tick.partition].append(tick)
@@ -36,7 +37,7 @@ class Ticks:
         place = record.topic, record.partition
         newest = self._newest.get(place, [])
         number = bisect_left(newest, horizon_ms, key=lambda tick: tick[2])
-        if number == 0 and place not in self._first:  # The horizon may have come before this partition.
+        if place not in self._first and (number == 0 or self._clocks_jumped):  # The horizon may have come before this partition.
             return False
         return number < len(newest) and record.offset < newest[number][1]
 
@@ -82,7 +83,7 @@ class Facts:
         """The largest body that was always allowed. It depends on the settings of the time whether a larger one is."""
         self.all = {(record.topic, record.partition, record.offset): record for record in history.records}
         good = [record for record in history.records if record.flaw is None and record.state is KafkaState.COMMITTED]
-        self.ticks = Ticks(record for record in good if record.header("TICK"))
+        self.ticks = Ticks((record for record in good if record.header("TICK")), clocks_jumped=history.clocks_jumped)
         said = [record for record in good if not record.header("TICK") and not record.header("HALF_LOST")]
         self.halves = [record for record in said if record.topic == HALF]
         self.ops = [record for record in said if record.topic == OP]
@@ -113,6 +114,16 @@ class Facts:
                 half = transaction_id, int(partition), int(offset)
                 self.checks[half].setdefault(int(number), record)
                 self.requests[half].append(record)
+        oldest_ms: dict[int, int] = {}
+        has_all: dict[int, bool] = {}
+        for record in history.records:
+            if record.topic == HALF:
+                has_all[record.partition] = has_all.get(record.partition, True) and record.deleted_seq is None
+                if record.deleted_seq is None:
+                    oldest_ms.setdefault(record.partition, record.at_ms)
+        self._halves_since_ms = 0 if any(has_all.values()) else min(oldest_ms.values(), default=2**62)
+        settled_ms = [*(row["committed_at"] for row in self.messages), *(row["discarded_at"] for row in self.discarded)]
+        self._last_settled_ms = max(settled_ms, default=0)
         self.was_adopted = any("--adopt" in act.detail for act in history.acts)
         self.decided = {decision.transaction_id: decision for decision in history.decisions}
 
@@ -174,6 +185,10 @@ class Facts:
             return False
         reasons = ("orphan_op", "late_verdict", *(("group_mismatch",) if self.was_adopted else ()))
         return any(row["reason"] in reasons for row in self.refused.get((OP, op.partition, op.offset), ()))
+
+    def may_be_aged_out(self, op: Record) -> bool:
+        """Return True if a new checkpoint may count a verdict as one of a half that Kafka has deleted."""
+        return self.was_adopted and op.at_ms < min(self._halves_since_ms, self._last_settled_ms)
 
     def may_be_let_in(self, half: Record) -> bool:
         """Return True if a half above the limit may be taken for a good one.

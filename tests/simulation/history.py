@@ -141,5 +141,7 @@ class History:
     """The ids that the job holds as pending at the end."""
     clocks_jumped: bool = False
     """A broker's clock was set: times in a partition do not only grow."""
+    publisher_set_back_ms: int = 0
+    """How far the clock of the job's machine was set back at most, at a time."""
     is_at_rest: bool = True
     """Everything was given its time: nothing may be pending."""

@@ -78,11 +78,9 @@ class Job:
         checkpoint.files.setdefault("metadata", f'{{"id": "{self.manifest.query_id}"}}')
 
     def _begin(self, found: Any) -> Manifest:
-        since_ms = 0
-        if found.tables:
-            since_ms = max(0, self.kafka.deleted_before_ms(HALF) - self.settings.resolution.transactionTimeOut)
         spark: Any = self.storage
-        return begin_checkpoint(spark, self.settings, found, since_ms, {})
+        before_ms = self.kafka.deleted_before_ms(HALF) if found.tables else 0
+        return begin_checkpoint(spark, self.settings, found, before_ms, {})
 
     def batch(self) -> bool:
         """Run one batch; return False if there is nothing to read."""

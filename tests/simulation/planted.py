@@ -244,7 +244,7 @@ PLANTED = (
     Planted("R9 the horizon is the latest tick", horizon.Clock, "horizon_ms", _largest_horizon),
     Planted("R9 the horizon does not wait for the op topic", horizon.Clock, "horizon_ms", _horizon_of_halves),
     Planted("R10 orphans vanish", _Resolver, "_quarantine_orphans", _orphans_vanish),
-    Planted("R10 a verdict does not wait", _RULES, "orphan_ms", lambda _, op: op.at_ms),
+    Planted("R10 a verdict does not wait", _RULES, "orphan_ms", lambda _, op, __: op.at_ms),
     Planted("R11 a settled id is forgotten at once", _RULES, "forget_ms", lambda _, settled_ms, __: settled_ms),
     Planted("R11 a verdict after a discard counts", _Resolver, "on_op", _late_verdict_counts),
     Planted("R12 any half starts its id afresh", _Resolver, "on_half", _any_half_starts),

@@ -281,6 +281,7 @@ class World:
 
     def do_publisher_clock(self, ms: int) -> None:
         """Set the clock of the job's machine to be this far off."""
+        self.history.publisher_set_back_ms = max(self.history.publisher_set_back_ms, self.clock.publisher_ms - ms)
         self.clock.publisher_ms = ms
 
     def do_lag(self, topic: str, partition: int, batches: int) -> None:
@@ -342,7 +343,7 @@ class World:
         self.do_end_tx(commit=False)
         behind_ms = max(0, *self.clock.brokers_ms)
         self.clock.brokers_ms = [0] * len(self.clock.brokers_ms)
-        self.clock.publisher_ms = 0
+        self.do_publisher_clock(0)
         self.clock.now_ms += behind_ms
         self.wanted.clear()
         self.jobs.clear()

@@ -20,6 +20,8 @@ class Life:
     half: Half
     checks: list[int] = field(default_factory=list)
     put_offs: list[int] = field(default_factory=list)
+    patience: int = 0
+    """Put-offs past the retention before which the group had half an interval (R8)."""
     waits: list[int] = field(default_factory=list)
     """The horizons at which its last check did not count yet (R5)."""
     ended: str = "PENDING"
@@ -82,6 +84,7 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
     told: list[str] = []
     life: Life | None = None
     waiting: list[Op] = []
+    read_mark_ms = 0
     for number, batch in enumerate(batches):
         came = False
         for half in sorted((half for half in batch.halves if half.transaction_id == me), key=lambda h: (h.at_ms, h.partition, h.offset)):
@@ -97,11 +100,11 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
                     life = Life(half)
                 else:
                     told.append(f"quarantine {me} incarnation_refused")
-        ops = [op for op in batch.ops if op.transaction_id == me]
+        ops = [op._replace(due_ms=max(op.at_ms, read_mark_ms)) for op in batch.ops if op.transaction_id == me]
         if came:
             ops, waiting = ops + waiting, []
         for op in sorted(ops, key=lambda o: (o.at_ms, o.partition, o.offset)):
-            told.extend(_one_op(me, op, life, waiting))
+            told.extend(_one_op(me, op, life, waiting, read_mark_ms))
         horizon_ms = horizon_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
         if horizon_ms is None:
             continue
@@ -111,13 +114,13 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
         if life is not None and life.ended != "PENDING" and read_mark_ms > life.ended_ms + rules.resolved_retention_ms:
             life = None
         for op in list(waiting):
-            if read_mark_ms > op.at_ms + rules.timeout_ms:
+            if read_mark_ms > op.due_ms + rules.timeout_ms:
                 waiting.remove(op)
                 told.append(f"quarantine {me} orphan_op")
     return told, life.ended if life is not None else None
 
 
-def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
+def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op], read_mark_ms: int) -> list[str]:
     if life is not None and op.producer_group != life.half.producer_group:
         return [f"quarantine {me} group_mismatch"]
     if op.action is LocalTransactionState.UNKNOWN:
@@ -129,7 +132,7 @@ def _one_op(me: str, op: Op, life: Life | None, waiting: list[Op]) -> list[str]:
         return [f"quarantine {me} late_verdict"]
     verdict = "COMMITTED" if op.action is LocalTransactionState.COMMIT else "ROLLED_BACK"
     if life.ended == "PENDING":
-        life.ended, life.ended_ms = verdict, op.at_ms
+        life.ended, life.ended_ms = verdict, max(op.at_ms, read_mark_ms)
         return [f"commit {me} @{op.at_ms}"] if verdict == "COMMITTED" else []
     return [] if life.ended == verdict else [f"quarantine {me} conflicting_verdict"]
 
@@ -147,14 +150,16 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
     is_next_due = bool(before) and horizon_ms >= max([*looks, max(before) + rules.check_interval_ms])
     if not (is_next_due if before else is_first_due):
         return []
-    checks = len(life.checks)
-    if checks and life.checks[-1] > asked_of(batches):
+    checks, asked_ms = len(life.checks), asked_of(batches)
+    if checks and life.checks[-1] > asked_ms:
         life.waits.append(horizon_ms)
         return []
     if life.half.producer_group in away_of([tick for batch in batches for tick in batch.ticks]):
-        patience_is_over = len(list(filter(is_past, life.put_offs))) == rules.check_max
-        ends = is_past(horizon_ms) and patience_is_over
+        ends = is_past(horizon_ms) and life.patience == rules.check_max
         if not ends:
+            first_ms = life.half.at_ms + (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms) + 1
+            due_ms = max([*looks, max(before) + rules.check_interval_ms]) if before else first_ms
+            life.patience += is_past(horizon_ms) and due_ms - rules.check_interval_ms <= asked_ms
             life.put_offs.append(horizon_ms)
             return []
     else:
