@@ -85,7 +85,9 @@ def empty_job(rig: Rig, settings: Settings) -> float:
         append_once(no_rows, storage, Table.MESSAGES, "empty", batch_id)
         read_log_ahead(spark, storage, Table.MESSAGES)
 
-    records = to_records(read_records(spark, settings.kafka).coalesce(state.shuffle_partitions), settings.kafka.op_topic)
+    records = to_records(
+        read_records(spark, settings.kafka, settings.kafka.starting_offsets).coalesce(state.shuffle_partitions), settings.kafka.op_topic
+    )
     outcomes = resolve_events(records.mapInArrow(packs, from_arrow_schema(PACKED_EVENTS_SCHEMA)), bucket)
     writer = outcomes.writeStream.option("checkpointLocation", storage.checkpoint + "-empty").outputMode("append").foreachBatch(write)
     query = writer.trigger(processingTime=f"{settings.trigger.interval} milliseconds").start()

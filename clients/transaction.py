@@ -268,6 +268,8 @@ class LocalTransaction:
             state = LocalTransactionState.UNKNOWN
         if state is not LocalTransactionState.UNKNOWN:
             self._say(state)
+        if state is LocalTransactionState.COMMIT:  # a hook that runs after the commit has raised it, or an answer was lost
+            log.warning("event=committed_in_spite_of_an_error transaction_id=%r error=%s", self.transaction_id, type(error).__name__)
         if state is LocalTransactionState.UNKNOWN and isinstance(error, Exception):
             raise OutcomeUnknownError(
                 f"the answer to the commit of transaction {self.transaction_id} was lost ({type(error).__name__}), and so was the "

@@ -25,7 +25,7 @@ class BucketReport:
     """Pending transactions with at least one check."""
     oldest_ms: int | None
     """Start of the oldest pending half."""
-    remembered: int
+    entries: int
     """All entries of its state."""
     absent_groups: int
     """Producer groups that are away, as the latest tick says (R15)."""

@@ -78,7 +78,7 @@ class Bucket:
             pending=pending.num_rows,
             checked=pc.sum(pc.greater(pending["check_times"], 0)).as_py() or 0,
             oldest_ms=pc.min(pending["start_ms"]).as_py(),
-            remembered=self.entries.num_rows,
+            entries=self.entries.num_rows,
             absent_groups=len(self.clock.absent_groups()),
             counts=counts,
             totals=self.totals,

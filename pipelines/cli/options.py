@@ -44,7 +44,7 @@ _EXTRA_OF = {
 
 
 @contextmanager
-def extra_installed() -> Iterator[None]:
+def metrics_extra_installed() -> Iterator[None]:
     """Refuse `metrics.port` if what the block imports is missing: prometheus-client is an extra.
 
     Raises:

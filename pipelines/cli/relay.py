@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
+from halfway.pipelines.cli.options import ConfigOption, SetOption, metrics_extra_installed
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.positions import Reached
@@ -66,7 +66,7 @@ def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[
     """
     if not metrics.port:
         return nullcontext()
-    with extra_installed():
+    with metrics_extra_installed():
         from halfway.pipelines.relay.relay_metrics import RelayMetrics
         from halfway.pipelines.runtime.metrics_server import served
     return served(RelayMetrics(running), metrics)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption, extra_installed
+from halfway.pipelines.cli.options import ConfigOption, SetOption, metrics_extra_installed
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
@@ -106,7 +106,7 @@ def _watchers(settings: Settings) -> "tuple[list[Callable[[BatchReport], None]],
 
     if not settings.metrics.port:
         return [ProgressLog()], nullcontext()
-    with extra_installed():
+    with metrics_extra_installed():
         from halfway.pipelines.resolve.metrics import JobMetrics
         from halfway.pipelines.runtime.metrics_server import served
     metrics = JobMetrics(settings.state.buckets)

@@ -20,7 +20,7 @@ from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import HalfHeaders, RecordError
-from halfway.schemas.settings import KafkaSettings, StorageSettings
+from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tables import Table
 
@@ -96,14 +96,18 @@ def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
     return len(unproven)
 
 
-def sent_halves(scan: TopicScan, candidates: Candidates, kafka: KafkaSettings, progress: Callable[[int, int], None]) -> Iterator[SentHalf]:
+def sent_halves(scan: TopicScan, candidates: Candidates, settings: Settings, progress: Callable[[int, int], None]) -> Iterator[SentHalf]:
     """Yield the halves of a higher incarnation that the half topic holds since the discard, whatever their outcome.
+
+    The clock that gave one its time may be behind the one that gave the discard its horizon. One from before the
+    discard was refused, which `refused_halves` finds out.
 
     The job refuses a half that is not signed as it must be, so it counts for nothing here either.
     """
+    kafka, most_apart_ms = settings.kafka, 2 * settings.resolution.max_clock_skew
     keyring = kafka.signing.keyring()
     ids = {transaction_id for transaction_id, _ in candidates}
-    for record in scan.since(min(row.discarded_ms for row in candidates.values()), progress):
+    for record in scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress):
         key, at_ms = record.key(), record.timestamp()[1]
         transaction_id = key.decode(errors="replace") if key is not None else ""
         half = _half_of(record, kafka.half_topic, keyring) if transaction_id in ids else None
@@ -111,7 +115,7 @@ def sent_halves(scan: TopicScan, candidates: Candidates, kafka: KafkaSettings, p
             continue
         identity = transaction_id, half.producer_group
         discarded = candidates.get(identity)
-        if discarded is not None and half.incarnation > discarded.incarnation and at_ms >= discarded.discarded_ms:
+        if discarded is not None and half.incarnation > discarded.incarnation:
             yield SentHalf(identity, record.partition() or 0, record.offset() or 0, at_ms)
 
 

@@ -147,7 +147,7 @@ def _drop_sent(spark: SparkSession, settings: Settings, scan: TopicScan, candida
     """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it."""
     if not candidates:
         return
-    sent = list(sent_halves(scan, candidates, settings.kafka, ProgressLine(say, "searching the half topic for earlier replays")))
+    sent = list(sent_halves(scan, candidates, settings, ProgressLine(say, "searching the half topic for earlier replays")))
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
     for half in sent:
         if half not in refused:

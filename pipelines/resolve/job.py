@@ -211,7 +211,7 @@ class ResolveJob:
         terms = terms_of_run(spark, settings)
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
-        read = read_records(spark, kafka, manifest.epoch).coalesce(settings.state.shuffle_partitions)
+        read = read_records(spark, kafka, manifest.starting_offsets).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         adopted = {Source.HALF: manifest.adopted.get(kafka.half_topic, {}), Source.OP: manifest.adopted.get(kafka.op_topic, {})}
         decoding = ByBatch(

@@ -146,18 +146,25 @@ class BatchWriter:
 
         A pointer alone does not identify a record: the offsets of a topic that was deleted and made anew start at 0.
         A COMMIT makes one message. If its half is in two partitions, the new checkpoint may read the other one first.
+        A half of a lower incarnation, or one that came while the id was remembered, makes none beside a message of its
+        group (R11, R12): `discarded` may be from an older backup than `messages`.
         """
         spark, storage = packs.sparkSession, self._settings.storage
         messages = read_table(spark, storage, Table.MESSAGES).where(F.coalesce(F.col("epoch"), F.lit(-1)) < self._epoch)
         times = [F.unix_millis(name).alias(f"{name}_ms") for name in ("half_at", "committed_at")]
-        held = messages.select("transaction_id", *_HALF_POINTER, *_OP_POINTER, *times)
+        names = ("transaction_id", "producer_group", "incarnation")
+        held = messages.select(*names, *_HALF_POINTER, *_OP_POINTER, *times)
         found = outcomes_in(packs.where("may_be_held"))
         same_id = found["transaction_id"] == held["transaction_id"]
         same_place = (found["partition"] == held["half_partition"]) & (found["offset"] == held["half_offset"])
         same_op = reduce(Column.__and__, (found[name] == held[name] for name in _OP_POINTER))
         same_half = same_place & (found["at_ms"] == held["half_at_ms"])
         same_verdict = (found["kind"] == int(Kind.COMMIT)) & same_op & (found["decided_ms"] == held["committed_at_ms"])
-        return packs.where(~F.col("may_be_held")).union(packed(found.join(held, same_id & (same_half | same_verdict), "left_anti")))
+        is_remembered = found["at_ms"] <= held["committed_at_ms"] + self._settings.resolution.resolved_retention
+        is_second = (found["at_ms"] >= held["half_at_ms"]) | (found["incarnation"] < held["incarnation"])
+        same_message = (found["producer_group"] == held["producer_group"]) & is_remembered & is_second
+        is_held = same_id & (same_half | same_verdict | same_message)
+        return packs.where(~F.col("may_be_held")).union(packed(found.join(held, is_held, "left_anti")))
 
     def _append(self, outcomes: BatchOutcomes, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
         """Append commits or discards; return the outcomes whose halves were not found, None if all were."""

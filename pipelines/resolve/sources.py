@@ -17,13 +17,15 @@ from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.transforms.former import FormerRecords
 
 
-def read_records(spark: SparkSession, kafka: KafkaSettings, epoch: int = 0) -> DataFrame:
+def read_records(spark: SparkSession, kafka: KafkaSettings, starting_offsets: str) -> DataFrame:
     """Return the stream of Kafka records of the half and op topics, with headers.
 
-    A checkpoint that has taken tables over begins at the earliest record, also if its first start was killed before its
-    first batch, and the settings are others now.
+    Args:
+        spark: the session.
+        kafka: where Kafka is, and how much a batch reads.
+        starting_offsets: where a checkpoint begins that has read nothing yet: `earliest` or `latest`.
     """
-    options = source_options(kafka) | {"startingOffsets": "earliest" if epoch else kafka.starting_offsets}
+    options = source_options(kafka) | {"startingOffsets": starting_offsets}
     if kafka.max_offsets_per_trigger:
         options["maxOffsetsPerTrigger"] = str(kafka.max_offsets_per_trigger)
     return spark.readStream.format("kafka").options(**options).load()

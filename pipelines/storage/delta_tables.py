@@ -33,7 +33,7 @@ _STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
 _FENCED = 2**63 - 1
 """The greatest `txnVersion`."""
 _FENCE_TRIES = 100
-_LOCK_LIMIT_S = 60.0
+_COMMIT_LOCK_LIMIT_S = 60.0
 _PROPERTIES = {
     # Append only, and readable by any Delta reader.
     "delta.enableDeletionVectors": "false",
@@ -217,7 +217,7 @@ def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) ->
     new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
     counted = properties_of(spark, storage, table).get(_STATISTICS_PROPERTY, "").split(",")
     name = table_name(storage, table)
-    with commit_lock(local_warehouse(spark, storage), table, limit_s=_LOCK_LIMIT_S):
+    with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
         if new:
             spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
         if set(SEARCHED_COLUMNS[table]) - set(counted):
@@ -236,7 +236,7 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
         _fence(spark, storage, table, owner.former_id)
     if owner.query_id == query_id:
         return
-    with commit_lock(local_warehouse(spark, storage), table, limit_s=_LOCK_LIMIT_S):
+    with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
         properties = Owner(query_id, epoch, owner.query_id).properties()
         spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ({_sql_map(properties)})")
     if owner.query_id is not None:

@@ -52,6 +52,7 @@ def begin_checkpoint(
         _even_keys(spark, settings.state),
         secrets.token_hex(16),
         topic_ids,
+        settings.kafka.starting_offsets,
     )
     write_manifest(spark, storage, manifest)
     return manifest

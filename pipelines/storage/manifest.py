@@ -44,6 +44,8 @@ class Manifest:
     """In hexadecimal digits. Who does not know it cannot choose ids that fall into one bucket."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's id of each topic that it reads; without one for a checkpoint that was made before they were kept."""
+    starting_offsets: str = "earliest"
+    """Where it begins to read. Its first start may be killed before its first batch, and the settings change."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Manifest":

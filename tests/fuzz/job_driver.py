@@ -47,7 +47,7 @@ class JobRun:
         )
         self.counts.update(report.counts)
         for number, bucket in report.buckets.items():
-            self.pending[number], self.remembered[number] = bucket.pending, bucket.remembered
+            self.pending[number], self.remembered[number] = bucket.pending, bucket.entries
 
 
 def write(settings: Settings, records: Iterable[NewRecord]) -> int:

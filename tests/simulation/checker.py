@@ -50,6 +50,9 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
         for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
             # A new checkpoint remembers the ids whose records it reads again.
             is_gone = facts.was_adopted and all(record.deleted_seq is not None for record in facts.records_of(first))
+            # It may read a half that nobody but a stranger has sent, in another partition, before the first one.
+            other = facts.records_of(second)[0]
+            is_gone |= facts.was_adopted and other.is_stray and other.partition != first["half_partition"]
             if second["half_at"] <= first["committed_at"] + remembered_ms and not facts.history.clocks_jumped and not is_gone:
                 yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
 

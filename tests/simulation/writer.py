@@ -1,6 +1,6 @@
 """The product's `BatchWriter`, which decides the order of a batch's steps, over simulated tables and topics."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -74,17 +74,26 @@ class SimulatedWriter(BatchWriter):
         return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict)
 
     def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
-        halves, verdicts = set(), set()
+        remembered_ms = self._settings.resolution.resolved_retention
+        of_id: dict[str, list[Any]] = defaultdict(list)
         for row in self._job.storage.tables[Table.MESSAGES].rows:
-            halves.add((row["transaction_id"], row["half_partition"], row["half_offset"], row["half_at"]))
-            verdicts.add((row["transaction_id"], row["op_partition"], row["op_offset"], row["committed_at"]))
+            if row["epoch"] < self._epoch:
+                of_id[row["transaction_id"]].append(row)
 
-        def is_held(outcome: Outcome) -> bool:
-            is_half = (outcome.transaction_id, outcome.partition, outcome.offset, outcome.at_ms) in halves
-            verdict = (outcome.transaction_id, outcome.op_partition, outcome.op_offset, outcome.decided_ms)
-            return is_half or (outcome.kind is Kind.COMMIT and verdict in verdicts)
+        def is_held(outcome: Outcome, row: Any) -> bool:
+            half = (outcome.partition, outcome.offset, outcome.at_ms)
+            verdict = (outcome.op_partition, outcome.op_offset, outcome.decided_ms)
+            is_half = half == (row["half_partition"], row["half_offset"], row["half_at"])
+            is_verdict = verdict == (row["op_partition"], row["op_offset"], row["committed_at"])
+            is_second = outcome.at_ms >= row["half_at"] or outcome.incarnation < row["incarnation"]
+            is_same = outcome.producer_group == row["producer_group"] and outcome.at_ms <= row["committed_at"] + remembered_ms
+            return is_half or (outcome.kind is Kind.COMMIT and is_verdict) or (is_same and is_second)
 
-        return [outcome for outcome in outcomes.all if not (self.may_be_held(outcome) and is_held(outcome))]
+        return [
+            outcome
+            for outcome in outcomes.all
+            if not (self.may_be_held(outcome) and any(is_held(outcome, row) for row in of_id[outcome.transaction_id]))
+        ]
 
     def _append(self, outcomes: Any, kind: Kind, table: Table, report: BatchReport) -> Any:
         chosen = outcomes.of(kind)

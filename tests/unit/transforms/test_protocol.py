@@ -569,6 +569,50 @@ def test_a_record_is_forgotten_once_a_tick_has_passed_it() -> None:
     assert clock.after(tick(200), {}) == Clock().after(tick(200), {})
 
 
+def test_what_a_clock_that_was_ahead_has_said_stands_until_its_partition_speaks_again() -> None:
+    """Time does not go back, but partitions and absent groups are those of now, and an unread partition holds it."""
+    ahead = Clock().after([Tick(Source.HALF, 0, 2, 100), Tick(Source.HALF, 1, 2, 900, ("g",)), Tick(Source.OP, 0, 1, 100)], {})
+    assert (ahead.horizon_ms(), ahead.absent_groups()) == (100, {"g"})
+    same = ahead.after([Tick(Source.HALF, 0, 3, 110), Tick(Source.OP, 0, 1, 110)], {})
+    assert (same.horizon_ms(), same.absent_groups()) == (110, {"g"}), "its partition was not read"
+    right = same.after([Tick(Source.HALF, n, 3, 120, ("h",)) for n in range(3)] + [Tick(Source.OP, 0, 1, 120, ("h",))], {})
+    assert (right.horizon_ms(), right.absent_groups(), right.sizes[Source.HALF].partitions) == (120, {"h"}, 3)
+    others = right.after([*(Tick(Source.HALF, n, 3, 500) for n in (0, 2)), Tick(Source.OP, 0, 1, 500)], {})
+    assert others.horizon_ms() == 120, "it was heard at 900 once, and nothing of it was read since 120"
+
+
+def test_horizon_and_read_mark_stand_where_clocks_were_set_back() -> None:
+    clock = Clock().after(tick(100), read(5_000))
+    clock = clock.after(tick(200), read(200))
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (200, 5_000)
+    clock = clock.after(tick(50), read(50))
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (200, 5_000)
+    assert clock.after(tick(6_000), {}).read_mark_ms() == 6_000
+
+
+def test_r11_an_id_is_remembered_also_if_the_clock_was_ahead_before() -> None:
+    """Its half is sent again a moment later: a client's retry."""
+    ahead = [tick(100), read(900_000)]
+    ended = run([ahead, [half("a", 200), commit("a", 210)], [half("a", 220, offset=9), commit("a", 230, offset=9), tick(300)]])
+    assert [line for batch in ended.batches for line in batch] == ["commit a @210"]
+    assert ended.phases == {"a": "COMMITTED"}
+
+
+def test_r10_a_verdict_waits_for_its_half_also_if_the_clock_was_ahead_before() -> None:
+    ended = run([[tick(100), read(900_000)], [commit("a", 210), tick(300)], [half("a", 200), tick(400)]])
+    assert ended.batches == [[], [], ["commit a @210"]]
+
+
+def test_r8_put_offs_in_a_backlog_count_once_the_group_had_time() -> None:
+    """The latest tick says that the group is away. The older ones, which move the horizon, were written in no time."""
+    expired = RULES.half_retention_ms + 1
+    backlog = [[tick(expired + number * 30_000, away=["g"], asked=expired - 2)] for number in range(40)]
+    caught_up = [[tick(expired + number * 30_000, away=["g"], asked=expired + (number - 1) * 30_000)] for number in range(40, 60)]
+    ended = run([[half("a")], [tick(expired - 1, away=["g"])], *backlog, *caught_up])
+    told_at = [number for number, batch in enumerate(ended.batches) if batch]
+    assert ended.batches[told_at[0]] == [f"discard a expired #0 @{expired + (40 + RULES.check_max) * 30_000}"]
+
+
 def test_without_a_horizon_there_is_no_read_mark() -> None:
     clock = Clock().after([Tick(Source.HALF, 0, 1, 100)], read(200))
     assert clock.read_mark_ms() is None

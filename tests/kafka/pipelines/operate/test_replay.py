@@ -142,6 +142,14 @@ def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     assert replayed(w, "--all", "--reason", "check_max") == (1, 2, 0)
 
 
+def test_a_replay_that_a_slow_clock_has_dated_before_the_discard_is_found(world: MakeWorld) -> None:
+    """The broker that stamped it is behind the one whose ticks brought the horizon of the discard."""
+    w = world(**QUICK_DISCARD)
+    discard(w, "a")
+    w.half("a", 20_000, INCARNATION=b"1")
+    assert replayed(w, "--all") == (0, 1, 0)
+
+
 @pytest.mark.long
 def test_a_half_of_another_group_a_broken_one_and_one_before_the_discard_are_no_replays(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)

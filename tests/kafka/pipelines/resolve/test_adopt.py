@@ -56,6 +56,32 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
     assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
 
 
+def test_a_message_that_was_resent_is_there_once_also_if_its_discard_is_not_known_any_more(world: MakeWorld, tmp_path: Path) -> None:
+    """The table `discarded` is from an older backup than `messages`."""
+    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
+    w.half("a", 0)
+    w.tick(6_001)
+    w.resolve()
+    discarded, backup = Path(w.settings.storage.warehouse) / "discarded", tmp_path / "backup"
+    shutil.copytree(discarded, backup)
+    w.tick(36_001)
+    w.resolve()
+    assert [row.transaction_id for row in w.rows(Table.DISCARDED)] == ["a"]
+    w.half("a", 40_000, INCARNATION=b"1")
+    w.op("a", b"COMMIT", 40_001, INCARNATION=b"1")
+    w.tick(40_002)
+    w.resolve()
+    before = w.rows(Table.MESSAGES)
+    lose_checkpoint(w, tmp_path)
+    shutil.rmtree(discarded)
+    shutil.copytree(backup, discarded)
+    w.op("a", b"COMMIT", 40_003)
+    w.tick(40_004)
+    w.resolve(adopt=True)
+    assert w.rows(Table.MESSAGES) == before
+    assert [row.incarnation for row in before] == [1]
+
+
 def limited(world: World, records: int) -> Settings:
     """Return settings for a run in several batches. The later batches must behave as the first one after the start."""
     kafka = world.settings.kafka.model_copy(update={"max_offsets_per_trigger": records})
@@ -212,14 +238,18 @@ def test_what_a_former_checkpoint_quarantined_is_not_quarantined_again(world: Ma
     assert len(again) == len(before) + 1
 
 
+_SHORT_TIMES = {"resolution.transactionTimeOut": 1, "resolution.max_clock_skew": 1_000}
+
+
 @pytest.mark.long
 def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world: MakeWorld, tmp_path: Path) -> None:
-    w = world(partitions=1, timestamps="LogAppendTime", **{"resolution.tick_interval": 100, "resolution.transactionTimeOut": 1})
+    w = world(partitions=1, timestamps="LogAppendTime", **{**_SHORT_TIMES, "resolution.tick_interval": 100})
     w.half("rolled back")
     w.op("rolled back", b"ROLLBACK")
     kafka = w.settings.kafka
     written_ms = max(record.timestamp()[1] for record in topic_records(kafka.servers(), kafka.op_topic))
-    until(lambda: time.time_ns() // 1_000_000 > written_ms + 1, "the broker's clock, this machine's, has moved by more than the time-out")
+    apart_ms = sum(_SHORT_TIMES.values())
+    until(lambda: time.time_ns() // 1_000_000 > written_ms + apart_ms, "the broker's clock, this machine's, has moved by more than that")
     w.half("kept")
     w.op("kept", b"COMMIT")
     w.resolve()
@@ -234,8 +264,9 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     assert w.rows(Table.MESSAGES) == [kept]
 
 
+@pytest.mark.parametrize("tables", ["kept", "lost"])
 def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_whatever_the_settings_are_then(
-    world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tables: str, world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = world()
     w.half("settled", 0)
@@ -246,6 +277,8 @@ def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_wha
     w.half("committed", 4)
     w.op("committed", b"COMMIT", 5)
     lose_checkpoint(w, tmp_path)
+    if tables == "lost":
+        shutil.rmtree(w.settings.storage.warehouse)
     with monkeypatch.context() as patch:
         kill_at(patch, ResolveJob, "_run_query", 1)
         with pytest.raises(KilledError):

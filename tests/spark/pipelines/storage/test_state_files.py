@@ -10,7 +10,7 @@ from halfway.pipelines.storage.state_files import stored_rows
 from tests.support.older_formats import DATA
 
 
-@pytest.mark.parametrize(("name", "batches"), [("format-5", range(12)), ("snapshots", range(15, 19))])
+@pytest.mark.parametrize(("name", "batches"), [("format-6", range(12)), ("snapshots", range(15, 19))])
 def test_the_rows_are_those_of_spark(name: str, batches: range, spark: SparkSession, tmp_path: Path) -> None:
     with tarfile.open(DATA / f"{name}.tar.gz") as kept:
         kept.extractall(tmp_path, filter="data")

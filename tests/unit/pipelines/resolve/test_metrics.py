@@ -41,7 +41,7 @@ LABELS = {"topic", "le", "checked", "kind", "reason"}
 
 def bucket(number: int, **changes: Any) -> BucketReport:
     known: dict[str, Any] = {"horizon_ms": int(NOW_S * 1000) - 2_000, "pending": 3, "checked": 1, "oldest_ms": int(NOW_S * 1000) - 12_000}
-    more: dict[str, Any] = {"remembered": 5, "absent_groups": 0, "counts": {}, "totals": {}}
+    more: dict[str, Any] = {"entries": 5, "absent_groups": 0, "counts": {}, "totals": {}}
     return BucketReport(bucket=number, **{**known, **more, **changes})
 
 

@@ -41,7 +41,7 @@ def no_spark() -> SparkSession:
 
 
 def test_a_local_checkpoint_is_read_without_spark(kept: Callable[[str], Path]) -> None:
-    storage = StorageSettings(checkpoint=str(kept("format-5")))
+    storage = StorageSettings(checkpoint=str(kept("format-6")))
     stored = read_state(no_spark, storage)
     view = view_pending(stored.rows)
     assert (stored.batch_id, len(stored.rows)) == (11, 4)
