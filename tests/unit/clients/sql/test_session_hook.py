@@ -124,7 +124,9 @@ def test_a_half_that_fails_keeps_the_session_from_committing(shop: Shop, monkeyp
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_the_row_tells_what_a_failed_commit_has_done(shop: Shop, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool) -> None:
+def test_the_row_tells_what_a_failed_commit_has_done(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, is_committed: bool
+) -> None:
     commit = shop.engine.dialect.do_commit
 
     def lose_the_answer(connection: Any) -> None:
@@ -140,6 +142,7 @@ def test_the_row_tells_what_a_failed_commit_has_done(shop: Shop, monkeypatch: py
                 session.commit()
     assert shop.messages() == shop.orders() == (["apples"] if is_committed else [])
     assert shop.halfway.pending() == []
+    assert ("event=committed_in_spite_of_an_error" in caplog.text) == is_committed
 
 
 def test_only_a_session_is_taken(shop: Shop) -> None:
