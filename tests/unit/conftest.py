@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fresh_python import build_wheel, copy_source
+
 
 @pytest.fixture
 def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -11,3 +13,10 @@ def empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HALFWAY_HOME", raising=False)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `pip install .` builds."""
+    source = copy_source(tmp_path_factory.mktemp("source") / "halfway")
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fresh_python import build_wheel, copy_source, install
+from tests.support.fresh_python import install
 from tests.support.slim_python import brought_by, make_slim_python, requirements_of, size_of
 
 MEGABYTE = 1_000_000
@@ -16,12 +16,6 @@ settings = load_settings(overrides={"kafka.bootstrap_servers": "127.0.0.1:1"})
 TransactionProducer(settings.kafka, "order-service", SqlTransactions(lambda: sqlite3.connect("shop.db"))).close()
 print(*sorted({"pandas", "pyarrow", "pyspark", "typer"} & sys.modules.keys()), "ready")
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = copy_source(tmp_path_factory.mktemp("source") / "halfway")
-    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 def run(python: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fresh_python import build_wheel, copy_source, install, make_fresh_python
+from tests.support.fresh_python import copy_source, install, make_fresh_python
 from tests.support.layers import FOLDERS
 from tests.support.paths import ROOT
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = copy_source(tmp_path_factory.mktemp("source") / "halfway")
-    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
