@@ -1,5 +1,6 @@
 """`MessageReader` on an object store: a real server of S3's protocol, with credentials from the environment alone."""
 
+import os
 from collections.abc import Iterator
 
 import boto3
@@ -40,6 +41,18 @@ def test_a_table_in_s3_is_read_and_followed(bucket: str) -> None:
     assert [message.body for message in next(follow).messages] == [b"2"]
     append(table, [row((0, 3), 3)])
     assert next(follow).bookmark == Bookmark(0, 3)
+
+
+def test_the_options_of_the_store_may_be_given_in_place_of_the_environment(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = f"{bucket}/of-options"
+    append(table, [row((0, 0), 0)])
+    options = {name: os.environ[name] for name in os.environ if name.startswith("AWS_")}
+    for name in options:
+        monkeypatch.delenv(name)
+    follow = MessageReader(table, storage_options=options).follow(poll_s=0.05)
+    assert next(follow).bookmark == Bookmark(0, 0)
+    append(table, [row((0, 1), 1)], options)
+    assert next(follow).bookmark == Bookmark(0, 1)
 
 
 def test_what_s3_refuses_is_one_line_without_a_secret(bucket: str) -> None:
