@@ -176,26 +176,22 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "heard_ms": _encode_times(clock.heard_ms),
         "read_ms": _encode_times(clock.read_ms),
         "asked_ms": _encode_times(clock.asked_ms),
-        "sizes": {int(source): said for source, said in clock.sizes.items()},
+        "sizes": _encode_times(clock.sizes),
         "latest": clock.latest,
         "floor_ms": clock.floor_ms,
     }
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:
+    latest_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
         heard_ms=_decode_times(stored["heard_ms"]),
         read_ms=_decode_times(stored["read_ms"]),
         asked_ms=_decode_times(stored["asked_ms"]),
-        sizes={Source(int(source)): _decode_said(said) for source, said in stored["sizes"].items()},
-        latest=_decode_said(stored["latest"]),
+        sizes=_decode_times(stored["sizes"]),
+        latest=Said(latest_ms, Source(source), partition, tuple(absent_groups)),
         floor_ms=tuple(stored["floor_ms"]),
     )
-
-
-def _decode_said(stored: list[Any]) -> Said:
-    at_ms, source, partition, partitions, absent_groups = stored
-    return Said(at_ms, Source(source), partition, partitions, tuple(absent_groups))
 
 
 def _encode_times(times_ms: Times) -> list[list[list[int]]]:

@@ -46,7 +46,7 @@ def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
 
 
 class Said(NamedTuple):
-    """What the latest tick of all says, or the latest of a topic, and its time and place.
+    """What the latest tick of all says, and its time and place.
 
     `Clock.after` replaces it by a later one, and by whatever its own partition says next: from a clock that was ahead
     and was set right, it would stand until time has come so far.
@@ -55,7 +55,6 @@ class Said(NamedTuple):
     at_ms: int = -1
     source: Source = Source.HALF
     partition: int = -1
-    partitions: int = 0
     absent_groups: tuple[str, ...] = ()
 
     def or_newer(self, ticks: Sequence[Tick]) -> "Said":
@@ -79,8 +78,8 @@ class Clock:
     """The newest time that the broker gave a record of a partition, where that is later than its latest tick."""
     asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
-    sizes: Mapping[Source, Said] = field(default_factory=dict)
-    """The latest tick of each topic, which says how many partitions it has. It names no groups here."""
+    sizes: Times = field(default_factory=lambda: {source: {} for source in Source})
+    """How many partitions the topic has, as the latest tick of each partition says. The greatest number counts."""
     latest: Said = field(default_factory=Said)
     """The latest tick of all, which says which groups are away (R15)."""
     floor_ms: tuple[int, int] = (-1, -1)
@@ -90,19 +89,18 @@ class Clock:
         """Return the clock after a batch with ticks, in any order, and newer times of records."""
         if not ticks and not read_ms:
             return self
-        heard, read, asked, sizes, latest = {}, {}, {}, dict(self.sizes), self.latest
+        heard, read, asked, sizes, latest = {}, {}, {}, {}, self.latest
         for source in Source:
             of_topic = [tick for tick in ticks if tick.source is source]
-            said: dict[int, tuple[int, int]] = {}
+            said: dict[int, tuple[int, int, int]] = {}
             for tick in of_topic:
-                said[tick.partition] = max(said.get(tick.partition, (-1, 0)), (tick.at_ms, tick.asked_ms))
-            heard[source] = {**self.heard_ms[source], **{partition: at_ms for partition, (at_ms, _) in said.items()}}
-            now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, asked_ms) in said.items()}}
+                said[tick.partition] = max(said.get(tick.partition, (-1, 0, 0)), (tick.at_ms, tick.partitions, tick.asked_ms))
+            heard[source] = {**self.heard_ms[source], **{partition: at_ms for partition, (at_ms, _, _) in said.items()}}
+            sizes[source] = {**self.sizes[source], **{partition: size for partition, (_, size, _) in said.items()}}
+            now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, _, asked_ms) in said.items()}}
             asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
             times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
             read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
-            if of_topic:
-                sizes[source] = sizes.get(source, Said()).or_newer(of_topic)._replace(absent_groups=())
         if ticks:
             latest = latest.or_newer(ticks)
         clock = Clock(heard, read, asked, sizes, latest, self.floor_ms)
@@ -113,16 +111,20 @@ class Clock:
         """Return the producer groups that are away, as the latest tick says (R15)."""
         return frozenset(self.latest.absent_groups)
 
+    def partitions_of(self, source: Source) -> int:
+        """Return how many partitions a topic has; 0 before its first tick. An older tick may count fewer."""
+        return max(self.sizes[source].values(), default=0)
+
     def asked_horizon_ms(self) -> int:
         """Return the horizon up to which checks count at the present one (R5): the smallest over all partitions."""
-        said = ((n, asked_ms, self.sizes[source].partitions) for source in Source for n, asked_ms in self.asked_ms[source].items())
+        said = ((n, asked_ms, self.partitions_of(source)) for source in Source for n, asked_ms in self.asked_ms[source].items())
         return min((asked_ms for partition, asked_ms, partitions in said if partition < partitions), default=ALL_ASKED)
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None until each partition has a tick."""
         times_ms: list[int] = []
         for source in Source:
-            partitions = self.sizes[source].partitions if source in self.sizes else 0
+            partitions = self.partitions_of(source)
             # A tick may name any number of partitions: iterate over those that were heard, not over that number.
             heard = [at_ms for partition, at_ms in self.heard_ms[source].items() if partition < partitions]
             if not heard or len(heard) < partitions:
@@ -133,7 +135,8 @@ class Clock:
     def read_mark_ms(self) -> int | None:
         """Return the time up to which everything was read, by records too; None while the horizon is undefined.
 
-        In a partition the broker's times only grow, so that the newest one that was read proves as much as a tick.
+        In a partition the times of a clock that is not set back only grow: the newest that was read proves as much as
+        a tick.
         """
         horizon_ms = self.horizon_ms()
         if horizon_ms is None:

@@ -223,7 +223,7 @@ class _Resolver:
 
     def __init__(self, state: BucketState, rules: Rules) -> None:
         self.rules = rules
-        self.read_before_ms = state.clock.read_mark_ms() or 0
+        self.read_before_ms = max(0, state.clock.floor_ms[1])
         self.transactions = dict(state.transactions)
         self.waiting = {transaction_id: list(ops) for transaction_id, ops in state.waiting.items()}
         self.outcomes: list[Outcome] = []
@@ -343,14 +343,14 @@ class _Resolver:
         is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else was_last_called)
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
-            # In a backlog horizons follow each other in no time: a put-off counts if the one before had time too (R8).
+            # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
             has_waited = known.due_ms <= rules.next_check_ms(asked_ms)
             self._put_off(later._replace(late_put_offs=known.late_put_offs + (is_late and has_waited)))
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
             self.outcomes.append(_outcome_of(Kind.DISCARD, known, horizon_ms, reason))
-            self._settle(known, Phase.DISCARDED, horizon_ms)
+            self._settle(known, Phase.DISCARDED, max(horizon_ms, self.read_before_ms))
         else:  # R4, R5
             self.counts[Count.CHECKED] += 1
             checked = later._replace(check_times=known.check_times + 1, checked_ms=horizon_ms)

@@ -127,7 +127,10 @@ class CheckLag:
             del self._ends[0]
         seen_s, seen = self._ends[0]
         self.seen_s = seen_s if seen_s <= before_s else None
-        return {place: OffsetRange(each.first, max(each.before, min(seen.get(place, 0), each.end))) for place, each in offsets.items()}
+        # A place that no such round has seen is old as a whole: its groups had no member, or Kafka did not answer.
+        return {
+            place: OffsetRange(each.first, max(each.before, min(seen.get(place, each.end), each.end))) for place, each in offsets.items()
+        }
 
     def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:
         looked = self._looked.get(group, {})

@@ -24,9 +24,17 @@ class SentChecks:
         """When all checks up to a horizon had been sent, and the horizon. Close ones are one: the list stays short."""
         self._asked_ms = 0
 
-    def add(self, horizon_ms: int) -> None:
-        """Note that all checks up to a horizon are in the check topic."""
+    def add(self, horizon_ms: int, *, any_sent: bool = True) -> None:
+        """Note that all checks up to a horizon are in the check topic.
+
+        Args:
+            horizon_ms: the horizon.
+            any_sent: a check was sent at it just now. If the horizon stands, what was noted of it before is not true.
+        """
         waiting = [each for each in self._waiting if each[1] > self._asked_ms]
+        if any_sent:
+            waiting = [each for each in waiting if each[1] < horizon_ms]
+            self._asked_ms = min(self._asked_ms, horizon_ms - 1)
         if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:
             waiting.pop()
         self._waiting = [*waiting, (self._clock_s(), horizon_ms)]

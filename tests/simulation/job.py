@@ -96,7 +96,7 @@ class Job:
         self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
         horizon_ms = _horizon_ms(checkpoint.states[batch_id + 1])
         if horizon_ms is not None:
-            self.sent.add(horizon_ms)
+            self.sent.add(horizon_ms, any_sent=bool(outcomes.rows[Kind.CHECK]))
             checkpoint.files[STATUS_FILE] = json.dumps([self.kafka.clock.now_ms, self.sent.to_json()])
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""

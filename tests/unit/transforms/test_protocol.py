@@ -411,8 +411,8 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {"a": "PENDING"},
     ),
     (
-        "R5-a-partition-that-is-no-more-says-nothing",
-        [[half("a"), [Tick(Source.OP, 1, 2, 5, (), 0)], tick(DUE)], [tick(36_001)]],
+        "R5-a-partition-beyond-the-count-says-nothing",
+        [[half("a"), [Tick(Source.OP, 1, 1, 5, (), 0)], tick(DUE)], [tick(36_001)]],
         [[f"check a #1 @{DUE}"], ["check a #2 @36001"]],
         {"a": "PENDING"},
     ),
@@ -574,11 +574,19 @@ def test_what_a_clock_that_was_ahead_has_said_stands_until_its_partition_speaks_
     ahead = Clock().after([Tick(Source.HALF, 0, 2, 100), Tick(Source.HALF, 1, 2, 900, ("g",)), Tick(Source.OP, 0, 1, 100)], {})
     assert (ahead.horizon_ms(), ahead.absent_groups()) == (100, {"g"})
     same = ahead.after([Tick(Source.HALF, 0, 3, 110), Tick(Source.OP, 0, 1, 110)], {})
-    assert (same.horizon_ms(), same.absent_groups()) == (110, {"g"}), "its partition was not read"
+    assert (same.horizon_ms(), same.absent_groups()) == (None, {"g"}), "its partition was not read, and a new one was counted"
     right = same.after([Tick(Source.HALF, n, 3, 120, ("h",)) for n in range(3)] + [Tick(Source.OP, 0, 1, 120, ("h",))], {})
-    assert (right.horizon_ms(), right.absent_groups(), right.sizes[Source.HALF].partitions) == (120, {"h"}, 3)
+    assert (right.horizon_ms(), right.absent_groups(), right.partitions_of(Source.HALF)) == (120, {"h"}, 3)
     others = right.after([*(Tick(Source.HALF, n, 3, 500) for n in (0, 2)), Tick(Source.OP, 0, 1, 500)], {})
     assert others.horizon_ms() == 120, "it was heard at 900 once, and nothing of it was read since 120"
+
+
+def test_an_older_tick_of_another_partition_counts_none_away() -> None:
+    """The clock of its broker is ahead of the one whose tick has counted the new partition."""
+    clock = Clock().after([Tick(Source.HALF, 0, 1, 100), *(Tick(Source.OP, n, 2, 100) for n in range(2))], {})
+    counted = clock.after([Tick(Source.HALF, 0, 1, 120), Tick(Source.OP, 0, 3, 110), Tick(Source.OP, 1, 2, 115)], {})
+    assert counted.horizon_ms() is None
+    assert counted.after([Tick(Source.OP, 2, 3, 130)], {}).horizon_ms() == 110
 
 
 def test_horizon_and_read_mark_stand_where_clocks_were_set_back() -> None:
@@ -601,6 +609,17 @@ def test_r11_an_id_is_remembered_also_if_the_clock_was_ahead_before() -> None:
 def test_r10_a_verdict_waits_for_its_half_also_if_the_clock_was_ahead_before() -> None:
     ended = run([[tick(100), read(900_000)], [commit("a", 210), tick(300)], [half("a", 200), tick(400)]])
     assert ended.batches == [[], [], ["commit a @210"]]
+
+
+def test_r11_an_id_is_remembered_while_a_new_partition_is_waited_for() -> None:
+    grown = [Tick(Source.HALF, 0, 2, 220), Tick(Source.OP, 0, 1, 220)]
+    ended = run([[tick(100), read(900_000)], [grown, half("a", 225), commit("a", 226)], [[Tick(Source.HALF, 1, 2, 240)]]])
+    assert ended.phases == {"a": "COMMITTED"}
+
+
+def test_r11_a_discard_is_remembered_also_if_the_clock_was_ahead_before() -> None:
+    ended = run([[tick(100), read(900_000)], [half("a", 200)], *([tick(6_300 + number * 30_000)] for number in range(3))])
+    assert ended.phases == {"a": "DISCARDED"}
 
 
 def test_r8_put_offs_in_a_backlog_count_once_the_group_had_time() -> None:

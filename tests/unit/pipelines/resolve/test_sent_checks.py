@@ -32,9 +32,23 @@ def test_checks_count_after_half_an_interval(clock: Clock) -> None:
     assert sent.asked_ms() == 0
     clock.now_s = 130.0
     assert sent.asked_ms() == 5_000
-    sent.add(4_000)
+    sent.add(4_000, any_sent=False)
     clock.now_s = 160.0
     assert sent.asked_ms() == 6_000, "never less than it was"
+
+
+def test_a_check_that_is_sent_while_the_horizon_stands_waits_too(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    sent.add(5_000)
+    clock.now_s = 140.0
+    assert sent.asked_ms() == 5_000
+    sent.add(5_000, any_sent=False)
+    assert sent.asked_ms() == 5_000
+    sent.add(5_000)
+    clock.now_s = 169.0
+    assert sent.asked_ms() == 4_999
+    clock.now_s = 170.0
+    assert sent.asked_ms() == 5_000
 
 
 def test_no_check_counts_that_is_newer_than_what_is_known_of_its_group(clock: Clock) -> None:
