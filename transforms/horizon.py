@@ -59,17 +59,19 @@ class Said(NamedTuple):
 
     def or_newer(self, ticks: Sequence[Tick]) -> "Said":
         """Return what stands after more ticks, at least one."""
-        last = Said(*max(map(_SAID, ticks)))
+        at_ms, source, partition, absent_groups = max(map(_SAID, ticks))
+        last = Said(at_ms, source, partition, tuple(sorted(absent_groups)))
         is_replaced = any(tick.source is self.source and tick.partition == self.partition for tick in ticks)
-        return last._replace(absent_groups=tuple(sorted(last.absent_groups))) if is_replaced else max(self, last)
+        return last if is_replaced else max(self, last)
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """The times that the job has read. Horizon (a low watermark), read mark and absent groups follow from them.
 
-    Each time is of the last batch that has one, and not the greatest that ever was: the clock of a broker may have been
-    ahead, and what it said must not stand for what is read later. Horizon and read mark never go back all the same.
+    Each time is the greatest of the last batch that has one, and not the greatest that ever was: the clock of a broker
+    may have been ahead, and what it said must not stand for what is read in later batches. Horizon and read mark never
+    go back all the same.
     """
 
     heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
@@ -89,15 +91,13 @@ class Clock:
         """Return the clock after a batch with ticks, in any order, and newer times of records."""
         if not ticks and not read_ms:
             return self
+        said = latest_ticks(ticks)
         heard, read, asked, sizes, latest = {}, {}, {}, {}, self.latest
         for source in Source:
-            of_topic = [tick for tick in ticks if tick.source is source]
-            said: dict[int, tuple[int, int, int]] = {}
-            for tick in of_topic:
-                said[tick.partition] = max(said.get(tick.partition, (-1, 0, 0)), (tick.at_ms, tick.partitions, tick.asked_ms))
-            heard[source] = {**self.heard_ms[source], **{partition: at_ms for partition, (at_ms, _, _) in said.items()}}
-            sizes[source] = {**self.sizes[source], **{partition: size for partition, (_, size, _) in said.items()}}
-            now = {**self.asked_ms[source], **{partition: asked_ms for partition, (_, _, asked_ms) in said.items()}}
+            of_topic = [tick for tick in said if tick.source is source]
+            heard[source] = {**self.heard_ms[source], **{tick.partition: tick.at_ms for tick in of_topic}}
+            sizes[source] = {**self.sizes[source], **{tick.partition: tick.partitions for tick in of_topic}}
+            now = {**self.asked_ms[source], **{tick.partition: tick.asked_ms for tick in of_topic}}
             asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
             times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
             read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}

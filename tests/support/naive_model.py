@@ -63,7 +63,8 @@ def asked_of(batches: Sequence[Batch]) -> int:
     """Return the smallest of what the newest tick of each partition says, in the last batch that has one (R5)."""
     said: dict[SourcePartition, int] = {}
     for batch in batches:
-        said |= {(tick.source, tick.partition): tick.asked_ms for tick in sorted(batch.ticks, key=lambda t: (t.at_ms, t.asked_ms))}
+        ordered = sorted(batch.ticks, key=lambda tick: (tick.at_ms, tick.partitions, tick.absent_groups, tick.asked_ms))
+        said |= {(tick.source, tick.partition): tick.asked_ms for tick in ordered}
     return min(said.values())
 
 
@@ -145,10 +146,10 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
         return age(at_ms) > rules.half_retention_ms
 
     before = [*life.checks, *life.put_offs]
-    is_first_due = age(horizon_ms) > (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms)
     looks = [at_ms + max(1, rules.check_interval_ms // 8) for at_ms in life.waits]
-    is_next_due = bool(before) and horizon_ms >= max([*looks, max(before) + rules.check_interval_ms])
-    if not (is_next_due if before else is_first_due):
+    first_ms = life.half.at_ms + (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms) + 1
+    due_ms = max([*looks, max(before) + rules.check_interval_ms]) if before else first_ms
+    if horizon_ms < due_ms:
         return []
     checks, asked_ms = len(life.checks), asked_of(batches)
     if checks and life.checks[-1] > asked_ms:
@@ -157,8 +158,6 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
     if life.half.producer_group in away_of([tick for batch in batches for tick in batch.ticks]):
         ends = is_past(horizon_ms) and life.patience == rules.check_max
         if not ends:
-            first_ms = life.half.at_ms + (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms) + 1
-            due_ms = max([*looks, max(before) + rules.check_interval_ms]) if before else first_ms
             life.patience += is_past(horizon_ms) and due_ms - rules.check_interval_ms <= asked_ms
             life.put_offs.append(horizon_ms)
             return []
