@@ -1,5 +1,6 @@
 """Markers by folder, and the fixtures that several folders use: a Kafka broker, Spark, and topics for one test."""
 
+import logging
 import os
 import signal
 import sys
@@ -46,6 +47,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         limit = item.get_closest_marker("timeout")
         limits_s[item.path] = max(limits_s.get(item.path, 0), limit.args[0] if limit else 0)
     items.sort(key=lambda item: -limits_s[item.path])
+
+
+@pytest.fixture(autouse=True)
+def _commands_log_to_their_own_test() -> Iterator[None]:
+    """Take away the log handler of a command that ran in this process: it writes to the stderr of its test, which is closed then.
+
+    Whatever a later test logs would be a "Logging error" on that test's stderr.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, set(root.handlers)
+    yield
+    root.setLevel(level)
+    for handler in set(root.handlers) - handlers:
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
