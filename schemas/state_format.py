@@ -32,13 +32,14 @@ ENTRY_SCHEMA = pa.schema(
         pa.field("due_ms", pa.int64(), nullable=False),
         pa.field("checked_ms", pa.int64(), nullable=False),
         pa.field("late_put_offs", pa.int32(), nullable=False),
+        pa.field("put_off_ms", pa.int64(), nullable=False),
     ]
 )
 """`entry` is a `Phase`; WAITING_COMMIT or WAITING_ROLLBACK stand for a verdict that waits for its half.
 
 `binding` ties signed halves and their ops together. `due_ms` is the first time at which something is due for the entry:
 a horizon if it is pending, or else a read mark. `checked_ms` is the horizon of the last check, -1 before the first; R8
-also has to know `late_put_offs`.
+also has to know `late_put_offs`, and `put_off_ms`, the horizon of the last of these, -1 before the first.
 """
 
 WAITING_COMMIT = 100

@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _commands_log_to_their_own_test() -> Iterator[None]:
-    """Take away the log handler of a command that ran in this process: it writes to the stderr of its test, which is closed then.
+    """Take away the log handler of a command that ran in this process: it writes to its test's stderr, closed by then.
 
     Whatever a later test logs would be a "Logging error" on that test's stderr.
     """

@@ -123,8 +123,8 @@ def _to_state(clock: Clock, entries: pa.Table) -> BucketState:
         transaction_id, entry, group, topic, incarnation, start_ms, partition, offset, binding, *timer = row
         if entry in _PHASES:
             half = Half(transaction_id, group, topic, incarnation, start_ms, partition, offset, binding)
-            check_times, due_ms, checked_ms, late_put_offs = timer
-            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, checked_ms, late_put_offs)
+            check_times, due_ms, *late = timer
+            transactions[transaction_id] = Transaction(_PHASES[entry], half, due_ms, check_times, *late)
         else:
             _, due_ms, *_ = timer
             op = Op(transaction_id, group, incarnation, _WAITING_ACTION[entry], start_ms, partition, offset, binding, due_ms)
@@ -144,7 +144,7 @@ def _to_entries(state: BucketState) -> list[pa.Table]:
         ids, groups, incarnations, actions, *places, orphans_ms = zip(*ops, strict=True)
         entries = [_WAITING_ENTRY[action] for action in actions]
         no_topics, zeros, no_checks = [""] * len(ops), [0] * len(ops), [-1] * len(ops)
-        columns = (ids, entries, groups, no_topics, incarnations, *places, zeros, orphans_ms, no_checks, zeros)
+        columns = (ids, entries, groups, no_topics, incarnations, *places, zeros, orphans_ms, no_checks, zeros, no_checks)
         tables.append(_table(*columns))
     return tables
 

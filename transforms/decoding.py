@@ -92,13 +92,16 @@ class Decoded(NamedTuple):
     events: pa.RecordBatch
     """EVENT_SCHEMA: one row for each record but the good ticks."""
     ticks: list[Tick]
-    """The good ticks."""
+    """The good ticks, as their partitions have them."""
     read_ms: dict[SourcePartition, int]
-    """Partition → the newest time that the broker gave to a record that keeps the contract (R10, R11)."""
+    """Partition → the last time that the broker gave to a record that keeps the contract (R10, R11)."""
 
 
 def decode(batch: pa.RecordBatch, config: DecoderConfig) -> Decoded:
-    """Turn Kafka records (RECORD_SCHEMA) into events and ticks, whatever is in the records."""
+    """Turn Kafka records (RECORD_SCHEMA) into events and ticks, whatever is in the records.
+
+    Those of a partition must come in the order of their offsets.
+    """
     records = RecordColumns(batch)
     for kind, problems_of in _PROBLEMS.items():
         if not records.are(kind).any():
@@ -322,5 +325,5 @@ def _said(value: bytes | None) -> _Said | None:
 def _read_ms(records: RecordColumns) -> dict[SourcePartition, int]:
     is_read = ~records.are(EventKind.BROKEN) & (records.columns["timestamp_type"] == _LOG_APPEND_TIME)
     read = pa.Table.from_batches([records.raw.select(["source", "partition", "at_ms"]).filter(pa.array(is_read))])
-    newest = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "max")])
-    return {(Source(row["source"]), row["partition"]): row["at_ms_max"] for row in newest.to_pylist()}
+    last = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "last")])
+    return {(Source(row["source"]), row["partition"]): row["at_ms_last"] for row in last.to_pylist()}

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from halfway.schemas.headers import Source
 
-_T = TypeVar("_T")
 SourcePartition = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
@@ -31,12 +30,11 @@ class Tick(NamedTuple):
 
 
 def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
-    """Return the latest tick of each partition: the same one in whatever order, and in how many parts, they come."""
-    latest: dict[SourcePartition, Tick] = {}
-    for tick in ticks:
-        place = (tick.source, tick.partition)
-        latest[place] = max(latest.get(place, tick), tick, key=_LATEST_OF_PARTITION)
-    return list(latest.values())
+    """Return the last tick of each partition. Those of a partition must come as its log has them.
+
+    It need not be the greatest: the clock of a broker may have been ahead, and was set right within the batch.
+    """
+    return list({(tick.source, tick.partition): tick for tick in ticks}.values())
 
 
 def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
@@ -69,15 +67,15 @@ class Said(NamedTuple):
 class Clock:
     """The times that the job has read. Horizon (a low watermark), read mark and absent groups follow from them.
 
-    Each time is the greatest of the last batch that has one, and not the greatest that ever was: the clock of a broker
-    may have been ahead, and what it said must not stand for what is read in later batches. Horizon and read mark never
-    go back all the same.
+    Each time of a partition is the last one read there, and not the greatest that ever was: the clock of a broker may
+    have been ahead, and what it said must not stand for what is read later. Horizon and read mark never go back all
+    the same.
     """
 
     heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The time of the latest tick of each partition."""
     read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
-    """The newest time that the broker gave a record of a partition, where that is later than its latest tick."""
+    """The last time that the broker gave a record of a partition, where that is later than its latest tick."""
     asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
     sizes: Times = field(default_factory=lambda: {source: {} for source in Source})
@@ -88,7 +86,12 @@ class Clock:
     """The last horizon and read mark that were defined; -1 before the first."""
 
     def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
-        """Return the clock after a batch with ticks, in any order, and newer times of records."""
+        """Return the clock after a batch.
+
+        Args:
+            ticks: those of a partition as its log has them, the partitions in any order.
+            read_ms: partition → the last time that the broker gave a record there.
+        """
         if not ticks and not read_ms:
             return self
         said = latest_ticks(ticks)
@@ -102,7 +105,7 @@ class Clock:
             times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
             read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
         if ticks:
-            latest = latest.or_newer(ticks)
+            latest = latest.or_newer(said)
         clock = Clock(heard, read, asked, sizes, latest, self.floor_ms)
         horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
         return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor_ms=(horizon_ms, read_mark_ms))
@@ -146,12 +149,3 @@ class Clock:
 
 
 _SAID = attrgetter(*Said._fields)
-_LATEST_OF_PARTITION = attrgetter("at_ms", "partitions", "absent_groups", "asked_ms")
-
-
-def newest(times_ms: Mapping[_T, int], more: Iterable[tuple[_T, int]]) -> dict[_T, int]:
-    """Return the newest time of each place, of those that were known and more, which may name a place twice."""
-    found = dict(times_ms)
-    for place, at_ms in more:
-        found[place] = max(found.get(place, at_ms), at_ms)
-    return found

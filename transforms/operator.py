@@ -17,8 +17,8 @@ from halfway.schemas.outcomes import Kind
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
-from halfway.transforms.horizon import SourcePartition, Tick, newest
-from halfway.transforms.packing import Adopted, OutcomePack, pack_outcomes, unpack, unpack_times
+from halfway.transforms.horizon import SourcePartition, Tick
+from halfway.transforms.packing import OutcomePack, pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
 
@@ -41,14 +41,14 @@ def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, adopted: Adopted) -> BucketFunction:
+def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, held_until_ms: int) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
         rules: the numbers of R4 to R11.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes of a bucket are not divided among the tasks.
-        adopted: up to which offsets adopted tables hold records.
+        held_until_ms: up to this time, adopted tables may hold the message of a half; -1 if they hold none.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
@@ -56,7 +56,7 @@ def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, adopt
         bucket, outcomes, counts = bucket.after(to_batch(frames), rules.here())
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json().encode()
-        rows = [*pack_outcomes(outcomes, slots, max_undivided, adopted), OutcomePack(int(Kind.REPORT), 0, False, 1, report)]
+        rows = [*pack_outcomes(outcomes, slots, max_undivided, held_until_ms), OutcomePack(int(Kind.REPORT), 0, False, 1, report)]
         yield pd.DataFrame(rows, columns=PACKED_OUTCOMES_SCHEMA.names)
 
     return resolve_bucket
@@ -75,7 +75,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
         for pack, times in zip(frame["events"], frame["times"], strict=True):
             heard, read = unpack_times(times)
             ticks.extend(heard)
-            read_ms = newest(read_ms, read.items())
+            read_ms |= read
             if pack:
                 events = unpack(pack)
                 _sort_out(events, halves, ops, lost, broken)

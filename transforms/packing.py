@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark import Broadcast
 from pyspark.sql import DataFrame
@@ -25,7 +24,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once, newest
+from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
 
@@ -37,9 +36,10 @@ UNDIVIDED = -1
 """The slot of the outcomes of a bucket that has few: the driver may collect them."""
 
 TaskTimes = tuple[Sequence[Tick], Mapping[SourcePartition, int]]
-"""What every bucket has to know of a task's records: the ticks, and by partition the newest broker time."""
-Adopted = Mapping[Source, Mapping[int, int]]
-"""By topic and partition, the offset after the last record that adopted tables hold."""
+"""What every bucket has to know of a task's records: the ticks, and by partition the last broker time.
+
+A task reads its partitions whole, each by its offsets: Kafka's source divides none without `minPartitions`.
+"""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -98,7 +98,7 @@ def pack_events(
             decoded = decode(batch, config)
             kept.append(decoded.events if former is None else former.value.mark(decoded.events))
             ticks = latest_ticks([*ticks, *decoded.ticks])
-            read_ms = newest(read_ms, decoded.read_ms.items())
+            read_ms |= decoded.read_ms
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
                 yield _by_bucket(kept, b"", bucket_keys, secret)
                 kept = []
@@ -139,36 +139,29 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, adopted: Adopted) -> list[OutcomePack]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, held_until_ms: int) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes are not divided among the tasks.
-        adopted: what adopted tables may hold: messages of a half before these offsets, or made by a COMMIT before them.
+        held_until_ms: adopted tables may hold the message of a half, or of a COMMIT, that is not later than this.
     """
     if not outcomes:
         return []
     table = pa.Table.from_arrays(list(zip(*outcomes, strict=True)), schema=OUTCOME_SCHEMA)
-    kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
+    names = ("kind", "partition", "offset", "at_ms", "decided_ms")
+    kinds, partitions, offsets, at_ms, decided_ms = (table[name].to_numpy() for name in names)
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    may_be_held = (kinds != Kind.QUARANTINE) & _is_before(adopted.get(Source.HALF), partitions, offsets)
-    op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
-    may_be_held |= (kinds == Kind.COMMIT) & _is_before(adopted.get(Source.OP), op_partitions, op_offsets)
+    may_be_held = (kinds != Kind.QUARANTINE) & (np.minimum(at_ms, decided_ms) <= held_until_ms)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
         slot = UNDIVIDED if is_undivided else slot
         rows.append(OutcomePack(kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
-
-
-def _is_before(ends: Mapping[int, int] | None, partitions: Integers, offsets: Integers) -> npt.NDArray[np.bool_]:
-    if not ends:
-        return np.zeros(len(offsets), bool)
-    return offsets < np.fromiter((ends.get(partition, 0) for partition in partitions.tolist()), np.int64)
 
 
 def outcomes_in(packs: DataFrame) -> DataFrame:

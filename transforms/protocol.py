@@ -73,7 +73,9 @@ class Transaction(NamedTuple):
     checked_ms: int = -1
     """The horizon of its last check; -1 before the first."""
     late_put_offs: int = 0
-    """How many of its put-offs (R15) were past the retention of halves (R8)."""
+    """How many of its put-offs (R15) past the retention of halves count (R8)."""
+    put_off_ms: int = -1
+    """The horizon of the last of these; -1 before the first."""
 
 
 class Outcome(NamedTuple):
@@ -164,7 +166,7 @@ class BucketState:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records that were newly read, in any order."""
+    """The records that were newly read, in any order but for the ticks of a partition."""
 
     halves: Sequence[Half] = ()
     ops: Sequence[Op] = ()
@@ -173,7 +175,7 @@ class Batch:
     broken: Sequence[Outcome] = ()
     """The quarantine of records that break the contract (R14), made where they were decoded."""
     read_ms: Mapping[SourcePartition, int] = field(default_factory=dict)
-    """Partition → the newest time of a record there that keeps the contract and has the broker's time."""
+    """Partition → the time of the last record there that keeps the contract and has the broker's time."""
     counted: Counter[str] = field(default_factory=Counter)
     """`Count` → the records that a former checkpoint has dealt with (decision 6)."""
     clock: Clock | None = None
@@ -340,12 +342,12 @@ class _Resolver:
         is_exhausted = known.check_times >= rules.check_max  # R6
         is_late = horizon_ms >= rules.expiry_ms(known.half)  # R8
         was_last_called = known.checked_ms >= rules.expiry_ms(known.half)
-        is_expired = is_late and (known.late_put_offs >= rules.check_max if is_away else was_last_called)
+        # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
+        has_waited = is_late and known.put_off_ms <= asked_ms
+        is_expired = has_waited and known.late_put_offs >= rules.check_max if is_away else is_late and was_last_called
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
-            # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
-            has_waited = known.due_ms <= rules.next_check_ms(asked_ms)
-            self._put_off(later._replace(late_put_offs=known.late_put_offs + (is_late and has_waited)))
+            self._put_off(later._replace(late_put_offs=known.late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED

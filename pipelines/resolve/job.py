@@ -37,7 +37,6 @@ from halfway.pipelines.storage.ownership import Ownership, read_ownership, verif
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
-from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
@@ -214,10 +213,8 @@ class ResolveJob:
         # there is work for.
         read = read_records(spark, kafka, manifest.starting_offsets).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
-        adopted = {Source.HALF: manifest.adopted.get(kafka.half_topic, {}), Source.OP: manifest.adopted.get(kafka.op_topic, {})}
-        decoding = ByBatch(
-            [(first, DecoderConfig.of(resolution, kafka, adopted[Source.HALF], manifest.query_id)) for first, resolution in terms]
-        )
+        adopted = manifest.adopted.get(kafka.half_topic, {})
+        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
         former = former_records_to_read(
             spark, settings, manifest, partial(retained_ranges, kafka, [kafka.half_topic, kafka.op_topic], FETCH_GROUP)
         )
@@ -225,7 +222,9 @@ class ResolveJob:
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism
-        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), adopted))
+        # A message is remembered for that long after its commit (R11).
+        held_until_ms = manifest.tables_until_ms + settings.resolution.resolved_retention if manifest.tables_until_ms else -1
+        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), held_until_ms))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.adopted_rows import ends_of_records, last_settled_ms
+from halfway.pipelines.storage.adopted_rows import ends_of_records, last_times_ms
 from halfway.pipelines.storage.delta_tables import create_tables
 from halfway.pipelines.storage.file_systems import write_json
 from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoint_file, write_manifest
@@ -39,6 +39,7 @@ def begin_checkpoint(
         write_json(spark, checkpoint_file(storage, METADATA_FILE), {"id": query_id})
     epoch = found.next_epoch(query_id)
     create_tables(spark, storage, query_id, epoch)
+    last_settled_ms, tables_until_ms = last_times_ms(spark, storage) if found.tables else (0, 0)
     manifest = Manifest(
         FORMAT_VERSION,
         query_id,
@@ -48,7 +49,8 @@ def begin_checkpoint(
         settings.kafka.op_topic,
         # After the former owner is fenced: it can add no row to the tables now.
         ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
-        min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms(spark, storage)) if epoch else 0,
+        min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms) if epoch else 0,
+        tables_until_ms,
         _even_keys(spark, settings.state),
         secrets.token_hex(16),
         topic_ids,

@@ -73,8 +73,7 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, time
     for record, said in told if former is None else _not_dealt_with(told, former.value):
         place = (Source(int(record.topic == OP)), record.partition)
         if isinstance(said, Tick):
-            tick = said._replace(at_ms=record.at_ms)
-            ticks[place] = max(ticks.get(place, tick), tick)
+            ticks[place] = said._replace(at_ms=record.at_ms)
         elif isinstance(said, Half):
             halves.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
         elif isinstance(said, Op):
@@ -85,7 +84,7 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, time
             broken.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
             continue
         if timestamp_type == LOG_APPEND_TIME:
-            read_ms[place] = max(read_ms.get(place, record.at_ms), record.at_ms)
+            read_ms[place] = record.at_ms
     return Batch(halves, ops, lost, list(ticks.values()), broken, read_ms)
 
 

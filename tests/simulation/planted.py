@@ -129,12 +129,12 @@ def _orphans_vanish(self: Any, transaction_id: str, *_: Any) -> None:
     del self.waiting[transaction_id]
 
 
-def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(check_times=known.check_times + is_away), horizon_ms, is_away=is_away)
+def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
+    _on_due(self, known._replace(check_times=known.check_times + is_away), horizon_ms, asked_ms, is_away=is_away)
 
 
-def _check_number_jumps(self: Any, known: core.Transaction, horizon_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(check_times=known.check_times + (known.check_times == 1)), horizon_ms, is_away=is_away)
+def _check_number_jumps(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
+    _on_due(self, known._replace(check_times=known.check_times + (known.check_times == 1)), horizon_ms, asked_ms, is_away=is_away)
 
 
 def _skips_after_messages(self: Any, packs: Any, batch_id: int) -> Any:
@@ -155,19 +155,18 @@ _simulated_init = writer.SimulatedWriter.__init__
 
 def _ends_one_early(*arguments: Any) -> Any:
     manifest = _begin_checkpoint(*arguments)
-    ends = {topic: {partition: end - 1 for partition, end in of_topic.items()} for topic, of_topic in manifest.adopted.items()}
-    return replace(manifest, adopted=ends)
+    return replace(manifest, tables_until_ms=max(0, manifest.tables_until_ms - 120_000))
 
 
 def _nothing_adopted(*arguments: Any) -> Any:
-    return replace(_begin_checkpoint(*arguments), adopted={})
+    return replace(_begin_checkpoint(*arguments), adopted={}, tables_until_ms=0)
 
 
 _begin_checkpoint = job.begin_checkpoint
 
 
-def _no_last_call(self: Any, known: core.Transaction, horizon_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(checked_ms=horizon_ms), horizon_ms, is_away=is_away)
+def _no_last_call(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
+    _on_due(self, known._replace(checked_ms=horizon_ms), horizon_ms, asked_ms, is_away=is_away)
 
 
 def _present_settings(_: Any, settings: Any) -> Any:
@@ -268,7 +267,7 @@ PLANTED = (
     Planted("R16 a repeated batch runs under the present settings", job, "terms_of_run", _present_settings),
     Planted("the source reads what is not committed", job, "source_options", lambda _: {}),
     Planted("adopt: nothing counts as held", job, "begin_checkpoint", _nothing_adopted),
-    Planted("adopt: the last half of the tables is written again", job, "begin_checkpoint", _ends_one_early),
+    Planted("adopt: the last halves of the tables are written again", job, "begin_checkpoint", _ends_one_early),
     Planted("adopt: does not know what was discarded", FormerRecords, "mark", lambda _, events: events),
     Planted("adopt: the epoch stays", ownership.Ownership, "next_epoch", lambda *_: 0),
     Planted("adopt: the former owner is not fenced", storage.Storage, "_fence", lambda *_: None),

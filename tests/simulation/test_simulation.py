@@ -14,7 +14,7 @@ from tests.simulation import decoded, job
 from tests.simulation.found import FOUND, Found
 from tests.simulation.generator import generate
 from tests.simulation.history import Record
-from tests.simulation.planted import PLANTED, run_planted
+from tests.simulation.planted import PLANTED, Planted, run_planted
 from tests.simulation.run import describe, findings_of, run_seeds, shortest
 from tests.simulation.world import World
 
@@ -38,6 +38,13 @@ def test_histories_show_nothing_that_the_rules_forbid(first: int) -> None:
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.line}-{found.rule}")
 def test_what_once_showed_a_defect_shows_none(found: Found) -> None:
     assert findings_of(found.actions) == []
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_a_planted_defect_still_fits_what_it_is_planted_in(planted: Planted) -> None:
+    """With other arguments than it takes, it would be found in every history, for a wrong reason."""
+    shown = (run_planted(planted.name, seed) for seed in range(1, 4))
+    assert not [finding for failure in filter(None, shown) for finding in failure.findings if "TypeError" in str(finding)]
 
 
 def test_several_processes_find_what_one_finds() -> None:

@@ -68,10 +68,9 @@ class SimulatedWriter(BatchWriter):
 
     def may_be_held(self, outcome: Outcome) -> bool:
         """Return True if adopted tables may hold the message of an outcome."""
-        adopted = self._job.manifest.adopted
-        is_half = outcome.offset < adopted.get(HALF, {}).get(outcome.partition, 0)
-        is_verdict = outcome.kind is Kind.COMMIT and outcome.op_offset < adopted.get(OP, {}).get(outcome.op_partition, 0)
-        return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict)
+        until_ms = self._job.manifest.tables_until_ms
+        held_until_ms = until_ms + self._settings.resolution.resolved_retention if until_ms else -1
+        return outcome.kind is not Kind.QUARANTINE and min(outcome.at_ms, outcome.decided_ms) <= held_until_ms
 
     def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
         remembered_ms = self._settings.resolution.resolved_retention

@@ -20,52 +20,48 @@ class Life:
     half: Half
     checks: list[int] = field(default_factory=list)
     put_offs: list[int] = field(default_factory=list)
-    patience: int = 0
-    """Put-offs past the retention before which the group had half an interval (R8)."""
+    patience: list[int] = field(default_factory=list)
+    """The put-offs past the retention that count: when the one before did so, too (R5, R8)."""
     waits: list[int] = field(default_factory=list)
     """The horizons at which its last check did not count yet (R5)."""
     ended: str = "PENDING"
     ended_ms: int = -1
 
 
+def latest_of(ticks: Sequence[Tick]) -> list[Tick]:
+    """Return the last tick of each partition."""
+    places = {(tick.source, tick.partition) for tick in ticks}
+    return [[tick for tick in ticks if (tick.source, tick.partition) == place][-1] for place in places]
+
+
 def horizon_of(ticks: Sequence[Tick]) -> int | None:
-    """Return the smallest time over all partitions of their newest ticks; None while a partition has no tick."""
-    smallest = []
+    """Return the smallest time over all partitions of their latest ticks; None while a partition has no tick."""
+    latest = latest_of(ticks)
     for source in Source:
-        mine = [tick for tick in ticks if tick.source is source]
-        if not mine:
+        heard = [tick.partition for tick in latest if tick.source is source]
+        sizes = [tick.partitions for tick in latest if tick.source is source]
+        if not heard or set(range(max(sizes))) - set(heard):
             return None
-        for partition in range(max(mine, key=lambda tick: (tick.at_ms, tick.partitions)).partitions):
-            times = [tick.at_ms for tick in mine if tick.partition == partition]
-            if not times:
-                return None
-            smallest.append(max(times))
-    return min(smallest)
+    return min(tick.at_ms for tick in latest)
 
 
 def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
-    """Return the smallest time over all partitions of the newest tick or record with the broker's time."""
-    newest: dict[SourcePartition, int] = {}
+    """Return the smallest time over all partitions of the latest tick or record with the broker's time."""
+    heard = {(tick.source, tick.partition): tick.at_ms for tick in latest_of([tick for batch in batches for tick in batch.ticks])}
+    read: dict[SourcePartition, int] = {}
     for batch in batches:
-        for tick in batch.ticks:
-            newest[tick.source, tick.partition] = max(newest.get((tick.source, tick.partition), 0), tick.at_ms)
-        for place, at_ms in batch.read_ms.items():
-            newest[place] = max(newest.get(place, 0), at_ms)
-    return max(horizon_ms, min(newest.values()))
+        read |= batch.read_ms
+    return max(horizon_ms, min(max(heard.get(place, 0), read.get(place, 0)) for place in heard.keys() | read.keys()))
 
 
 def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
-    """Return the absent groups of the newest tick (R15)."""
-    return max(ticks, key=lambda tick: (tick.at_ms, tick.source, tick.partition, tick.absent_groups)).absent_groups
+    """Return the absent groups of the newest of the latest ticks (R15)."""
+    return max(latest_of(ticks), key=lambda tick: (tick.at_ms, tick.source, tick.partition)).absent_groups
 
 
 def asked_of(batches: Sequence[Batch]) -> int:
-    """Return the smallest of what the newest tick of each partition says, in the last batch that has one (R5)."""
-    said: dict[SourcePartition, int] = {}
-    for batch in batches:
-        ordered = sorted(batch.ticks, key=lambda tick: (tick.at_ms, tick.partitions, tick.absent_groups, tick.asked_ms))
-        said |= {(tick.source, tick.partition): tick.asked_ms for tick in ordered}
-    return min(said.values())
+    """Return the smallest of what the latest tick of each partition says (R5)."""
+    return min(tick.asked_ms for tick in latest_of([tick for batch in batches for tick in batch.ticks]))
 
 
 def all_outcomes(batches: Sequence[Batch], rules: Rules) -> tuple[list[str], dict[str, str]]:
@@ -85,7 +81,7 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
     told: list[str] = []
     life: Life | None = None
     waiting: list[Op] = []
-    read_mark_ms = 0
+    horizon_ms = read_mark_ms = 0
     for number, batch in enumerate(batches):
         came = False
         for half in sorted((half for half in batch.halves if half.transaction_id == me), key=lambda h: (h.at_ms, h.partition, h.offset)):
@@ -106,10 +102,12 @@ def _one_id(me: str, batches: Sequence[Batch], rules: Rules) -> tuple[list[str],
             ops, waiting = ops + waiting, []
         for op in sorted(ops, key=lambda o: (o.at_ms, o.partition, o.offset)):
             told.extend(_one_op(me, op, life, waiting, read_mark_ms))
-        horizon_ms = horizon_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
-        if horizon_ms is None:
+        now_ms = horizon_of([tick for earlier in batches[: number + 1] for tick in earlier.ticks])
+        if now_ms is None:
             continue
-        read_mark_ms = read_mark_of(batches[: number + 1], horizon_ms)
+        # Neither goes back, though a broker's clock may.
+        horizon_ms = max(horizon_ms, now_ms)
+        read_mark_ms = max(read_mark_ms, read_mark_of(batches[: number + 1], horizon_ms))
         if life is not None and life.ended == "PENDING":
             told.extend(_due(me, life, horizon_ms, batches[: number + 1], rules))
         if life is not None and life.ended != "PENDING" and read_mark_ms > life.ended_ms + rules.resolved_retention_ms:
@@ -156,9 +154,10 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
         life.waits.append(horizon_ms)
         return []
     if life.half.producer_group in away_of([tick for batch in batches for tick in batch.ticks]):
-        ends = is_past(horizon_ms) and life.patience == rules.check_max
+        is_patient = is_past(horizon_ms) and (not life.patience or life.patience[-1] <= asked_ms)
+        ends = is_patient and len(life.patience) == rules.check_max
         if not ends:
-            life.patience += is_past(horizon_ms) and due_ms - rules.check_interval_ms <= asked_ms
+            life.patience += [horizon_ms] if is_patient else []
             life.put_offs.append(horizon_ms)
             return []
     else:

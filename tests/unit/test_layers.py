@@ -135,6 +135,6 @@ def test_one_definition_of_each_row() -> None:
     assert list(Outcome._fields) == OUTCOME_SCHEMA.names
     of_half = [name for name in Half._fields if name not in ("transaction_id", "immunity_ms", "discarded_ms", "valid_ms")]
     start_ms = {"at_ms": "start_ms"}
-    timer = ["check_times", "due_ms", "checked_ms", "late_put_offs"]
+    timer = ["check_times", "due_ms", "checked_ms", "late_put_offs", "put_off_ms"]
     assert ENTRY_SCHEMA.names == ["transaction_id", "entry", *(start_ms.get(name, name) for name in of_half), *timer]
     assert max(Phase) < WAITING_COMMIT

@@ -175,6 +175,11 @@ def test_read_time_is_the_newest_of_the_brokers_times_of_good_records() -> None:
     assert decoded(by_broker[2], by_broker[3]).read_ms == {}
 
 
+def test_read_time_is_the_last_one_where_a_clock_was_set_back() -> None:
+    at_ms = (5, 900, 6)
+    assert decoded(*(half(*HALF, at_ms=each, timestamp_type=1) for each in at_ms)).read_ms == {(Source.HALF, 3): 6}
+
+
 # Broken records.
 
 FILL = h.MAX_HEADERS_BYTES - sum(len(name) + len(value or b"") for name, value in HALF) - len("p")

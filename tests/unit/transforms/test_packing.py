@@ -78,12 +78,12 @@ def test_ids_that_fall_into_one_bucket_of_a_checkpoint_are_spread_in_another() -
 def test_every_bucket_hears_the_latest_tick_of_a_partition_and_what_was_read() -> None:
     ticks = [tick(Source.OP, n, 5_000 + n, b'{"absent_groups": ["g%d"]}' % n) for n in range(30)]
     read = record(Source.HALF, 3, b"id", HALF, at_ms=9_000)
-    earlier = [tick(Source.OP, 40, 4_000), tick(Source.OP, 41, 4_500, partitions=9)]
-    of_bucket = batches_of(packs([*ticks, read, *earlier], at_once=7))
+    set_back = [record(Source.HALF, 40, b"id", HALF, at_ms=8_000), tick(Source.OP, 40, 4_000), tick(Source.OP, 41, 4_500, partitions=9)]
+    of_bucket = batches_of(packs([*ticks, read, *set_back], at_once=7))
     assert set(of_bucket) == set(KEYS)
     for batch in of_bucket.values():
-        assert batch.ticks == [Tick(Source.OP, 0, 1, 5_029, ("g29",))]
-        assert batch.read_ms == {(Source.OP, 0): 5_029, (Source.HALF, 0): 9_000}
+        assert batch.ticks == [Tick(Source.OP, 0, 9, 4_500)]
+        assert batch.read_ms == {(Source.OP, 0): 4_500, (Source.HALF, 0): 8_000}
 
 
 def test_r14_a_key_of_megabytes_does_not_travel() -> None:
@@ -98,7 +98,7 @@ def test_the_latest_tick_of_a_partition_is_the_same_however_its_records_are_divi
     ticks = [tick(Source.OP, 1, 5_000, partitions=99), tick(Source.OP, 2, 6_000, partitions=4), tick(Source.OP, 3, 6_000, partitions=3)]
     for at_once in (1, 2, 3):
         for batch in batches_of(packs(ticks, at_once=at_once)).values():
-            assert batch.ticks == [Tick(Source.OP, 0, 4, 6_000)]
+            assert batch.ticks == [Tick(Source.OP, 0, 3, 6_000)]
 
 
 def test_the_absent_groups_of_a_thousand_partitions_travel_once_a_bucket() -> None:
@@ -131,7 +131,7 @@ def outcome(kind: Kind, offset: int, partition: int = 0) -> Outcome:
 @pytest.mark.parametrize("max_undivided", [0, 1_000])
 def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
     sent = [outcome(kind, offset, offset % 3) for offset in range(0, 5 * CHUNK_OFFSETS, 1_000) for kind in Kind if kind is not Kind.REPORT]
-    rows = pack_outcomes(sent, 2, max_undivided, {})
+    rows = pack_outcomes(sent, 2, max_undivided, -1)
     found = []
     for kind, slot, may_be_held, count, pack in rows:
         table = unpack(pack)
@@ -143,29 +143,27 @@ def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
 
 
 def test_records_that_lie_together_are_read_by_one_task() -> None:
-    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, {})
+    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, -1)
     assert [count for _, _, _, count, _ in rows] == [CHUNK_OFFSETS] * 4
 
 
 def test_a_bucket_with_more_than_a_few_outcomes_goes_to_no_driver() -> None:
     """With many slots its packs are small, and the driver would collect a pack of 2 KB for each outcome."""
     spread = [outcome(Kind.COMMIT, offset, offset) for offset in range(5)]
-    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, {})] == [0, 1, 2, 3, 4]
-    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, {})] == [UNDIVIDED]
+    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, -1)] == [0, 1, 2, 3, 4]
+    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, -1)] == [UNDIVIDED]
 
 
-def test_only_halves_before_the_adopted_end_may_be_held_and_messages_of_a_verdict_before_it() -> None:
+def test_only_halves_and_verdicts_up_to_the_adopted_time_may_be_held() -> None:
+    times_ms = [(10, 11), (11, 10), (11, 11)]
+    kinds = (Kind.COMMIT, Kind.CHECK, Kind.DISCARD, Kind.QUARANTINE)
     sent = [
-        outcome(kind, offset, partition) for kind in (Kind.COMMIT, Kind.CHECK, Kind.DISCARD) for offset in (9, 10) for partition in (0, 1)
+        outcome(kind, n)._replace(at_ms=at_ms, decided_ms=decided_ms) for kind in kinds for n, (at_ms, decided_ms) in enumerate(times_ms)
     ]
-    sent = [each._replace(op_partition=0, op_offset=0) for each in sent]
-    verdicts = [outcome(Kind.COMMIT, 20)._replace(op_partition=1, op_offset=op_offset) for op_offset in (6, 7)]
-    check = outcome(Kind.CHECK, 20)
-    adopted = {Source.HALF: {0: 10}, Source.OP: {1: 7}}
-    rows = pack_outcomes([*sent, *verdicts, check, outcome(Kind.QUARANTINE, 1)], 2, 100, adopted)
-    held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack)["offset"].to_pylist()]
-    assert held == [9, 20, 9, 9]
-    assert sum(count for *_, count, _ in rows) == len(sent) + 4
+    rows = pack_outcomes(sent, 2, 100, 10)
+    held = [(each, offset) for each, _, may_be_held, _, pack in rows if may_be_held for offset in unpack(pack)["offset"].to_pylist()]
+    assert held == [(kind, offset) for kind in sorted(kinds[:3]) for offset in (0, 1)]
+    assert sum(count for *_, count, _ in rows) == len(sent)
 
 
 class State:
@@ -183,7 +181,7 @@ class State:
 
 
 def test_the_operator_takes_packs_and_yields_packs_and_a_report() -> None:
-    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, {}), State()
+    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, -1), State()
     sent = packs([record(Source.HALF, 1, b"id", HALF), record(Source.OP, 1, b"id", OP)])
     [rows] = function((7,), [sent[sent["events"] != b""]], state)  # type: ignore[arg-type]
     assert rows["kind"].tolist() == [Kind.COMMIT, Kind.REPORT]

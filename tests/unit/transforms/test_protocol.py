@@ -581,6 +581,16 @@ def test_what_a_clock_that_was_ahead_has_said_stands_until_its_partition_speaks_
     assert others.horizon_ms() == 120, "it was heard at 900 once, and nothing of it was read since 120"
 
 
+def test_r9_what_a_clock_that_was_ahead_said_before_it_was_right_in_the_same_batch_counts_for_nothing() -> None:
+    """The COMMIT waits in a partition that was not read on: the discard has to wait for it."""
+    begin = [[half("a")], [tick(DUE)], [tick(36_001)]]
+    halves, op = (Tick(source, 0, 1, 70_000) for source in Source)
+    ahead_and_right = [Tick(Source.OP, 0, 1, 340_000, ("h",)), Tick(Source.OP, 0, 1, 60_000)]
+    ended = run([*begin, [ahead_and_right, [halves]], [[halves]], [commit("a", 65_000), [halves, op]]])
+    assert ended.batches[3:] == [[], [], ["commit a @65000"]]
+    assert Clock().after([*ahead_and_right, halves], {}).absent_groups() == frozenset()
+
+
 def test_an_older_tick_of_another_partition_counts_none_away() -> None:
     """The clock of its broker is ahead of the one whose tick has counted the new partition."""
     clock = Clock().after([Tick(Source.HALF, 0, 1, 100), *(Tick(Source.OP, n, 2, 100) for n in range(2))], {})
@@ -629,7 +639,16 @@ def test_r8_put_offs_in_a_backlog_count_once_the_group_had_time() -> None:
     caught_up = [[tick(expired + number * 30_000, away=["g"], asked=expired + (number - 1) * 30_000)] for number in range(40, 60)]
     ended = run([[half("a")], [tick(expired - 1, away=["g"])], *backlog, *caught_up])
     told_at = [number for number, batch in enumerate(ended.batches) if batch]
-    assert ended.batches[told_at[0]] == [f"discard a expired #0 @{expired + (40 + RULES.check_max) * 30_000}"]
+    assert ended.batches[told_at[0]] == [f"discard a expired #0 @{expired + (40 + RULES.check_max - 1) * 30_000}"]
+
+
+@pytest.mark.parametrize(("lag", "batches_each"), [(0, 1), (1, 2), (2, 3), (7, 8)])
+def test_r8_put_offs_count_also_if_ticks_always_say_what_was_sent_some_batches_ago(lag: int, batches_each: int) -> None:
+    """Batches take longer than an interval, or the horizon is far behind: the put-off before never counts by then."""
+    expired_ms = RULES.half_retention_ms + 1
+    dues_ms = [expired_ms + number * 30_000 for number in range(40)]
+    ended = run([[half("a")], *([tick(due_ms, away=["g"], asked=max(0, due_ms - (lag + 1) * 30_000))] for due_ms in dues_ms)])
+    assert ended.told == [f"discard a expired #0 @{expired_ms + RULES.check_max * batches_each * 30_000}"]
 
 
 def test_without_a_horizon_there_is_no_read_mark() -> None:

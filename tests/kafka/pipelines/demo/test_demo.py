@@ -116,6 +116,7 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
         "buckets": 3,
         "adopted": {},
         "halves_since_ms": 0,
+        "tables_until_ms": 0,
         "bucket_keys": [0, 1, 2],
         "bucket_secret": "",
         **topics,

@@ -56,10 +56,13 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
     assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
 
 
-def test_a_message_that_was_resent_is_there_once_also_if_its_discard_is_not_known_any_more(world: MakeWorld, tmp_path: Path) -> None:
-    """The table `discarded` is from an older backup than `messages`."""
-    w = world(partitions=1, **{"resolution.transactionCheckMax": 1})
-    w.half("a", 0)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_message_that_was_resent_is_there_once_also_if_its_discard_is_not_known_any_more(
+    world: MakeWorld, tmp_path: Path, *, elsewhere: bool
+) -> None:
+    """The table `discarded` is from an older backup than `messages`. Partitions may have been added meanwhile."""
+    w = world(partitions=2, **{"resolution.transactionCheckMax": 1})
+    place, _ = w.half("a", 0)
     w.tick(6_001)
     w.resolve()
     discarded, backup = Path(w.settings.storage.warehouse) / "discarded", tmp_path / "backup"
@@ -67,7 +70,7 @@ def test_a_message_that_was_resent_is_there_once_also_if_its_discard_is_not_know
     w.tick(36_001)
     w.resolve()
     assert [row.transaction_id for row in w.rows(Table.DISCARDED)] == ["a"]
-    w.half("a", 40_000, INCARNATION=b"1")
+    w.produce(Source.HALF, "a", b"body", half_headers(INCARNATION=b"1"), 40_000, 1 - place if elsewhere else place)
     w.op("a", b"COMMIT", 40_001, INCARNATION=b"1")
     w.tick(40_002)
     w.resolve()

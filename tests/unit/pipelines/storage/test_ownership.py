@@ -23,6 +23,7 @@ THIS = {
     "op_topic": "transactions.op",
     "adopted": {"half": {"0": 7}},
     "halves_since_ms": 0,
+    "tables_until_ms": 0,
     "bucket_keys": list(range(64)),
     "bucket_secret": "00" * 16,
     "topic_ids": {"transactions.half": "h1", "transactions.op": "o1"},

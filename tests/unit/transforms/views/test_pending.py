@@ -150,7 +150,7 @@ def test_a_million_pending_take_columns_not_objects() -> None:
     small = pa.array([0], pa.int32()).take(pa.array([0] * rows))
     name = pa.DictionaryArray.from_arrays(small, ["g"])
     columns = [numbers.cast(pa.string()), small.cast(pa.int8()), name, name, small, numbers, small, numbers, numbers, small, numbers]
-    columns += [small.cast(pa.bool_()), small]
+    columns += [small.cast(pa.bool_()), small, numbers]
     payload = Bucket(pa.table(columns, schema=ENTRY_SCHEMA)).encode()[1]
     view = view_pending([(FORMAT_VERSION, payload)])
     assert (view.transactions.num_rows, view.transactions["start_ms"][rows - 1].as_py()) == (rows, rows - 1)
