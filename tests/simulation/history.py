@@ -105,6 +105,10 @@ class Members(NamedTuple):
     members: int
 
 
+CLOCK_AHEAD, CLOCK_SET_BACK = "clock ahead", "clock set back"
+"""What was done to a broker's clock."""
+
+
 class Act(NamedTuple):
     """What an operator did, or what became of a job."""
 
