@@ -47,7 +47,7 @@ class OAuthSettings(SettingsGroup):
     client_id: str | None = None
     client_secret: SecretStr | None = None
     scope: str | None = None
-    extensions: Annotated[Mapping[str, str], BeforeValidator(by_group)] = Field(default_factory=dict)
+    extensions: Annotated[Mapping[str, str], BeforeValidator(parse_text('{"name": "value"}'))] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _extensions_are_names(self) -> Self:
@@ -189,7 +189,7 @@ class SigningSettings(SettingsGroup):
     accept_unsigned: bool = False
 
     @model_validator(mode="after")
-    def _are_long(self) -> Self:
+    def _are_consistent(self) -> Self:
         for owner, keys in {**self.keys, "the job": self.job_keys}.items():
             if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
                 raise ValueError(f"a key of {owner} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")

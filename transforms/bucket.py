@@ -24,7 +24,7 @@ from halfway.schemas.state_format import (
     decode_payload,
     encode_payload,
 )
-from halfway.transforms.horizon import Clock, Said, Times
+from halfway.transforms.horizon import Clock, Floor, LatestTick, Times
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
@@ -178,7 +178,7 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "asked_ms": _encode_times(clock.asked_ms),
         "sizes": _encode_times(clock.sizes),
         "latest": clock.latest,
-        "floor_ms": clock.floor_ms,
+        "floor_ms": clock.floor,
     }
 
 
@@ -189,8 +189,8 @@ def _decode_clock(stored: dict[str, Any]) -> Clock:
         read_ms=_decode_times(stored["read_ms"]),
         asked_ms=_decode_times(stored["asked_ms"]),
         sizes=_decode_times(stored["sizes"]),
-        latest=Said(latest_ms, Source(source), partition, tuple(absent_groups)),
-        floor_ms=tuple(stored["floor_ms"]),
+        latest=LatestTick(latest_ms, Source(source), partition, tuple(absent_groups)),
+        floor=Floor(*stored["floor_ms"]),
     )
 
 

@@ -192,7 +192,7 @@ def _tick_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     yield is_beyond, bad, f"{h.PARTITIONS} is not above the tick's own partition"
     yield columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
     is_other = ticks.copy()
-    is_other[ticks] = [_said(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    is_other[ticks] = [_tick_value(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
     yield is_other, bad, 'the value is not {"absent_groups": [...], "job": "...", "asked_ms": number}'
     skew_ms = np.abs(records.numbers(h.TICK, ticks) - columns["at_ms"])
     yield skew_ms > most_ms, bad, lambda row: f"{h.TICK} is {skew_ms[row]} ms from the record's timestamp, at most {most_ms}"
@@ -285,7 +285,7 @@ def _bindings(signatures: pa.StringArray) -> Integers:
     return np.fromiter(map(binding_of, signatures.to_pylist()), np.int64, len(signatures))
 
 
-class _Said(NamedTuple):
+class _TickValue(NamedTuple):
     """What the value of a tick says."""
 
     absent_groups: tuple[str, ...] = ()
@@ -301,12 +301,12 @@ def _ticks(records: RecordColumns, job: str) -> list[Tick]:
     ticks = records.are(EventKind.TICK)
     sources, partitions, times_ms = (records.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms"))
     sizes = records.numbers(h.PARTITIONS, ticks)[ticks].tolist()
-    said = [_said(value.as_py()) or _Said() for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    said = [_tick_value(value.as_py()) or _TickValue() for value in records.raw["tick_value"].filter(pa.array(ticks))]
     groups, asked_ms = [each.absent_groups for each in said], [each.asked_of(job) for each in said]
     return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, groups, asked_ms))
 
 
-def _said(value: bytes | None) -> _Said | None:
+def _tick_value(value: bytes | None) -> _TickValue | None:
     """Return what a tick says; None if it says something else than the contract has."""
     try:
         said = json.loads((value or b"{}").decode())
@@ -319,7 +319,7 @@ def _said(value: bytes | None) -> _Said | None:
         return None
     if not isinstance(groups, list) or not isinstance(job, str) or type(asked_ms) is not int or not 0 <= asked_ms <= ALL_ASKED:
         return None
-    return _Said(tuple(filter(None, groups)), job, asked_ms)
+    return _TickValue(tuple(filter(None, groups)), job, asked_ms)
 
 
 def _read_ms(records: RecordColumns) -> dict[SourcePartition, int]:

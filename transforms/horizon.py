@@ -39,15 +39,15 @@ def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
 
 def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
     """Return the ticks, of which only the latest one names absent groups: nobody asks an earlier one (R15)."""
-    last = max(ticks, key=_SAID, default=None)
+    last = max(ticks, key=_LATEST, default=None)
     return [tick if tick is last else tick._replace(absent_groups=()) for tick in ticks]
 
 
-class Said(NamedTuple):
+class LatestTick(NamedTuple):
     """What the latest tick of all says, and its time and place.
 
-    `Clock.after` replaces it by a later one, and by whatever its own partition says next: from a clock that was ahead
-    and was set right, it would stand until time has come so far.
+    A later tick replaces it, and so does the next one of its own partition, even an earlier one: otherwise a tick
+    from a clock that was ahead would stand until time reaches it.
     """
 
     at_ms: int = -1
@@ -55,12 +55,19 @@ class Said(NamedTuple):
     partition: int = -1
     absent_groups: tuple[str, ...] = ()
 
-    def or_newer(self, ticks: Sequence[Tick]) -> "Said":
+    def or_newer(self, ticks: Sequence[Tick]) -> "LatestTick":
         """Return what stands after more ticks, at least one."""
-        at_ms, source, partition, absent_groups = max(map(_SAID, ticks))
-        last = Said(at_ms, source, partition, tuple(sorted(absent_groups)))
+        at_ms, source, partition, absent_groups = max(map(_LATEST, ticks))
+        last = LatestTick(at_ms, source, partition, tuple(sorted(absent_groups)))
         is_replaced = any(tick.source is self.source and tick.partition == self.partition for tick in ticks)
         return last if is_replaced else max(self, last)
+
+
+class Floor(NamedTuple):
+    """The last horizon and read mark that were defined; -1 before the first. Neither goes back."""
+
+    horizon_ms: int = -1
+    read_mark_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +87,9 @@ class Clock:
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
     sizes: Times = field(default_factory=lambda: {source: {} for source in Source})
     """How many partitions the topic has, as the latest tick of each partition says. The greatest number counts."""
-    latest: Said = field(default_factory=Said)
+    latest: LatestTick = field(default_factory=LatestTick)
     """The latest tick of all, which says which groups are away (R15)."""
-    floor_ms: tuple[int, int] = (-1, -1)
-    """The last horizon and read mark that were defined; -1 before the first."""
+    floor: Floor = field(default_factory=Floor)
 
     def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
         """Return the clock after a batch.
@@ -106,9 +112,9 @@ class Clock:
             read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
         if ticks:
             latest = latest.or_newer(said)
-        clock = Clock(heard, read, asked, sizes, latest, self.floor_ms)
+        clock = Clock(heard, read, asked, sizes, latest, self.floor)
         horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
-        return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor_ms=(horizon_ms, read_mark_ms))
+        return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor=Floor(horizon_ms, read_mark_ms))
 
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away, as the latest tick says (R15)."""
@@ -133,7 +139,7 @@ class Clock:
             if not heard or len(heard) < partitions:
                 return None
             times_ms.extend(heard)
-        return max(self.floor_ms[0], min(times_ms))
+        return max(self.floor.horizon_ms, min(times_ms))
 
     def read_mark_ms(self) -> int | None:
         """Return the time up to which everything was read, by records too; None while the horizon is undefined.
@@ -145,7 +151,9 @@ class Clock:
         if horizon_ms is None:
             return None
         # A partition may hold records before the first tick that counts it.
-        return max(horizon_ms, self.floor_ms[1], min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source))
+        return max(
+            horizon_ms, self.floor.read_mark_ms, min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source)
+        )
 
 
-_SAID = attrgetter(*Said._fields)
+_LATEST = attrgetter(*LatestTick._fields)

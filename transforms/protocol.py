@@ -193,7 +193,7 @@ class Resolution:
 
 
 def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
-    """Apply a batch: the halves, then the ops, each in order of time, partition and offset. Then let time move.
+    """Apply a batch: the halves, notices of lost ones, and ops, each by time, partition and offset. Then let time move.
 
     Time comes last, so that every verdict up to the horizon wins over the checks and discards that it makes due (R9).
     """
@@ -225,7 +225,7 @@ class _Resolver:
 
     def __init__(self, state: BucketState, rules: Rules) -> None:
         self.rules = rules
-        self.read_before_ms = max(0, state.clock.floor_ms[1])
+        self.read_before_ms = max(0, state.clock.floor.read_mark_ms)
         self.transactions = dict(state.transactions)
         self.waiting = {transaction_id: list(ops) for transaction_id, ops in state.waiting.items()}
         self.outcomes: list[Outcome] = []

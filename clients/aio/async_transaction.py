@@ -86,6 +86,8 @@ class AsyncLocalTransaction:
 
         Raises:
             ValueError: an argument breaks the contract (docs/contract.md).
+            RuntimeError: the transaction has ended, or its messages are being sent.
+            TypeError: it is in a savepoint.
         """
         return self._transaction.send(topic, body, tags=tags, keys=keys, properties=properties, queue_id=queue_id, immunity_s=immunity_s)
 

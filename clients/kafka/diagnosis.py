@@ -16,11 +16,11 @@ def missing_right(user: str | None, operation: str, kind: str, name: str, *, is_
     Args:
         user: the SASL user; None if a certificate identifies the client.
         operation: the operation as Kafka's ACLs name it, such as `DescribeConfigs`.
-        kind: topic, group or cluster.
-        name: the name of the topic or group, or a prefix of several names.
+        kind: topic, group or transactional-id.
+        name: its name, or a prefix of several names.
         is_prefix: True if `name` is a prefix.
     """
-    where = {"cluster": "--cluster"}.get(kind, f"--{kind} {shlex.quote(name)}") + (" --resource-pattern-type prefixed" if is_prefix else "")
+    where = f"--{kind} {shlex.quote(name)}" + (" --resource-pattern-type prefixed" if is_prefix else "")
     command = f"--add --allow-principal {shlex.quote(f'User:{user}') if user else 'User:…'} --operation {operation} {where}"
     return f"this user may not {operation} {kind} {name}{'*' if is_prefix else ''}: `kafka-acls.sh --bootstrap-server … {command}`"
 

@@ -8,6 +8,7 @@ import typer
 
 from halfway.pipelines.cli import (
     broker,
+    by_hand,
     demo,
     doctor,
     messages,
@@ -15,7 +16,6 @@ from halfway.pipelines.cli import (
     pending,
     relay,
     resolve,
-    settle,
     status,
     topics,
     transactions,
@@ -76,10 +76,10 @@ app.command("demo")(demo.demo)
 app.command("status")(status.status)
 app.command("messages")(messages.messages)
 app.command("pending")(pending.pending)
-app.command("commit")(settle.commit)
-app.command("rollback")(settle.rollback)
-app.command("replay")(settle.replay)
-app.command("erase")(settle.erase)
+app.command("commit")(by_hand.commit)
+app.command("rollback")(by_hand.rollback)
+app.command("replay")(by_hand.replay)
+app.command("erase")(by_hand.erase)
 app.command("relay")(relay.relay)
 app.command("doctor")(doctor.doctor)
 app.command("optimize")(optimize.optimize)

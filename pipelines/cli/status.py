@@ -73,7 +73,9 @@ def _show_groups(now: "Status") -> None:
 
 
 def _show_relays(relays: "list[RelayStatus]") -> None:
-    rows = [(each.name, each.after or "before the first batch", each.instances or "none: nothing is relayed") for each in relays]
+    from halfway.pipelines.relay.positions import BEFORE_THE_FIRST
+
+    rows = [(each.name, each.after or BEFORE_THE_FIRST, each.instances or "none: nothing is relayed") for each in relays]
     show_table(["relay", "bookmark", "instances"], rows)
     stopped = [(topic.topic, topic.transaction_id, topic.cause) for each in relays for topic in each.stopped]
     if stopped:

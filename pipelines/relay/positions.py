@@ -96,6 +96,10 @@ class Stop(NamedTuple):
     cause: str
 
 
+BEFORE_THE_FIRST = "before the first batch"
+"""Where a relay is whose `after` is None."""
+
+
 @dataclass(frozen=True)
 class RelayPositions:
     """How far a relay is in a table."""

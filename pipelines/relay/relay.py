@@ -11,7 +11,7 @@ from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
 from halfway.pipelines.relay.position_reader import read_positions
-from halfway.pipelines.relay.positions import Reached, RelayPositions
+from halfway.pipelines.relay.positions import BEFORE_THE_FIRST, Reached, RelayPositions
 from halfway.pipelines.relay.relay_producer import TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, RelayError, TableError, TopicError
@@ -90,7 +90,7 @@ class Relay:
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
         positions = read_positions(client, kafka, group).get(relay.name)
         if positions is not None and self._begin is not None:
-            raise RelayError(f"relay {relay.name} has a bookmark already ({positions.after}): start it without --begin")
+            raise RelayError(f"relay {relay.name} has a bookmark already ({positions.after or BEFORE_THE_FIRST}): start it without --begin")
         self._verified(positions)
 
     def _verified(self, positions: RelayPositions | None) -> RelayPositions:
@@ -115,8 +115,8 @@ class Relay:
             )
         if positions.table != table:
             raise RelayError(
-                f"the bookmark of relay {name} ({positions.after}) is of another table than the one in storage, which was made anew: "
-                "use another relay.name, and start it once with --begin"
+                f"the bookmark of relay {name} ({positions.after or BEFORE_THE_FIRST}) is of another table than the one in storage, "
+                "which was made anew: use another relay.name, and start it once with --begin"
             )
         return positions
 

@@ -21,7 +21,7 @@ _WHAT = {
     "spark": "Spark's connectors, about 23 MB",
     "kafka": "the local Kafka, about 45 MB",
     "databases": "the tests' databases, about 160 MB",
-    "s3": "the connector of s3a://, about 20 MB",
+    "s3": "the connector of s3a://, about 13 MB",
 }
 _MARKER = ".complete"
 _QUIET_ARCHIVE = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")

@@ -33,7 +33,11 @@ def on_local_disk(spark: SparkSession, uri: str) -> Path | None:
 
 
 def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
-    """Return the JSON object at `uri`; None if the file does not exist."""
+    """Return the JSON object at `uri`; None if the file does not exist.
+
+    Raises:
+        ValueError: the file holds no JSON, such as a part that a power cut has left.
+    """
     text = read_text(spark, uri)
     content: dict[str, Any] | None = None if text is None else json.loads(text)
     return content

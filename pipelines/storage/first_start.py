@@ -41,20 +41,20 @@ def begin_checkpoint(
     create_tables(spark, storage, query_id, epoch)
     last_settled_ms, tables_until_ms = last_times_ms(spark, storage) if found.tables else (0, 0)
     manifest = Manifest(
-        FORMAT_VERSION,
-        query_id,
-        epoch,
-        settings.state.buckets,
-        settings.kafka.half_topic,
-        settings.kafka.op_topic,
+        format_version=FORMAT_VERSION,
+        query_id=query_id,
+        epoch=epoch,
+        buckets=settings.state.buckets,
+        half_topic=settings.kafka.half_topic,
+        op_topic=settings.kafka.op_topic,
         # After the former owner is fenced: it can add no row to the tables now.
-        ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
-        min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms) if epoch else 0,
-        tables_until_ms,
-        _even_keys(spark, settings.state),
-        secrets.token_hex(16),
-        topic_ids,
-        settings.kafka.starting_offsets,
+        adopted=ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
+        halves_since_ms=min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms) if epoch else 0,
+        tables_until_ms=tables_until_ms,
+        bucket_keys=_even_keys(spark, settings.state),
+        bucket_secret=secrets.token_hex(16),
+        topic_ids=topic_ids,
+        starting_offsets=settings.kafka.starting_offsets,
     )
     write_manifest(spark, storage, manifest)
     return manifest

@@ -1,7 +1,7 @@
 """Reads and writes the checkpoint's manifest: what must not change as long as the checkpoint is used (decision 6)."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -44,9 +44,9 @@ class Manifest:
     """The keys that Spark groups the buckets by."""
     bucket_secret: str
     """In hexadecimal digits. Who does not know it cannot choose ids that fall into one bucket."""
-    topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Kafka's id of each topic that it reads; without one for a checkpoint that was made before they were kept."""
-    starting_offsets: str = "earliest"
+    topic_ids: Mapping[str, str]
+    """Kafka's id of each topic that it reads."""
+    starting_offsets: str
     """Where it begins to read. Its first start may be killed before its first batch, and the settings change."""
 
     @classmethod

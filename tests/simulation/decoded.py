@@ -120,7 +120,7 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     told = None  # what a tick says with its value, each of another time
     if headers[:1] and headers[0][0] == h.TICK:
         skew_ms = record.at_ms - int(headers[0][1] or b"")
-        told = decoding._said(record.value) if size <= h.MAX_TICK_BYTES else None
+        told = decoding._tick_value(record.value) if size <= h.MAX_TICK_BYTES else None
         value = record.value if told is None else told._replace(job="", asked_ms=0)
         shape = (*limits, record.topic, record.partition, key, value, headers[1:], skew_ms)
     else:

@@ -4,13 +4,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 PERCENTILES = (0.5, 0.95, 0.99)
-_STEPS_MS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200, 86_400)
+_PIECES = 60
+_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200, 86_400)
 _ACCURACY = 10_000
 
 
-def step_ms(span_ms: int, steps: int = 60) -> int:
-    """Return a round step, from 1 s to 1 d, that divides a span into about `steps` pieces at most."""
-    return next((step * 1_000 for step in _STEPS_MS if step * 1_000 * steps >= span_ms), _STEPS_MS[-1] * 1_000)
+def step_ms(span_ms: int) -> int:
+    """Return a round step, from 1 s to 1 d, that divides a span into about 60 pieces at most."""
+    return next((step * 1_000 for step in _STEPS_S if step * 1_000 * _PIECES >= span_ms), _STEPS_S[-1] * 1_000)
 
 
 def outcomes(messages: DataFrame, discarded: DataFrame, quarantine: DataFrame) -> DataFrame:

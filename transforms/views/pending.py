@@ -69,7 +69,7 @@ class GroupPending:
     most_checks: int
     """The largest number of checks that one of them has had."""
     is_away: bool
-    """True if every instance of the group is away (R15)."""
+    """True if the group cannot answer, as the latest tick says: no instance runs, or it is behind its checks (R15)."""
 
 
 def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:

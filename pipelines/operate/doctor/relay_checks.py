@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.topic_setup import verify_relay_topic
 from halfway.pipelines.operate.doctor.finding import Finding, Health
+from halfway.pipelines.relay.positions import BEFORE_THE_FIRST
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.schemas.errors import AccessError, TopicError
 from halfway.schemas.settings import KafkaSettings
@@ -37,4 +38,4 @@ def relay_findings(client: Admin, kafka: KafkaSettings) -> Iterator[Finding]:
         for stop in relay.stopped:
             yield Finding(_CHECK, Health.PROBLEM, f"{relay.name} has stopped {stop.topic} at {stop.transaction_id}: {stop.cause}")
         if relay.instances and not relay.stopped:
-            yield Finding(_CHECK, Health.OK, f"{relay.name} runs, and no topic is stopped (bookmark {relay.after})")
+            yield Finding(_CHECK, Health.OK, f"{relay.name} runs, and no topic is stopped (bookmark {relay.after or BEFORE_THE_FIRST})")

@@ -119,6 +119,8 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
         "tables_until_ms": 0,
         "bucket_keys": [0, 1, 2],
         "bucket_secret": "",
+        "topic_ids": {},
+        "starting_offsets": "earliest",
         **topics,
     }
     (checkpoint / "halfway.json").write_text(json.dumps(facts))

@@ -27,6 +27,7 @@ THIS = {
     "bucket_keys": list(range(64)),
     "bucket_secret": "00" * 16,
     "topic_ids": {"transactions.half": "h1", "transactions.op": "o1"},
+    "starting_offsets": "earliest",
 }
 
 
