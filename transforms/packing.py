@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyspark import Broadcast
 from pyspark.sql import DataFrame
@@ -40,6 +41,8 @@ TaskTimes = tuple[Sequence[Tick], Mapping[SourcePartition, int]]
 
 A task reads its partitions whole, each by its offsets: Kafka's source divides none without `minPartitions`.
 """
+Ends = Mapping[Source, Mapping[int, int]]
+"""By topic and partition, the offset after the last record."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -139,29 +142,36 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, held_until_ms: int) -> list[OutcomePack]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, taken_at: Ends) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes are not divided among the tasks.
-        held_until_ms: adopted tables may hold the message of a half, or of a COMMIT, that is not later than this.
+        taken_at: where the topics ended when tables were adopted, which may hold messages of what was before.
     """
     if not outcomes:
         return []
     table = pa.Table.from_arrays(list(zip(*outcomes, strict=True)), schema=OUTCOME_SCHEMA)
-    names = ("kind", "partition", "offset", "at_ms", "decided_ms")
-    kinds, partitions, offsets, at_ms, decided_ms = (table[name].to_numpy() for name in names)
+    kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    may_be_held = (kinds != Kind.QUARANTINE) & (np.minimum(at_ms, decided_ms) <= held_until_ms)
+    may_be_held = (kinds != Kind.QUARANTINE) & _is_before(taken_at.get(Source.HALF), partitions, offsets)
+    op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
+    may_be_held |= (kinds == Kind.COMMIT) & _is_before(taken_at.get(Source.OP), op_partitions, op_offsets)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
         slot = UNDIVIDED if is_undivided else slot
         rows.append(OutcomePack(kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
+
+
+def _is_before(ends: Mapping[int, int] | None, partitions: Integers, offsets: Integers) -> npt.NDArray[np.bool_]:
+    if not ends:
+        return np.zeros(len(offsets), bool)
+    return offsets < np.fromiter((ends.get(partition, 0) for partition in partitions.tolist()), np.int64)
 
 
 def outcomes_in(packs: DataFrame) -> DataFrame:

@@ -344,10 +344,12 @@ class _Resolver:
         was_last_called = known.checked_ms >= rules.expiry_ms(known.half)
         # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
         has_waited = is_late and known.put_off_ms <= asked_ms
-        is_expired = has_waited and known.late_put_offs >= rules.check_max if is_away else is_late and was_last_called
+        # What was counted under a shorter retention was not past this age.
+        late_put_offs = known.late_put_offs if known.put_off_ms >= rules.expiry_ms(known.half) else 0
+        is_expired = has_waited and late_put_offs >= rules.check_max if is_away else is_late and was_last_called
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15
-            self._put_off(later._replace(late_put_offs=known.late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
+            self._put_off(later._replace(late_put_offs=late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED

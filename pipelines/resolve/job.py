@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
+from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.kafka.rights import FETCH_GROUP, JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms, retained_ranges
 from halfway.pipelines.kafka.topic_setup import verify_topics
@@ -29,7 +30,7 @@ from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
 from halfway.pipelines.storage.delta_tables import upgrade_tables
 from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
-from halfway.pipelines.storage.first_start import begin_checkpoint
+from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
@@ -37,6 +38,7 @@ from halfway.pipelines.storage.ownership import Ownership, read_ownership, verif
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
+from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
@@ -163,7 +165,16 @@ class ResolveJob:
         """Do what only the first start of a checkpoint does."""
         kafka = self._settings.kafka
         before_ms = deleted_before_ms(kafka, kafka.half_topic) if found.tables else 0
-        return begin_checkpoint(spark, self._settings, found, before_ms, ids)
+        return begin_checkpoint(spark, self._settings, found, TopicFacts(ids, before_ms, self._ends))
+
+    def _retained(self) -> dict[str, dict[int, OffsetRange]]:
+        """Return the offsets that Kafka holds of the half and op topics."""
+        kafka = self._settings.kafka
+        return retained_ranges(kafka, [kafka.half_topic, kafka.op_topic], FETCH_GROUP)
+
+    def _ends(self) -> dict[str, dict[int, int]]:
+        """Return where the half and op topics end."""
+        return {topic: {number: offsets.end for number, offsets in of_topic.items()} for topic, of_topic in self._retained().items()}
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)
@@ -215,16 +226,13 @@ class ResolveJob:
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         adopted = manifest.adopted.get(kafka.half_topic, {})
         decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
-        former = former_records_to_read(
-            spark, settings, manifest, partial(retained_ranges, kafka, [kafka.half_topic, kafka.op_topic], FETCH_GROUP)
-        )
+        former = former_records_to_read(spark, settings, manifest, self._retained)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, bytes.fromhex(manifest.bucket_secret), former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism
-        # A message is remembered for that long after its commit (R11).
-        held_until_ms = manifest.tables_until_ms + settings.resolution.resolved_retention if manifest.tables_until_ms else -1
-        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), held_until_ms))
+        taken_at = {Source.HALF: manifest.taken_at.get(kafka.half_topic, {}), Source.OP: manifest.taken_at.get(kafka.op_topic, {})}
+        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), taken_at))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

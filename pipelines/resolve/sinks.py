@@ -53,6 +53,7 @@ class BatchWriter:
         self._settings = settings
         self._kafka = settings.kafka
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
+        self._remembered_ms = manifest.remembered_ms
         topics = {Source.HALF: self._kafka.half_topic, Source.OP: self._kafka.op_topic}
         self._fetcher = RecordFetcher({**self._kafka.as_librdkafka_dict(), "client.id": f"halfway-{self._query_id}"}, topics)
         self._check_sender = CheckSender(self._kafka)
@@ -160,7 +161,7 @@ class BatchWriter:
         same_op = reduce(Column.__and__, (found[name] == held[name] for name in _OP_POINTER))
         same_half = same_place & (found["at_ms"] == held["half_at_ms"])
         same_verdict = (found["kind"] == int(Kind.COMMIT)) & same_op & (found["decided_ms"] == held["committed_at_ms"])
-        is_remembered = found["at_ms"] <= held["committed_at_ms"] + self._settings.resolution.resolved_retention
+        is_remembered = found["at_ms"] <= held["committed_at_ms"] + self._remembered_ms
         is_second = (found["at_ms"] >= held["half_at_ms"]) | (found["incarnation"] < held["incarnation"])
         same_message = (found["producer_group"] == held["producer_group"]) & is_remembered & is_second
         is_held = same_id & (same_half | same_verdict | same_message)

@@ -38,15 +38,11 @@ def ends_of_records(spark: SparkSession, storage: StorageSettings, half_topic: s
     return ends
 
 
-def last_times_ms(spark: SparkSession, storage: StorageSettings) -> tuple[int, int]:
-    """Return the time of the last commit or discard in the tables, and the last time of these and of their halves.
-
-    Both are 0 if the tables hold none. The clocks of two brokers differ: a half may be later than its commit.
-    """
-    settled = ((Table.MESSAGES, "committed_at"), (Table.DISCARDED, "discarded_at"))
-    rows = (read_table(spark, storage, table).select(F.unix_millis(column), F.unix_millis("half_at")) for table, column in settled)
-    [(settled_ms, half_ms)] = reduce(DataFrame.union, rows).toDF("settled", "half").agg(F.max("settled"), F.max("half")).collect()
-    return settled_ms or 0, max(settled_ms or 0, half_ms or 0)
+def last_settled_ms(spark: SparkSession, storage: StorageSettings) -> int:
+    """Return the time of the last commit or discard in the tables; 0 if they hold none."""
+    ends = ((Table.MESSAGES, "committed_at"), (Table.DISCARDED, "discarded_at"))
+    times = reduce(DataFrame.union, (read_table(spark, storage, table).select(F.unix_millis(column).alias("ms")) for table, column in ends))
+    return times.agg(F.max("ms")).collect()[0][0] or 0
 
 
 def former_records(

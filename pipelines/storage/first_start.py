@@ -5,12 +5,13 @@ Each step can be repeated, and the manifest comes last. So a start that was kill
 
 import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.adopted_rows import ends_of_records, last_times_ms
+from halfway.pipelines.storage.adopted_rows import ends_of_records, last_settled_ms
 from halfway.pipelines.storage.delta_tables import create_tables
 from halfway.pipelines.storage.file_systems import write_json
 from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoint_file, write_manifest
@@ -19,17 +20,25 @@ from halfway.schemas.settings import Settings, StateSettings
 from halfway.schemas.state_format import FORMAT_VERSION
 
 
-def begin_checkpoint(
-    spark: SparkSession, settings: Settings, found: Ownership, deleted_before_ms: int, topic_ids: Mapping[str, str]
-) -> Manifest:
+class TopicFacts(NamedTuple):
+    """What Kafka says of the half and op topics."""
+
+    ids: Mapping[str, str]
+    """Kafka's id of each topic."""
+    deleted_before_ms: int
+    """From when on the half topic holds every half; 0 if always."""
+    ends: Callable[[], Mapping[str, Mapping[int, int]]]
+    """Returns, by topic and partition, the offset after the last record that there is now."""
+
+
+def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, topics: TopicFacts) -> Manifest:
     """Make a checkpoint the owner of the tables, and return its manifest. It has run no batch yet.
 
     Args:
         spark: the session.
         settings: what the checkpoint is made with.
         found: what checkpoint and tables say about themselves. `verify_ownership` has accepted it.
-        deleted_before_ms: from when on the half topic holds every half; 0 if always.
-        topic_ids: Kafka's ids of the half and op topics.
+        topics: what Kafka says of the topics.
     """
     storage, query_id = settings.storage, found.query_id
     if query_id is None or found.others(query_id):
@@ -39,7 +48,6 @@ def begin_checkpoint(
         write_json(spark, checkpoint_file(storage, METADATA_FILE), {"id": query_id})
     epoch = found.next_epoch(query_id)
     create_tables(spark, storage, query_id, epoch)
-    last_settled_ms, tables_until_ms = last_times_ms(spark, storage) if found.tables else (0, 0)
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         query_id=query_id,
@@ -49,11 +57,13 @@ def begin_checkpoint(
         op_topic=settings.kafka.op_topic,
         # After the former owner is fenced: it can add no row to the tables now.
         adopted=ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
-        halves_since_ms=min(_halves_since_ms(settings, deleted_before_ms), last_settled_ms) if epoch else 0,
-        tables_until_ms=tables_until_ms,
+        halves_since_ms=min(_halves_since_ms(settings, topics.deleted_before_ms), last_settled_ms(spark, storage)) if epoch else 0,
+        # Also after that: what it has read was in the topics before.
+        taken_at=topics.ends() if found.tables else {},
+        remembered_ms=settings.resolution.resolved_retention,
         bucket_keys=_even_keys(spark, settings.state),
         bucket_secret=secrets.token_hex(16),
-        topic_ids=topic_ids,
+        topic_ids=topics.ids,
         starting_offsets=settings.kafka.starting_offsets,
     )
     write_manifest(spark, storage, manifest)

@@ -38,8 +38,13 @@ class Manifest:
     """By topic and partition: the offset up to which the tables held records when this checkpoint took them."""
     halves_since_ms: int
     """Verdicts before this time are of halves that Kafka had deleted by then, and that a former checkpoint settled."""
-    tables_until_ms: int
-    """The last time of a half, commit or discard in the tables when this checkpoint took them; 0 if they held none."""
+    taken_at: Mapping[str, Mapping[int, int]]
+    """By topic and partition: where the topics ended when this checkpoint had taken the tables; empty if it took none.
+
+    The tables held nothing of later records.
+    """
+    remembered_ms: int
+    """`resolved_retention` then: for so long the messages in the tables are remembered (R11)."""
     bucket_keys: tuple[int, ...]
     """The keys that Spark groups the buckets by."""
     bucket_secret: str

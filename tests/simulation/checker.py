@@ -53,7 +53,7 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
             # It may read a half that nobody but a stranger has sent, in another partition, before the first one.
             other = facts.records_of(second)[0]
             is_gone |= facts.was_adopted and other.is_stray and other.partition != first["half_partition"]
-            is_early = facts.may_have_jumped_ahead(facts.records_of(first)[1], other)
+            is_early = facts.may_have_jumped(facts.records_of(first)[1], other)
             if second["half_at"] <= first["committed_at"] + remembered_ms and not is_early and not is_gone:
                 yield Finding("R11 twice", transaction_id, "a second message of an id that is still remembered")
 

@@ -70,27 +70,27 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, time
     ticks: dict[SourcePartition, Tick] = {}
     read_ms: dict[SourcePartition, int] = {}
     told = [(record, _said(record, config)) for record in records]
-    for record, said in told if former is None else _not_dealt_with(told, former.value):
+    for record, said in told:
         place = (Source(int(record.topic == OP)), record.partition)
         if isinstance(said, Tick):
             ticks[place] = said._replace(at_ms=record.at_ms)
-        elif isinstance(said, Half):
+        if not isinstance(said, Outcome) and timestamp_type == LOG_APPEND_TIME:
+            read_ms[place] = record.at_ms
+    for record, said in told if former is None else _not_dealt_with(told, former.value):
+        if isinstance(said, Half):
             halves.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
         elif isinstance(said, Op):
             ops.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
         elif isinstance(said, Lost):
             lost.append(said._replace(at_ms=record.at_ms))
-        else:
+        elif isinstance(said, Outcome):
             broken.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))
-            continue
-        if timestamp_type == LOG_APPEND_TIME:
-            read_ms[place] = record.at_ms
     return Batch(halves, ops, lost, list(ticks.values()), broken, read_ms)
 
 
 def _not_dealt_with(told: Sequence[Told], former: FormerRecords) -> list[Told]:
     """Leave out what former checkpoints have dealt with, as `pack_events` does; a half that was discarded says so."""
-    others = [(record, said) for record, said in told if isinstance(said, Tick)]
+    others: list[Told] = []
     events = [(record, said) for record, said in told if not isinstance(said, Tick)]
     marked = former.mark(pa.RecordBatch.from_pylist([_event(record, said) for record, said in events], schema=EVENT_SCHEMA))
     for (record, said), kind, discarded_ms in zip(events, marked["event"].to_pylist(), marked["discarded_ms"].to_pylist(), strict=True):

@@ -4,7 +4,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 
-from tests.simulation.history import CHECK, CLOCK_AHEAD, CLOCK_SET_BACK, HALF, OP, History, KafkaState, Place, Record, Row
+from tests.simulation.history import CHECK, CLOCK_SET, HALF, OP, History, KafkaState, Place, Record, Row
 
 VERDICTS = ("COMMIT", "ROLLBACK")
 
@@ -133,13 +133,10 @@ class Facts:
         found = ["committed"] * (pointer in self.committed_at) + ["discarded"] * (pointer in self.discarded_at)
         return found + [row["reason"] for row in self.refused.get((HALF, half.partition, half.offset), ())]
 
-    def may_have_jumped_ahead(self, after: Record, before: Record) -> bool:
-        """Return True if a broker's clock jumped ahead between two records, or if it is not known when one did."""
-        jumps = [act for act in self.history.acts if act.name in (CLOCK_AHEAD, CLOCK_SET_BACK)]
-        is_known = bool(jumps)
-        return self.history.clocks_jumped and (
-            not is_known or any(after.seq < act.seq < before.seq for act in jumps if act.name == CLOCK_AHEAD)
-        )
+    def may_have_jumped(self, after: Record, before: Record) -> bool:
+        """Return True if a broker's clock was set between two records, or if it is not known when one was."""
+        jumps = [act.seq for act in self.history.acts if act.name == CLOCK_SET]
+        return self.history.clocks_jumped and (not jumps or any(after.seq < seq < before.seq for seq in jumps))
 
     def records_of(self, row: Row) -> list[Record]:
         """Return the half and the COMMIT of a message."""

@@ -105,7 +105,7 @@ class Members(NamedTuple):
     members: int
 
 
-CLOCK_AHEAD, CLOCK_SET_BACK = "clock ahead", "clock set back"
+CLOCK_SET = "clock set"
 """What was done to a broker's clock."""
 
 

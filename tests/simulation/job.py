@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from halfway.pipelines.kafka.range_reader import reading_options
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sources import former_records_to_read, source_options
-from halfway.pipelines.storage.first_start import begin_checkpoint
+from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
@@ -80,7 +80,7 @@ class Job:
     def _begin(self, found: Any) -> Manifest:
         spark: Any = self.storage
         before_ms = self.kafka.deleted_before_ms(HALF) if found.tables else 0
-        return begin_checkpoint(spark, self.settings, found, before_ms, {})
+        return begin_checkpoint(spark, self.settings, found, TopicFacts({}, before_ms, self.kafka.ends))
 
     def batch(self) -> bool:
         """Run one batch; return False if there is nothing to read."""
@@ -163,7 +163,7 @@ class Job:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
         packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
-        function = bucket_function(rules, 2, 1_000, -1)
+        function = bucket_function(rules, 2, 1_000, {})
         after = dict(before)
         outcomes: list[core.Outcome] = []
         for key, frame in packs.groupby("bucket"):

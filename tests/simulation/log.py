@@ -169,6 +169,10 @@ class Kafka:
             topic: {number: OffsetRange(each.first, each.end) for number, each in enumerate(self.topics[topic])} for topic in (HALF, OP)
         }
 
+    def ends(self) -> dict[str, dict[int, int]]:
+        """Return where each partition ends."""
+        return {topic: {number: each.end for number, each in enumerate(self.topics[topic])} for topic in (HALF, OP)}
+
     def deleted_before_ms(self, topic: str) -> int:
         """Return a time before which every record of a topic is deleted; 0 if it may hold an older one."""
         first_ms = []

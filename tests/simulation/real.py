@@ -179,7 +179,8 @@ class RealWorld:
 
     def _delete(self, first: Offsets) -> None:
         places = [TopicPartition(self._topics[topic], number, offset) for (topic, number), offset in first.items() if offset]
-        for deleted in admin_client(self._settings.kafka).delete_records(places).values() if places else ():
+        client = admin_client(self._settings.kafka)  # its requests end with it
+        for deleted in client.delete_records(places).values() if places else ():
             deleted.result(_LIMIT_S)
 
     def _add_partition(self, more: MorePartitions) -> None:

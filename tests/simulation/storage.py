@@ -188,10 +188,9 @@ class Storage:
             ends[op_topic][row["op_partition"]] = max(ends[op_topic].get(row["op_partition"], 0), row["op_offset"] + 1)
         return dict(ends)
 
-    def last_times_ms(self, _: Any) -> tuple[int, int]:
-        ends = ((Table.MESSAGES, "committed_at"), (Table.DISCARDED, "discarded_at"))
-        rows = [(row[end], row["half_at"]) for table, end in ends for row in self.tables[table].rows]
-        return max([0, *(settled_ms for settled_ms, _ in rows)]), max([0, *(ms for row in rows for ms in row)])
+    def last_settled_ms(self, _: Any) -> int:
+        times = [row["committed_at"] for row in self.tables[Table.MESSAGES].rows]
+        return max([0, *times, *(row["discarded_at"] for row in self.tables[Table.DISCARDED].rows)])
 
     def former_records(self, _: Any, __: Any, epoch: int, first: Mapping[str, Mapping[int, int]]) -> pa.Table:
         found = []
@@ -267,7 +266,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 _FILES = {
     manifest: ("read_json", "write_json"),
     ownership: ("table_exists", "owner_of", "last_appended"),
-    first_start: ("write_json", "create_tables", "ends_of_records", "last_times_ms", "_even_keys"),
+    first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
     lineage: ("_batches_after",),
     state_reader: ("read_text", "names_in"),

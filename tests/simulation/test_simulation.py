@@ -3,20 +3,23 @@
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 import pytest
 
+from halfway.schemas.tables import Table
 from halfway.transforms import operator
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock
 from halfway.transforms.protocol import Batch
 from tests.simulation import decoded, job
+from tests.simulation.checker import judge
 from tests.simulation.found import FOUND, Found
 from tests.simulation.generator import generate
-from tests.simulation.history import Record
+from tests.simulation.history import HALF, OP, Fate, Record
 from tests.simulation.planted import PLANTED, Planted, run_planted
 from tests.simulation.run import describe, findings_of, run_seeds, shortest
-from tests.simulation.world import World
+from tests.simulation.world import Action, World
 
 TOGETHER = 250
 """Each such part is a test of its own, so that several workers share them."""
@@ -45,6 +48,69 @@ def test_a_planted_defect_still_fits_what_it_is_planted_in(planted: Planted) -> 
     """With other arguments than it takes, it would be found in every history, for a wrong reason."""
     shown = (run_planted(planted.name, seed) for seed in range(1, 4))
     assert not [finding for failure in filter(None, shown) for finding in failure.findings if "TypeError" in str(finding)]
+
+
+def played(*actions: tuple[str, int, dict[str, Any]]) -> list[int]:
+    """Play a history, and return the sizes of the bodies in `messages`."""
+    history = World([Action(*action) for action in actions]).run()
+    assert judge(history) == []
+    return [len(row["body"]) for row in history.rows if row.table == Table.MESSAGES]
+
+
+def service_sends(transaction_id: str) -> tuple[str, int, dict[str, Any]]:
+    fate = {"fate": Fate.COMMIT, "way": "op", "delay_ms": 0, "immunity_s": 0, "size": 4}
+    return "send", 1000, {"group": "g1", "transaction_id": transaction_id, **fate}
+
+
+def half_and_commit(transaction_id: str) -> list[tuple[str, int, dict[str, Any]]]:
+    sent = {"group": "g1", "transaction_id": transaction_id, "incarnation": 0}
+    return [("half", 100, {**sent, "size": 7}), ("op", 1000, {**sent, "action": "COMMIT"})]
+
+
+LOST_CHECKPOINT: list[tuple[str, int, dict[str, Any]]] = [("kill", 0, {}), ("new_checkpoint", 0, {}), ("start", 1000, {"adopt": True})]
+RETENTION = "resolution.resolved_retention"
+
+
+@pytest.mark.parametrize("adopted", [[], LOST_CHECKPOINT])
+@pytest.mark.parametrize(
+    "before",
+    [
+        [],
+        [("broker_clock", 0, {"broker": broker, "ms": -100_000}) for broker in (0, 1)],
+        [("kill", 0, {}), ("set", 0, {"name": RETENTION, "value": 600_000}), ("start", 1000, {})],
+    ],
+)
+def test_r11_an_id_that_was_forgotten_is_free_also_after_an_adoption(adopted: list[Any], before: list[Any]) -> None:
+    """Two minutes later its half is a new message, whatever clocks and settings are then."""
+    start, forgotten, end = ("start", 1000, {}), ("wait", 0, {"ms": 120_000, "steps": 12}), ("wait", 0, {"ms": 60_000, "steps": 12})
+    first = [start, service_sends("t0"), ("wait", 0, {"ms": 4000, "steps": 4})]
+    assert played(*first, *adopted, forgotten, *before, *half_and_commit("t0"), end) == [4, 7]
+
+
+@pytest.mark.parametrize("retention_ms", [60_000, 1_000])
+def test_r16_a_repeated_batch_leaves_out_what_it_left_out_before_whatever_is_remembered_now(retention_ms: int) -> None:
+    """A retry went into a new partition, which the batch reads before the one with the message."""
+    moved = next(f"t{n}" for n in range(200) if crc32(b"t%d" % n) % 2 == 0 and crc32(b"t%d" % n) % 3 == 2)
+    wait = ("wait", 1000, {"ms": 4000, "steps": 4})
+    sizes = played(
+        ("start", 1000, {}),
+        service_sends(moved),
+        wait,
+        *(("add_partition", 0, {"topic": topic}) for topic in (HALF, OP)),
+        wait,
+        *half_and_commit(moved),
+        wait,
+        ("kill", 0, {}),
+        ("new_checkpoint", 0, {}),
+        *(("lag", 0, {"topic": topic, "partition": 0, "batches": 3}) for topic in (HALF, OP)),
+        ("kill_at", 0, {"step": 11}),
+        ("start", 1000, {"adopt": True}),
+        wait,
+        ("set", 0, {"name": RETENTION, "value": retention_ms}),
+        ("start", 1000, {}),
+        ("wait", 1000, {"ms": 9000, "steps": 9}),
+    )
+    assert sizes == [4]
 
 
 def test_several_processes_find_what_one_finds() -> None:

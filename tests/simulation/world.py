@@ -14,7 +14,7 @@ from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from halfway.transforms.rules import rules_of
-from tests.simulation.history import CLOCK_AHEAD, CLOCK_SET_BACK, HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
+from tests.simulation.history import CLOCK_SET, HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
 from tests.simulation.job import Job, pending_in
 from tests.simulation.log import LOG_APPEND_TIME, Clock, Kafka, Partition
 from tests.simulation.operators import replay
@@ -276,7 +276,7 @@ class World:
     def do_broker_clock(self, broker: int, ms: int) -> None:
         """Set a broker's clock to be this far off."""
         if self.clock.brokers_ms[broker] != ms:
-            self.act(CLOCK_AHEAD if ms > self.clock.brokers_ms[broker] else CLOCK_SET_BACK)
+            self.act(CLOCK_SET)
             self.clock.brokers_ms[broker] = ms
             self.history.clocks_jumped = True
 

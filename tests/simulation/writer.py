@@ -68,12 +68,13 @@ class SimulatedWriter(BatchWriter):
 
     def may_be_held(self, outcome: Outcome) -> bool:
         """Return True if adopted tables may hold the message of an outcome."""
-        until_ms = self._job.manifest.tables_until_ms
-        held_until_ms = until_ms + self._settings.resolution.resolved_retention if until_ms else -1
-        return outcome.kind is not Kind.QUARANTINE and min(outcome.at_ms, outcome.decided_ms) <= held_until_ms
+        ends = self._job.manifest.taken_at
+        is_half = outcome.offset < ends.get(HALF, {}).get(outcome.partition, 0)
+        is_verdict = outcome.kind is Kind.COMMIT and outcome.op_offset < ends.get(OP, {}).get(outcome.op_partition, 0)
+        return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict)
 
     def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
-        remembered_ms = self._settings.resolution.resolved_retention
+        remembered_ms = self._job.manifest.remembered_ms
         of_id: dict[str, list[Any]] = defaultdict(list)
         for row in self._job.storage.tables[Table.MESSAGES].rows:
             if row["epoch"] < self._epoch:

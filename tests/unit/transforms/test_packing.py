@@ -131,7 +131,7 @@ def outcome(kind: Kind, offset: int, partition: int = 0) -> Outcome:
 @pytest.mark.parametrize("max_undivided", [0, 1_000])
 def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
     sent = [outcome(kind, offset, offset % 3) for offset in range(0, 5 * CHUNK_OFFSETS, 1_000) for kind in Kind if kind is not Kind.REPORT]
-    rows = pack_outcomes(sent, 2, max_undivided, -1)
+    rows = pack_outcomes(sent, 2, max_undivided, {})
     found = []
     for kind, slot, may_be_held, count, pack in rows:
         table = unpack(pack)
@@ -143,27 +143,29 @@ def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
 
 
 def test_records_that_lie_together_are_read_by_one_task() -> None:
-    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, -1)
+    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, {})
     assert [count for _, _, _, count, _ in rows] == [CHUNK_OFFSETS] * 4
 
 
 def test_a_bucket_with_more_than_a_few_outcomes_goes_to_no_driver() -> None:
     """With many slots its packs are small, and the driver would collect a pack of 2 KB for each outcome."""
     spread = [outcome(Kind.COMMIT, offset, offset) for offset in range(5)]
-    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, -1)] == [0, 1, 2, 3, 4]
-    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, -1)] == [UNDIVIDED]
+    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, {})] == [0, 1, 2, 3, 4]
+    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, {})] == [UNDIVIDED]
 
 
-def test_only_halves_and_verdicts_up_to_the_adopted_time_may_be_held() -> None:
-    times_ms = [(10, 11), (11, 10), (11, 11)]
-    kinds = (Kind.COMMIT, Kind.CHECK, Kind.DISCARD, Kind.QUARANTINE)
+def test_only_what_was_there_at_the_takeover_may_be_held() -> None:
     sent = [
-        outcome(kind, n)._replace(at_ms=at_ms, decided_ms=decided_ms) for kind in kinds for n, (at_ms, decided_ms) in enumerate(times_ms)
+        outcome(kind, offset, partition) for kind in (Kind.COMMIT, Kind.CHECK, Kind.DISCARD) for offset in (9, 10) for partition in (0, 1)
     ]
-    rows = pack_outcomes(sent, 2, 100, 10)
-    held = [(each, offset) for each, _, may_be_held, _, pack in rows if may_be_held for offset in unpack(pack)["offset"].to_pylist()]
-    assert held == [(kind, offset) for kind in sorted(kinds[:3]) for offset in (0, 1)]
-    assert sum(count for *_, count, _ in rows) == len(sent)
+    sent = [each._replace(op_partition=0, op_offset=0) for each in sent]
+    verdicts = [outcome(Kind.COMMIT, 20)._replace(op_partition=1, op_offset=op_offset) for op_offset in (6, 7)]
+    check = outcome(Kind.CHECK, 20)
+    adopted = {Source.HALF: {0: 10}, Source.OP: {1: 7}}
+    rows = pack_outcomes([*sent, *verdicts, check, outcome(Kind.QUARANTINE, 1)], 2, 100, adopted)
+    held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack)["offset"].to_pylist()]
+    assert held == [9, 20, 9, 9]
+    assert sum(count for *_, count, _ in rows) == len(sent) + 4
 
 
 class State:
@@ -181,7 +183,7 @@ class State:
 
 
 def test_the_operator_takes_packs_and_yields_packs_and_a_report() -> None:
-    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, -1), State()
+    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, {}), State()
     sent = packs([record(Source.HALF, 1, b"id", HALF), record(Source.OP, 1, b"id", OP)])
     [rows] = function((7,), [sent[sent["events"] != b""]], state)  # type: ignore[arg-type]
     assert rows["kind"].tolist() == [Kind.COMMIT, Kind.REPORT]

@@ -651,6 +651,20 @@ def test_r8_put_offs_count_also_if_ticks_always_say_what_was_sent_some_batches_a
     assert ended.told == [f"discard a expired #0 @{expired_ms + RULES.check_max * batches_each * 30_000}"]
 
 
+def test_r8_put_offs_that_were_counted_under_a_shorter_retention_are_not_past_the_age() -> None:
+    shorter = RULES._replace(half_retention_ms=60_000)
+    away = [tick(60_001 + number * 30_000, away=["g"]) for number in range(20)]
+    state = resolve(BucketState(), to_batch([half("a"), *away[:1]]), shorter).state
+    state = resolve(state, to_batch([away[1]]), shorter).state
+    assert state.transactions["a"].late_put_offs == RULES.check_max
+    lines = []
+    for ticks in away[2:]:
+        resolution = resolve(state, to_batch([ticks]), RULES)
+        state, lines = resolution.state, [*lines, *map(told, resolution.outcomes)]
+    first_late_ms = next(ticks[0].at_ms for ticks in away if ticks[0].at_ms > RULES.half_retention_ms)
+    assert lines == [f"discard a expired #0 @{first_late_ms + RULES.check_max * 30_000}"]
+
+
 def test_without_a_horizon_there_is_no_read_mark() -> None:
     clock = Clock().after([Tick(Source.HALF, 0, 1, 100)], read(200))
     assert clock.read_mark_ms() is None
