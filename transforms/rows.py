@@ -110,6 +110,10 @@ def lost(outcomes: pa.RecordBatch, records: Records) -> pa.RecordBatch:
     return outcomes.filter(pa.array([record is None for record in records], pa.bool_()))
 
 
+HALF_IS_GONE = "the half is no longer in the half topic at this offset"
+"""The `detail` of a half that could not be read when it was needed (R17)."""
+
+
 def to_half_lost(outcomes: DataFrame, at: Bookmark, half_topic: str) -> DataFrame:
     """Return QUARANTINE_SCHEMA for halves that could not be read when they were needed (R17)."""
     nothing = F.lit(None)
@@ -123,7 +127,7 @@ def to_half_lost(outcomes: DataFrame, at: Bookmark, half_topic: str) -> DataFram
         nothing.cast("binary").alias("value"),
         nothing.cast(QUARANTINE_SCHEMA["headers"].dataType).alias("headers"),
         F.lit(str(Reason.HALF_LOST)).alias("reason"),
-        F.lit("the half is no longer in the half topic at this offset").alias("detail"),
+        F.lit(HALF_IS_GONE).alias("detail"),
         F.lit(at.epoch).alias("epoch"),
         F.lit(at.batch_id).cast("bigint").alias("batch_id"),
     ).to(QUARANTINE_SCHEMA)

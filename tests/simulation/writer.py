@@ -137,7 +137,9 @@ class SimulatedWriter(BatchWriter):
         known = self._known_lost(report)
         lost = [out for frame in frames for out in frame if (out.partition, out.offset, out.transaction_id) not in known]
         found: Rows = [
-            _refusal(outcome, None, self._bookmark(report)) | {"reason": str(Reason.HALF_LOST), "source_topic": HALF} for outcome in lost
+            _refusal(outcome, None, self._bookmark(report))
+            | {"reason": str(Reason.HALF_LOST), "source_topic": HALF, "detail": row_makers.HALF_IS_GONE}
+            for outcome in lost
         ]
         self._put(Table.QUARANTINE, Reason.HALF_LOST, found, report)
         for outcome in lost:
