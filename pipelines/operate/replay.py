@@ -4,9 +4,9 @@ It can be repeated and interrupted because the half topic is its only memory. Fo
 discarded incarnation i is sent as i + 1, unless a half of the same id and group with an incarnation above i was written
 after the discard. The search covers, in this order, `messages`, the state, and the half topic from 2 × `max_clock_skew`
 before the discard on: a broker's clock may be behind the horizon of the discard. A half of a higher incarnation from
-before the discard was refused, so `quarantine` holds it.
-The topic also holds the halves that the job has not read yet, that an interrupted replay has sent, and that were rolled
-back. A half that the job has refused, as `quarantine` tells, had no effect and does not count.
+before the discard was refused, so `quarantine` holds it. The topic also holds the halves that the job has not read yet,
+that an interrupted replay has sent, and that were rolled back. A half that the job has refused, as `quarantine` tells,
+had no effect and does not count.
 
 While an id is pending otherwise, such as for another group, the job would refuse another half of it (R12). It is named
 and not sent.

@@ -154,7 +154,7 @@ def _wrong_with_key(key: bytes | None) -> set[str]:
     if not key:
         return {"missing_key"}
     wrong = {"key_too_long"} if len(key) > 255 else set()
-    return wrong if _is_text(key) else wrong | {"key_not_utf8"}
+    return wrong if is_text(key) else wrong | {"key_not_utf8"}
 
 
 def _wrong_with_half(record: Record) -> set[str]:
@@ -164,7 +164,7 @@ def _wrong_with_half(record: Record) -> set[str]:
     for name, value in record.headers:
         if name in _DELAYS:
             wrong.add("delay_not_supported")
-        if name not in _HALF and not (_is_shown(name) and (value is None or _is_text(value))):
+        if name not in _HALF and not (_is_shown(name) and (value is None or is_text(value))):
             wrong.add("bad_header")
     return wrong
 
@@ -174,7 +174,7 @@ def _wrong_with_op(record: Record) -> set[str]:
     for name, is_good in _OP.items():
         wrong |= _wrong_with(record, name, is_good)
     for value in _values(record, "ACTION"):
-        if value is not None and _is_text(value) and value.decode() not in _ACTIONS:
+        if value is not None and is_text(value) and value.decode() not in _ACTIONS:
             wrong |= {"unknown_action"} if value else {"unknown_action", "bad_header"}
     return wrong
 
@@ -182,7 +182,7 @@ def _wrong_with_op(record: Record) -> set[str]:
 def _wrong_with(record: Record, name: str, is_good: Callable[[str], bool]) -> set[str]:
     values = _values(record, name)
     wrong = {"duplicate_header"} if len(values) > 1 else set()
-    are_good = all(value is not None and _is_text(value) and is_good(value.decode()) for value in values)
+    are_good = all(value is not None and is_text(value) and is_good(value.decode()) for value in values)
     return wrong if are_good else wrong | {"bad_header"}
 
 
@@ -198,7 +198,8 @@ def _values(record: Record, name: str) -> list[bytes | None]:
     return [value for key, value in record.headers if key == name]
 
 
-def _is_text(value: bytes) -> bool:
+def is_text(value: bytes) -> bool:
+    """Return True if a value is UTF-8."""
     try:
         value.decode()
     except UnicodeDecodeError:

@@ -171,7 +171,7 @@ class Kafka:
 
     def ends(self) -> dict[str, dict[int, int]]:
         """Return where each partition ends."""
-        return {topic: {number: each.end for number, each in enumerate(self.topics[topic])} for topic in (HALF, OP)}
+        return {topic: {number: offsets.end for number, offsets in of_topic.items()} for topic, of_topic in self.retained().items()}
 
     def deleted_before_ms(self, topic: str) -> int:
         """Return a time before which every record of a topic is deleted; 0 if it may hold an older one."""
