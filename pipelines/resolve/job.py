@@ -39,7 +39,6 @@ from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
-from halfway.schemas.outcomes import Kind
 from halfway.schemas.settings import Settings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
@@ -246,7 +245,7 @@ class ResolveJob:
         try:
             report = writer.write(outcomes, batch_id)
             if report.horizon_ms is not None:
-                self._sent.add(report.horizon_ms, any_sent=bool(report.rows.get(Kind.CHECK)))
+                self._sent.add(report.horizon_ms, any_due=report.any_due)
             self._write_status(outcomes.sparkSession, report)
             writer.look_ahead(outcomes.sparkSession)
         except Exception as error:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from halfway.schemas.outcomes import Kind
+from halfway.schemas.outcomes import Count, Kind
 from halfway.schemas.reports import BucketReport, common_horizon_ms
 
 
@@ -35,6 +35,11 @@ class BatchReport:
     def horizon_ms(self) -> int | None:
         """Return the horizon over the buckets that had input; None while it is undefined."""
         return common_horizon_ms(bucket.horizon_ms for bucket in self.buckets.values())
+
+    @property
+    def any_due(self) -> bool:
+        """Return True if a check was sent or put off."""
+        return bool(self.rows[Kind.CHECK] or self.counts[Count.PUT_OFF])
 
     @property
     def pending(self) -> int:

@@ -24,15 +24,16 @@ class SentChecks:
         """When all checks up to a horizon had been sent, and the horizon. Close ones are one: the list stays short."""
         self._asked_ms = 0
 
-    def add(self, horizon_ms: int, *, any_sent: bool = True) -> None:
+    def add(self, horizon_ms: int, *, any_due: bool = True) -> None:
         """Note that all checks up to a horizon are in the check topic.
 
         Args:
             horizon_ms: the horizon.
-            any_sent: a check was sent at it just now. If the horizon stands, what was noted of it before is not true.
+            any_due: a check was sent or put off (R8) at it just now. If the horizon stands, what was noted of it before
+                is not true.
         """
         waiting = [each for each in self._waiting if each[1] > self._asked_ms]
-        if any_sent:
+        if any_due:
             waiting = [each for each in waiting if each[1] < horizon_ms]
             self._asked_ms = min(self._asked_ms, horizon_ms - 1)
         if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:

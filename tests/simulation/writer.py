@@ -34,8 +34,8 @@ _TOPICS = {Source.HALF: HALF, Source.OP: OP}
 class BatchOutcomes:
     """The outcomes of one batch: what Spark's frame is to the product."""
 
-    def __init__(self, outcomes: Iterable[Outcome], may_be_held: int) -> None:
-        self.all = list(outcomes)
+    def __init__(self, outcomes: Iterable[Outcome], may_be_held: int, put_off: int = 0) -> None:
+        self.all, self.put_off = list(outcomes), put_off
         self.may_be_held = may_be_held
         self.rows = Counter(outcome.kind for outcome in self.all)
 

@@ -1,10 +1,18 @@
 """R5: a check counts when it has been in the check topic for half an interval."""
 
 import json
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from halfway.conf.loader import load_settings
+from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sent_checks import SentChecks
+from halfway.schemas.outcomes import Count, Kind
+from halfway.schemas.reports import BucketReport
 
 NOTHING = {"asked_ms": 0, "ms_ago": []}
 
@@ -32,7 +40,7 @@ def test_checks_count_after_half_an_interval(clock: Clock) -> None:
     assert sent.asked_ms() == 0
     clock.now_s = 130.0
     assert sent.asked_ms() == 5_000
-    sent.add(4_000, any_sent=False)
+    sent.add(4_000, any_due=False)
     clock.now_s = 160.0
     assert sent.asked_ms() == 6_000, "never less than it was"
 
@@ -42,13 +50,36 @@ def test_a_check_that_is_sent_while_the_horizon_stands_waits_too(clock: Clock) -
     sent.add(5_000)
     clock.now_s = 140.0
     assert sent.asked_ms() == 5_000
-    sent.add(5_000, any_sent=False)
+    sent.add(5_000, any_due=False)
     assert sent.asked_ms() == 5_000
     sent.add(5_000)
     clock.now_s = 169.0
     assert sent.asked_ms() == 4_999
     clock.now_s = 170.0
     assert sent.asked_ms() == 5_000
+
+
+@pytest.mark.parametrize(
+    ("rows", "counts", "asked_ms"),
+    [({}, {}, 5_000), ({Kind.COMMIT: 1}, {}, 5_000), ({Kind.CHECK: 1}, {}, 4_999), ({}, {Count.PUT_OFF: 1}, 4_999)],
+)
+def test_what_a_batch_checks_or_puts_off_at_a_horizon_that_stands_waits_too(
+    rows: dict[Kind, int], counts: dict[str, int], asked_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R8: a put-off counts when a check sent then would count."""
+    job = ResolveJob(load_settings(environ={}, overrides={"kafka.bootstrap_servers": "none:1"}))
+    monkeypatch.setattr(job, "_write_status", lambda *_: None)
+    clock = Clock()
+    job._sent = SentChecks(60_000, clock)
+    job._sent.add(5_000)
+    clock.now_s = 140.0
+    assert job._sent.asked_ms() == 5_000
+    of_bucket = BucketReport(0, 5_000, 1, 0, None, 1, 0, counts, {})
+    report = BatchReport(7, rows=Counter(rows), buckets={0: of_bucket}, known={0: of_bucket})
+    writer: Any = SimpleNamespace(write=lambda *_: report, look_ahead=lambda _: None)
+    frame: Any = SimpleNamespace(sparkSession=None)
+    job._write_batch(writer, frame, 7)
+    assert job._sent.asked_ms() == asked_ms
 
 
 def test_no_check_counts_that_is_newer_than_what_is_known_of_its_group(clock: Clock) -> None:
