@@ -125,12 +125,17 @@ class CheckLag:
         self._ends.append((began_s, {place: each.end for place, each in offsets.items() if each is not _ANY_OFFSETS}))
         while len(self._ends) > 1 and self._ends[1][0] <= before_s:
             del self._ends[0]
-        seen_s, seen = self._ends[0]
+        seen_s = self._ends[0][0]
         self.seen_s = seen_s if seen_s <= before_s else None
-        # A place that no such round has seen is old as a whole: its groups had no member, or Kafka did not answer.
-        return {
-            place: OffsetRange(each.first, max(each.before, min(seen.get(place, each.end), each.end))) for place, each in offsets.items()
-        }
+        return {place: OffsetRange(each.first, max(each.before, min(self._seen(place), each.end))) for place, each in offsets.items()}
+
+    def _seen(self, place: TopicPlace) -> int:
+        """Return where a place ended in the first round that counts and has seen it.
+
+        That may be a later one: its groups had no member before, or Kafka did not answer. Then what it has found is of
+        unknown age. What came after it is not old.
+        """
+        return next((ends[place] for _, ends in self._ends if place in ends), _ANY_OFFSETS.end)
 
     def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:
         looked = self._looked.get(group, {})

@@ -31,8 +31,10 @@ class SimulatedLag(check_lag.CheckLag):
         # A round comes before the batch of its step, which sends checks at the same time.
         return sorted(away | behind.keys()), now_s if self.seen_s is None else self.seen_s + wait_s - 0.0005
 
-    def _offsets(self, _: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
-        found = {}
+    def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
+        found: dict[TopicPlace, RequestOffsets] = {}
+        if not topics:
+            return found
         for number, partition in enumerate(self._simulated.topics[CHECK]):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
             found[self._kafka.check_topic, number] = RequestOffsets(partition.first, next(later, partition.end), partition.end)

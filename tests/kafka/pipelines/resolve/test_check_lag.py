@@ -99,6 +99,19 @@ def test_r15_what_the_first_round_of_a_job_finds_is_old(check_topic: CheckTopic)
     assert check_topic.behind(lag, "g", "other", before_ms=10) == {}
 
 
+def test_r15_what_is_sent_to_a_group_that_came_after_the_start_of_the_job_is_not_old(check_topic: CheckTopic) -> None:
+    """Only what was there in the first round that asked about its topic is of unknown age."""
+    lag = check_topic.lag()
+    assert check_topic.behind(lag, before_ms=10) == {}, "no group has a member"
+    check_topic.ask("g", 500)
+    assert check_topic.behind(lag, "g", before_ms=10) == {"g": (0, 0)}
+    check_topic.commit("g", 1)
+    check_topic.ask("g", 600)
+    check_topic.ask("g", 600, partition=1)
+    assert check_topic.behind(lag, "g", before_ms=10) == {}, "sent just now"
+    assert check_topic.behind(lag, "g", before_ms=601) == {"g": (1, 0)}
+
+
 def test_r15_requests_of_other_groups_make_no_group_late(check_topic: CheckTopic) -> None:
     for at_ms in range(5):
         check_topic.ask("other", at_ms)
