@@ -25,7 +25,8 @@ def stages(rig: Rig) -> Figures:
     """Measure a drain, the share of each step in the time of its tasks, and the time in which no task runs.
 
     The line that follows from this time, `tx_per_s_at`, is Amdahl's law for batches of this size: what no task does
-    takes as long on any number of cores, and the rest of the job's core-seconds is divided among them.
+    takes as long on any number of cores, and the rest of the job's core-seconds is divided among them. A cluster has no
+    such line: its executors are no processes of the job, whose core-seconds are those of the driver alone.
     """
     rig.ui = True
     figures = drain(rig)
@@ -38,15 +39,13 @@ def stages(rig: Rig) -> Figures:
         raise RuntimeError(f"a step has no stage. Spark may have changed the names of stages: {spent_s}")
     all_s = sum(spent_s.values())
     batch_s, serial_s = _serial(done)
+    share = {step: round(seconds / all_s, 2) for step, seconds in spent_s.items()}
+    found = {**rates, "share": share, "batch_s": round(batch_s, 2), "serial_s": round(serial_s, 2)}
+    if not rig.spark.sparkContext.master.startswith("local"):
+        return found
     tx_of_batch = figures["tx_per_s"] * batch_s
     parallel_s = figures["core_ms_per_tx"]["job"] / 1000 * tx_of_batch - serial_s
-    return {
-        **rates,
-        "share": {step: round(seconds / all_s, 2) for step, seconds in spent_s.items()},
-        "batch_s": round(batch_s, 2),
-        "serial_s": round(serial_s, 2),
-        "tx_per_s_at": {str(cores): round(tx_of_batch / (serial_s + parallel_s / cores)) for cores in (2, 16, 64, 256)},
-    }
+    return {**found, "tx_per_s_at": {str(cores): round(tx_of_batch / (serial_s + parallel_s / cores)) for cores in (2, 16, 64, 256)}}
 
 
 def _serial(done: Iterable[Mapping[str, Any]]) -> tuple[float, float]:
