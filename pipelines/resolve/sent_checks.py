@@ -1,6 +1,7 @@
 """Knows which of the job's checks count as asked: those that somebody had the time to answer (R5)."""
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,8 @@ class SentChecks:
         self._waiting: list[tuple[float, int]] = []
         """When all checks up to a horizon had been sent, and the horizon. Close ones are one: the list stays short."""
         self._asked_ms = 0
+        self._lock = Lock()
+        """The batches add, and the ticks' thread asks: neither may undo what the other has noted."""
 
     def add(self, horizon_ms: int, *, any_due: bool = True) -> None:
         """Note that all checks up to a horizon are in the check topic.
@@ -32,13 +35,14 @@ class SentChecks:
             any_due: a check was sent or put off (R8) at it just now. If the horizon stands, what was noted of it before
                 is not true.
         """
-        waiting = [each for each in self._waiting if each[1] > self._asked_ms]
-        if any_due:
-            waiting = [each for each in waiting if each[1] < horizon_ms]
-            self._asked_ms = min(self._asked_ms, horizon_ms - 1)
-        if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:
-            waiting.pop()
-        self._waiting = [*waiting, (self._clock_s(), horizon_ms)]
+        with self._lock:
+            waiting = [each for each in self._waiting if each[1] > self._asked_ms]
+            if any_due:
+                waiting = [each for each in waiting if each[1] < horizon_ms]
+                self._asked_ms = min(self._asked_ms, horizon_ms - 1)
+            if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:
+                waiting.pop()
+            self._waiting = [*waiting, (self._clock_s(), horizon_ms)]
 
     def asked_ms(self, as_of_s: float | None = None) -> int:
         """Return the horizon up to which checks count; 0 if none do.
@@ -47,8 +51,9 @@ class SentChecks:
             as_of_s: not those that count only since then; None for now.
         """
         before_s = (self._clock_s() if as_of_s is None else as_of_s) - self._wait_s
-        self._asked_ms = max([self._asked_ms, *(horizon_ms for at_s, horizon_ms in self._waiting if at_s <= before_s)])
-        return self._asked_ms
+        with self._lock:
+            self._asked_ms = max([self._asked_ms, *(horizon_ms for at_s, horizon_ms in self._waiting if at_s <= before_s)])
+            return self._asked_ms
 
     def to_json(self) -> dict[str, Any]:
         """Return what a later run takes up."""
