@@ -30,7 +30,6 @@ def stages(rig: Rig) -> Figures:
     """
     rig.ui = True
     figures = drain(rig)
-    rates = {"tx_per_s": figures["tx_per_s"], "right": figures["right"]}
     done = _stages(rig)
     spent_s = {"source": 0.0, "operator": 0.0, "fetch_and_write": 0.0}
     for stage in done:
@@ -40,7 +39,8 @@ def stages(rig: Rig) -> Figures:
     all_s = sum(spent_s.values())
     batch_s, serial_s = _serial(done)
     share = {step: round(seconds / all_s, 2) for step, seconds in spent_s.items()}
-    found = {**rates, "share": share, "batch_s": round(batch_s, 2), "serial_s": round(serial_s, 2)}
+    found = {"tx_per_s": figures["tx_per_s"], "right": figures["right"]}
+    found |= {"share": share, "batch_s": round(batch_s, 2), "serial_s": round(serial_s, 2)}
     if not rig.spark.sparkContext.master.startswith("local"):
         return found
     tx_of_batch = figures["tx_per_s"] * batch_s

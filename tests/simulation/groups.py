@@ -32,10 +32,8 @@ class SimulatedLag(check_lag.CheckLag):
         return sorted(away | behind.keys()), now_s if self.seen_s is None else self.seen_s + wait_s - 0.0005
 
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
-        found: dict[TopicPlace, RequestOffsets] = {}
-        if not topics:
-            return found
-        for number, partition in enumerate(self._simulated.topics[CHECK]):
+        found = {}
+        for number, partition in enumerate(self._simulated.topics[CHECK] if topics else ()):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
             found[self._kafka.check_topic, number] = RequestOffsets(partition.first, next(later, partition.end), partition.end)
         return found

@@ -19,7 +19,7 @@ from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import CheckpointInUseError, RecordsLostError
-from halfway.schemas.outcomes import Count, Kind, Phase
+from halfway.schemas.outcomes import Kind, Phase
 from halfway.schemas.reports import BucketReport
 from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import WAITING_COMMIT, WAITING_ROLLBACK
@@ -36,6 +36,9 @@ from tests.simulation.history import HALF, OP, Place, Record
 from tests.simulation.log import Kafka
 from tests.simulation.storage import Checkpoint, Offsets, Step, Storage
 from tests.simulation.writer import BatchOutcomes, SimulatedWriter
+
+Resolved = tuple[list[core.Outcome], dict[int, BucketReport], dict[int, Any]]
+"""What came of a batch: the outcomes, the buckets' reports, and their states after it."""
 
 
 class Job:
@@ -94,10 +97,9 @@ class Job:
             self.step("offsets")
         records = list(self._records(checkpoint, batch_id))
         outcomes = self._resolve(checkpoint, batch_id, records)
-        self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
-        horizon_ms = _horizon_ms(checkpoint.states[batch_id + 1])
-        if horizon_ms is not None:
-            self.sent.add(horizon_ms, any_due=bool(outcomes.rows[Kind.CHECK] or outcomes.put_off))
+        report = self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
+        if report.horizon_ms is not None:
+            self.sent.add(report.horizon_ms, any_due=report.any_due)
             checkpoint.files[STATUS_FILE] = json.dumps([self.kafka.clock.now_ms, self.sent.to_json()])
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""
@@ -143,49 +145,42 @@ class Job:
         """Bring the state from its version before the batch to that after it; return what came of it."""
         before = checkpoint.states.get(batch_id, {})
         resolve = self._with_operator if self.is_full else self._with_core
-        outcomes, put_off, checkpoint.states[batch_id + 1] = resolve(before, records, batch_id)
+        outcomes, buckets, checkpoint.states[batch_id + 1] = resolve(before, records, batch_id)
         checkpoint.states.pop(batch_id - 2, None)
         held = [self.writer.may_be_held(outcome) for outcome in outcomes]
-        return BatchOutcomes(outcomes, sum(held), put_off)
+        return BatchOutcomes(outcomes, sum(held), buckets)
 
-    def _with_core(self, before: dict[int, Any], records: list[Record], batch_id: int) -> tuple[list[core.Outcome], int, dict[int, Any]]:
+    def _with_core(self, before: dict[int, Any], records: list[Record], batch_id: int) -> Resolved:
         """Run the rules over all records as one bucket."""
         former = self.former if self.former is not None and self._reads_again(records) else None
         batch = to_batch(records, self.configs.of(batch_id), former, self.kafka.timestamp_type)
         resolution = core.resolve(before.get(0, core.BucketState()), batch, self.rules.of(batch_id))
-        return resolution.outcomes, resolution.counts[Count.PUT_OFF], {0: resolution.state}
+        report = BucketReport(0, resolution.state.clock.horizon_ms(), 0, 0, None, 0, 0, resolution.counts, {})
+        return resolution.outcomes, {0: report}, {0: resolution.state}
 
     def _reads_again(self, records: list[Record]) -> bool:
         """Return True if a former checkpoint may have dealt with one of these records."""
         adopted, since_ms = self.manifest.adopted, self.manifest.halves_since_ms
         return any(record.offset < adopted.get(record.topic, {}).get(record.partition, 0) or record.at_ms < since_ms for record in records)
 
-    def _with_operator(
-        self, before: dict[int, Any], records: list[Record], batch_id: int
-    ) -> tuple[list[core.Outcome], int, dict[int, Any]]:
+    def _with_operator(self, before: dict[int, Any], records: list[Record], batch_id: int) -> Resolved:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
         packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
         function = bucket_function(rules, 2, 1_000, {})
         after = dict(before)
         outcomes: list[core.Outcome] = []
-        put_off = 0
+        buckets: dict[int, BucketReport] = {}
         for key, frame in packs.groupby("bucket"):
             state = _StateRow(after.get(int(key)))  # type: ignore[call-overload]
             for found in function((key,), [frame], state):  # type: ignore[arg-type]
                 for row in found.itertuples():
                     if row.kind == Kind.REPORT:
-                        put_off += BucketReport.from_json(row.outcomes).counts.get(Count.PUT_OFF, 0)
+                        buckets[int(key)] = BucketReport.from_json(row.outcomes)  # type: ignore[call-overload]
                     else:
                         outcomes.extend(_outcomes_in(row.outcomes))
             after[int(key)] = state.row  # type: ignore[call-overload]
-        return outcomes, put_off, after
-
-
-def _horizon_ms(states: dict[int, Any]) -> int | None:
-    """Return the horizon. Every bucket is told every tick."""
-    state = next(iter(states.values()))
-    return (state if isinstance(state, core.BucketState) else Bucket.decode(*state)).clock.horizon_ms()
+        return outcomes, buckets, after
 
 
 class Pending(NamedTuple):

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from halfway.clients import open_checks
 from halfway.pipelines.operate import replay
 from halfway.pipelines.resolve import check_lag, sinks
+from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage import delta_tables, ownership
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.schemas import headers as h
@@ -141,7 +142,7 @@ def _skips_after_messages(self: Any, packs: Any, batch_id: int) -> Any:
     """A repeated batch whose messages are in the table counts as written."""
     app_id = append_id(self._query_id, Table.MESSAGES)
     if self._may_be_repeat and self._job.storage.tables[Table.MESSAGES].txn.get(app_id, -1) >= batch_id:
-        return None
+        return BatchReport(batch_id, rows=packs.rows, buckets=packs.buckets)
     return _write(self, packs, batch_id)
 
 

@@ -1,7 +1,7 @@
 """The product's `BatchWriter`, which decides the order of a batch's steps, over simulated tables and topics."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.events import OUTCOME_SCHEMA, StoredRecord
 from halfway.schemas.headers import BORN_TIMESTAMP, HALF_LOST, Source
 from halfway.schemas.outcomes import Kind, Reason
+from halfway.schemas.reports import BucketReport
 from halfway.schemas.tables import Table
 from halfway.transforms import rows as row_makers
 from halfway.transforms.protocol import Outcome
@@ -34,9 +35,9 @@ _TOPICS = {Source.HALF: HALF, Source.OP: OP}
 class BatchOutcomes:
     """The outcomes of one batch: what Spark's frame is to the product."""
 
-    def __init__(self, outcomes: Iterable[Outcome], may_be_held: int, put_off: int = 0) -> None:
-        self.all, self.put_off = list(outcomes), put_off
-        self.may_be_held = may_be_held
+    def __init__(self, outcomes: Iterable[Outcome], may_be_held: int, buckets: Mapping[int, BucketReport]) -> None:
+        self.all = list(outcomes)
+        self.may_be_held, self.buckets = may_be_held, buckets
         self.rows = Counter(outcome.kind for outcome in self.all)
 
     def of(self, kind: Kind) -> list[Outcome]:
@@ -62,8 +63,8 @@ class SimulatedWriter(BatchWriter):
     def _count(self, packs: Any, report: BatchReport) -> Any:
         outcomes: BatchOutcomes = packs
         if outcomes.may_be_held:
-            outcomes = BatchOutcomes(self._not_held(outcomes), 0)
-        report.rows = outcomes.rows
+            outcomes = BatchOutcomes(self._not_held(outcomes), 0, outcomes.buckets)
+        report.rows, report.buckets = outcomes.rows, outcomes.buckets
         return outcomes
 
     def may_be_held(self, outcome: Outcome) -> bool:
