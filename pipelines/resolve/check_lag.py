@@ -15,7 +15,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import Admin, partition_counts
+from halfway.pipelines.kafka.admin import Admin, describe_topics
 from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
@@ -71,6 +71,7 @@ class CheckLag:
         """Group → the round in which it was asked about last."""
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
+        self._topic_ids: dict[str, str] = {}
         self._round = 0
         self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
         """When earlier rounds began, and where each place ended in them: requests before that are at least as old."""
@@ -173,7 +174,7 @@ class CheckLag:
             for place in sorted(old, key=lambda place: self._unread.get(place, 0)):
                 first, end = old[place]
                 starts = {
-                    group: max(first, committed.get(place, 0), self._start(group, place, end))
+                    group: max(first, committed.get(place, 0), self._looked.get(group, {}).get(place, 0))
                     for group, committed in groups.items()
                     if self._kafka.check_topic_of(group) == place[0]
                 }
@@ -193,11 +194,6 @@ class CheckLag:
                     self._looked.setdefault(group, {})[place] = waiting.get(group, end)
                 found.update({group: (place, offset) for group, offset in waiting.items()})
         return found
-
-    def _start(self, group: str, place: TopicPlace, end: int) -> int:
-        """Return from where on a place has to be searched. An end that was further on is that of a topic made anew."""
-        looked = self._looked.get(group, {}).get(place, 0)
-        return looked if looked <= end else 0
 
     def _note_unread(self, place: TopicPlace, error: Exception, rounds: int) -> None:
         """Remember that a place could not be read, and not to try again for some rounds."""
@@ -232,8 +228,9 @@ class CheckLag:
 
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         """Return the offsets of each partition; requests are old by their timestamps."""
-        counts = partition_counts(self._client, topics) if topics else {}
-        places = [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+        described = describe_topics(self._client, topics) if topics else {}
+        self._forget_former({topic: str(each.topic_id) for topic, each in described.items()})
+        places = [TopicPartition(topic, number) for topic, each in described.items() for number in range(len(each.partitions))]
         if not places:
             return {}
         first, since, end = (
@@ -251,6 +248,15 @@ class CheckLag:
                 found[key] = _ANY_OFFSETS
                 self._note_unread(key, error, 1)
         return found
+
+    def _forget_former(self, topic_ids: Mapping[str, str]) -> None:
+        """Forget what was known of topics that have been deleted and made anew: their offsets mean other records."""
+        former = {topic for topic, topic_id in topic_ids.items() if self._topic_ids.get(topic, topic_id) != topic_id}
+        self._topic_ids.update(topic_ids)
+        for by_place in (*self._looked.values(), *(ends for _, ends in self._ends)):
+            for place in [place for place in by_place if place[0] in former]:
+                del by_place[place]
+        self._waiting = {group: (place, offset) for group, (place, offset) in self._waiting.items() if place[0] not in former}
 
     def _offsets_of(self, *answers: "Future[ListOffsetsResultInfo]") -> RequestOffsets:
         """Return a partition's offsets, by what Kafka says of its first one, of a time, and of its end.

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.admin import admin_client, topic_ids
 from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
@@ -43,6 +43,13 @@ class CheckTopic:
         with Consumer(options) as consumer:
             consumer.commit(offsets=[TopicPartition(topic or self._own, partition, offset)], asynchronous=False)
 
+    def has_leaders(self, topic: str) -> bool:
+        """Return whether the topic's partitions can be asked about: of a new topic not every broker knows at once."""
+        with suppress(KafkaException):
+            offsets = self.lag()._offsets([topic], 0)
+            return len(offsets) == 2 and check_lag._ANY_OFFSETS not in offsets.values()
+        return False
+
     def lag(self) -> CheckLag:
         return CheckLag(self.spark, self.kafka, self.client)
 
@@ -56,14 +63,7 @@ class CheckTopic:
 @pytest.fixture
 def check_topic(spark: SparkSession, topics: MakeTopics) -> CheckTopic:
     made = CheckTopic(spark, topics(partitions=2, timestamps="CreateTime").kafka)
-
-    def is_known() -> bool:
-        # The partitions of a new topic have no leader at first.
-        with suppress(KafkaException):
-            return made.behind(made.lag(), "g", before_ms=0) == {}
-        return False
-
-    until(is_known, "the new topic")
+    until(lambda: made.has_leaders(made.kafka.check_topic), "the new topic")
     return made
 
 
@@ -188,12 +188,7 @@ def test_r15_a_group_is_behind_in_its_own_topic_only(check_topic: CheckTopic) ->
     def behind() -> dict[str, TopicPlace]:
         return {group: place for group, (place, _) in lag.behind(groups.values(), T + 100, 0.0, -1.0).items()}
 
-    def is_known() -> bool:
-        with suppress(KafkaException):
-            return behind() == {}
-        return False
-
-    until(is_known, "the new topic")
+    until(lambda: check_topic.has_leaders(own), "the new topic")
     check_topic.ask("g", 1)
     assert behind() == {}, "it has left the shared topic, and does not commit there any more"
     check_topic.ask("other", 2, partition=1)
@@ -206,3 +201,20 @@ def test_r15_a_group_is_behind_in_its_own_topic_only(check_topic: CheckTopic) ->
     assert behind() == {groups["g"]: (own, 0)}
     check_topic.commit("g", 1, topic=own)
     assert behind() == {}
+
+
+def test_r15_a_check_topic_made_anew_is_searched_from_its_beginning(check_topic: CheckTopic) -> None:
+    """Also if it has grown past the end of the former one before a round looks at it."""
+    lag, kafka = check_topic.lag(), check_topic.kafka
+    for at_ms in range(3):
+        check_topic.ask("other", at_ms)
+    assert check_topic.behind(lag, "g", before_ms=100) == {}
+    check_topic.client.delete_topics([kafka.check_topic])[kafka.check_topic].result()
+    until(lambda: kafka.check_topic not in topic_ids(check_topic.client, [kafka.check_topic]), "the topic to be gone")
+    others = {name: f"{kafka.check_topic}.{name}" for name in ("half_topic", "op_topic")}
+    make_create_time_topics(Settings(kafka=kafka.model_copy(update=others)), 2)
+    until(lambda: check_topic.has_leaders(kafka.check_topic), "the topic to be there again")
+    check_topic.ask("g", 10)
+    for at_ms in range(4):
+        check_topic.ask("other", 20 + at_ms)
+    assert check_topic.behind(lag, "g", before_ms=100) == {"g": (0, 0)}

@@ -35,9 +35,9 @@ class Topics:
         self.read: list[TopicPlace] = []
         self.lost_s = 0.0
 
-    def partition_counts(self, _: object, topics: Any) -> dict[str, int]:
-        counts = {topic: sum(place[0] == topic for place in self.requests) for topic in topics}
-        return {topic: count for topic, count in counts.items() if count}
+    def describe_topics(self, topics: Any) -> dict[str, Any]:
+        there = {topic: [place for place in self.requests if place[0] == topic] for topic in topics}
+        return {topic: SimpleNamespace(topic_id="of its only one", partitions=places) for topic, places in there.items() if places}
 
     def list_consumer_groups(self, **_: object) -> Any:
         groups = [SimpleNamespace(group_id=check_group(group), state=ConsumerGroupState.STABLE) for group in self.committed]
@@ -102,7 +102,7 @@ def _no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(check_lag, "partition_counts", lambda client, topics: client.partition_counts(client, topics))
+    monkeypatch.setattr(check_lag, "describe_topics", lambda client, topics: client.describe_topics(topics))
     monkeypatch.setattr(check_lag, "ranges_consumer", lambda *_: NoConsumer())
 
 
