@@ -15,7 +15,7 @@ from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, Prod
 from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
-from halfway.clients.transaction import LocalTransaction, TransactionDatabase
+from halfway.clients.transaction import LocalTransaction, Outcomes, TransactionDatabase
 from halfway.schemas.settings import KafkaSettings
 
 
@@ -224,7 +224,11 @@ class TransactionProducer(Generic[Arg_contra]):
                 return self._records.store_halves(sender, messages, so)
 
         sender = self._instance.start()
-        return self._database.on_commit(session, lambda database: LocalTransaction(database, session, self._records, sender, store))
+
+        def make(outcomes: Outcomes) -> LocalTransaction:
+            return LocalTransaction(outcomes, session, self._records, sender, store)
+
+        return self._database.on_commit(session, self._instance, make)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Refuse new sends, wait for running sends and checks, deliver all queued records, and disconnect.

@@ -4,7 +4,7 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
@@ -88,8 +88,8 @@ class TransactionDatabase(Outcomes, Protocol):
     def clean_up(self) -> None:
         """Delete old rows now and then."""
 
-    def on_commit(self, session: Any, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
-        """Return the block of a session's transaction, which `make` begins if there is none."""
+    def on_commit(self, session: Any, sender: Hashable, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
+        """Return the block of a session's transaction for what `sender` sends. If there is none, `make` begins it."""
 
 
 class LocalTransaction:

@@ -249,7 +249,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             return LocalTransaction(outcomes, session, self._records, self._sender, store)
 
         await self.start()
-        block = await database.run(database.database.on_commit, session.sync_session, make)
+        block = await database.run(database.database.on_commit, session.sync_session, self._instance, make)
         return AsyncLocalTransaction(block, session)
 
     async def close(self, timeout_s: float | None = None) -> bool:

@@ -105,14 +105,38 @@ def test_a_savepoint_neither_sends_nor_takes_messages(shop: Shop) -> None:
     assert (shop.orders(), shop.messages()) == (["apples", "pears"], ["apples"])
 
 
-def test_a_half_that_fails_keeps_the_session_from_committing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any) -> None:
-        raise SendError("Kafka is gone")
+@pytest.mark.parametrize("refused", ["", "first", "second"])
+def test_each_of_two_producers_sends_its_own_messages_of_one_session(shop: Shop, monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """They may be of two groups, or of two Kafka clusters: all messages, or none."""
+    producers = {"first": shop.producer, "second": shop.halfway.producer(shop.outbox, "other")}
+    with Session(shop.engine) as session:
+        shop.order(session, "apples")
+        for name, producer in producers.items():
+            producer.on_commit(session).send("orders", name.encode())
+        if refused:
+            monkeypatch.setattr(producers[refused]._records, "store_halves", _refuse)
+            with pytest.raises(SendError, match="Kafka is gone"):
+                session.commit()
+            session.rollback()
+        else:
+            session.commit()
+    shop.halfway.advance("1h")
+    assert [(message.producer_group, message.body) for message in shop.halfway.messages()] == (
+        [] if refused else [("test", b"apples"), ("test", b"first"), ("other", b"second")]
+    )
+    assert shop.orders() == ([] if refused else ["apples"])
+    assert shop.halfway.pending() == []
 
+
+def _refuse(*_: Any) -> None:
+    raise SendError("Kafka is gone")
+
+
+def test_a_half_that_fails_keeps_the_session_from_committing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with Session(shop.engine) as session:
         shop.order(session, "apples")
         with monkeypatch.context() as patch:
-            patch.setattr(shop.producer._records, "store_halves", fail)
+            patch.setattr(shop.producer._records, "store_halves", _refuse)
             with pytest.raises(SendError, match="Kafka is gone"):
                 session.commit()
         with pytest.raises(sqlalchemy.exc.PendingRollbackError):
