@@ -112,6 +112,8 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
 def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
     """At the end each half is committed, rolled back, discarded, refused by name, or a counted duplicate."""
     pending = facts.history.still_pending
+    for transaction_id in facts.history.overdue:
+        yield Finding("R8 overdue", transaction_id, "its group never came back, and it was not discarded")
     for transaction_id, halves in facts.halves_of.items():
         if transaction_id in pending:
             if facts.history.is_at_rest:

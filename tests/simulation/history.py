@@ -143,6 +143,8 @@ class History:
     """All that were in force at some time."""
     still_pending: set[str] = field(default_factory=set)
     """The ids that the job holds as pending at the end."""
+    overdue: set[str] = field(default_factory=set)
+    """The ids that were pending when the groups that never come back had been away for as long as R8 has patience."""
     clocks_jumped: bool = False
     """A broker's clock was set: times in a partition do not only grow."""
     publisher_set_back_ms: int = 0

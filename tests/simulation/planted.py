@@ -134,6 +134,10 @@ def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_m
     _on_due(self, known._replace(check_times=known.check_times + is_away), horizon_ms, asked_ms, is_away=is_away)
 
 
+def _no_put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
+    _on_due(self, known._replace(late_put_offs=0) if is_away else known, horizon_ms, asked_ms, is_away=is_away)
+
+
 def _check_number_jumps(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
     _on_due(self, known._replace(check_times=known.check_times + (known.check_times == 1)), horizon_ms, asked_ms, is_away=is_away)
 
@@ -264,6 +268,7 @@ PLANTED = (
     Planted("writer: each run has a txnAppId of its own", writer.SimulatedWriter, "__init__", _id_of_the_run),
     Planted("writer: checks are not sent again", writer.SimulatedWriter, "_send_checks", lambda *_: None),
     Planted("checks: an empty body", row_makers, "check_requests", _empty_checks),
+    Planted("R8 no put-off counts", _Resolver, "_on_due", _no_put_off_counts),
     Planted("R8 no last call", _Resolver, "_on_due", _no_last_call),
     Planted("R15 no group is behind", check_lag.CheckLag, "behind", lambda *_: {}),
     Planted("R16 a repeated batch runs under the present settings", job, "terms_of_run", _present_settings),

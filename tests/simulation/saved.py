@@ -13,7 +13,7 @@ def save(history: History, path: Path) -> None:
     content: dict[str, Any] = {each.name: getattr(history, each.name) for each in dataclasses.fields(history)}
     content["records"] = [_fields(record) for record in history.records]
     content["rows"] = [_fields(row) for row in history.rows]
-    content["still_pending"] = sorted(history.still_pending)
+    content["still_pending"], content["overdue"] = sorted(history.still_pending), sorted(history.overdue)
     path.write_text(json.dumps(content, default=_bytes_as_text))
 
 
@@ -29,6 +29,7 @@ def load(path: Path) -> History:
         acts=[Act(*fields) for fields in content["acts"]],
         numbers=[Numbers(*fields) for fields in content["numbers"]],
         still_pending=set(content["still_pending"]),
+        overdue=set(content["overdue"]),
         clocks_jumped=content["clocks_jumped"],
         is_at_rest=content["is_at_rest"],
     )

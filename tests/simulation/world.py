@@ -4,7 +4,7 @@ An action that does not apply does nothing, and each holds all of its numbers. S
 which is how a failing one is made shorter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from halfway.conf.loader import load_settings
@@ -60,6 +60,8 @@ class World:
         self.kafka = Kafka(self.clock, self.history, PARTITIONS, timestamp_type)
         self.storage = Storage(self.clock, self.history)
         self.storage.step = self._step
+        self.leaving: set[str] = set()
+        """Groups that do not come back when everything ends, until all that waits for them has been discarded."""
         self.services = {group: Service(group, self.clock, self.kafka, self.history) for group in GROUPS}
         self.jobs: list[Job] = []
         self.frozen: set[str] = set()
@@ -242,6 +244,10 @@ class World:
         for instance in self.services[group].instances:
             self.services[group].kill(instance)
 
+    def do_leave(self, group: str) -> None:
+        """Let a group not come back after what the history does."""
+        self.leaving.add(group)
+
     def do_scale_service(self, group: str, instances: int) -> None:
         """Let a group have this many instances."""
         service = self.services[group]
@@ -346,6 +352,8 @@ class World:
         self.clock.brokers_ms = [0] * len(self.clock.brokers_ms)
         self.do_publisher_clock(0)
         self.clock.now_ms += behind_ms
+        if self.leaving:
+            self._outlast_the_leaving()
         self.wanted.clear()
         self.jobs.clear()
         for service in self.services.values():
@@ -360,12 +368,21 @@ class World:
             if not times_left or not (self.do_replay(unproven=True) or self.history.still_pending):
                 return
 
-    def _until_quiet(self) -> None:
+    def _outlast_the_leaving(self) -> None:
+        """Give the job its time while some groups stay away (R8). The others answer."""
+        self.wanted = {"resolution.half_retention": 300_000}
+        self.jobs.clear()
+        self._until_quiet(away=self.leaving)
+        if self.jobs and not self.history.clocks_jumped:  # A half from a clock that was ahead is not old yet.
+            pending = [known for known in pending_in(self.storage.checkpoint(self.path)) if not known.is_waiting]
+            self.history.overdue = {known.transaction_id for known in pending if known.producer_group in self.leaving}
+
+    def _until_quiet(self, away: Collection[str] = ()) -> None:
         """Let time pass until nothing is pending. Start the job as an operator would, if it has ended."""
         starts = 0
         for round_number in range(60):
             for group in self.services:
-                self.do_scale_service(group, 1)
+                self.do_scale_service(group, 0 if group in away else 1)
             if not self.jobs and starts < 4:
                 is_lost = any(act.name == "refused" and "RecordsLostError" in act.detail for act in self.history.acts[-1:])
                 if not is_lost:
