@@ -15,6 +15,8 @@ from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 REQUEST_LIMIT_S = 10.0
+FAILOVER_LIMIT_S = 30.0
+"""While another broker answers: a dead one is named as the one to ask until its session ends, 9 s by default."""
 _ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 2.0
 _POLL_S = 0.2
@@ -130,7 +132,7 @@ def partition_counts(client: Admin, topics: Collection[str]) -> dict[str, int]:
 
     Raises:
         AccessError: this user may not describe one of them.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
     found = describe_topics(client, topics)
     return {topic: len(found[topic].partitions) for topic in topics if topic in found and found[topic].partitions}
@@ -141,7 +143,7 @@ def topic_ids(client: Admin, topics: Collection[str]) -> dict[str, str]:
 
     Raises:
         AccessError: this user may not describe one of them.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
     return {topic: str(description.topic_id) for topic, description in describe_topics(client, topics).items()}
 
@@ -156,7 +158,7 @@ def describe_topics(client: Admin, topics: Collection[str], *, with_operations: 
 
     Raises:
         AccessError: this user may not describe one of them.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
     found: dict[str, TopicDescription] = {}
     for topic, answer in describe_each(client, topics, with_operations=with_operations).items():
@@ -170,9 +172,10 @@ def describe_each(client: Admin, topics: Collection[str], *, with_operations: bo
     """Return what `describe_topics` does, and the error of each topic that this user may not describe.
 
     Raises:
-        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
-    deadline_s = time.monotonic() + REQUEST_LIMIT_S
+    began_s = time.monotonic()
+    deadline_s = began_s + REQUEST_LIMIT_S
 
     def at_most(limit_s: float) -> float:
         return max(0.1, min(limit_s, deadline_s - time.monotonic()))
@@ -189,6 +192,7 @@ def describe_each(client: Admin, topics: Collection[str], *, with_operations: bo
         time.sleep(_POLL_S)
         with suppress(KafkaException):
             client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
+            deadline_s = began_s + FAILOVER_LIMIT_S
 
 
 def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription | AccessError]:

@@ -13,12 +13,12 @@ from halfway.schemas.errors import KafkaUnavailableError
 
 
 class Client:
-    """An admin client that asks a dead controller until it has asked any broker for the brokers there are."""
+    """An admin client that asks a dead controller until it has often enough looked for the brokers there are."""
 
     user, protocol = None, "PLAINTEXT"
 
-    def __init__(self, failure: int, *, has_another: bool = True) -> None:
-        self._failure, self._has_another = failure, has_another
+    def __init__(self, failure: int, *, has_another: bool = True, look_ups: int = 1) -> None:
+        self._failure, self._has_another, self._look_ups = failure, has_another, look_ups
         self.asked = self.looked_up = 0
 
     def describe_topics(self, _: object, include_authorized_operations: bool, request_timeout: float) -> dict[str, "Future[Any]"]:
@@ -26,7 +26,7 @@ class Client:
         assert request_timeout > 0
         self.asked += 1
         future: Future[Any] = Future()
-        if self.looked_up:
+        if self.looked_up >= self._look_ups:
             future.set_result(SimpleNamespace(partitions=[0]))
         else:
             future.set_exception(KafkaException(KafkaError(self._failure)))
@@ -49,6 +49,17 @@ def test_a_dead_controller_is_replaced() -> None:
     client: Any = Client(KafkaError._TIMED_OUT)
     assert list(describe_topics(client, ["half"])) == ["half"]
     assert client.looked_up == 1
+
+
+def test_while_another_broker_answers_a_failover_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka names a dead broker as the one to ask until its session ends: after 9 s, or later on a busy machine."""
+    monkeypatch.setattr(admin, "REQUEST_LIMIT_S", 0.3)
+    client: Any = Client(KafkaError._TIMED_OUT, look_ups=4)
+    assert list(describe_topics(client, ["half"])) == ["half"]
+    monkeypatch.setattr(admin, "FAILOVER_LIMIT_S", 0.6)
+    never: Any = Client(KafkaError._TIMED_OUT, look_ups=99)
+    with pytest.raises(KafkaUnavailableError):
+        describe_topics(never, ["half"])
 
 
 @pytest.mark.parametrize(("failure", "has_another"), [(KafkaError._TIMED_OUT, False), (KafkaError.INVALID_REQUEST, True)])
