@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -174,6 +174,19 @@ def describe_each(client: Admin, topics: Collection[str], *, with_operations: bo
     Raises:
         KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
+    return in_failover_too(client, lambda limit_s: _described(client, topics, with_operations, limit_s))
+
+
+def in_failover_too(client: Admin, ask: Callable[[float], _T]) -> _T:
+    """Return the answer to a request that librdkafka sends to the controller.
+
+    Args:
+        client: the client that asks.
+        ask: sends the request, and waits for the answer for this many seconds. Raises a KafkaException if none comes.
+
+    Raises:
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
+    """
     began_s = time.monotonic()
     deadline_s = began_s + REQUEST_LIMIT_S
 
@@ -182,7 +195,7 @@ def describe_each(client: Admin, topics: Collection[str], *, with_operations: bo
 
     while True:
         try:
-            return _described(client, topics, with_operations, at_most(_ATTEMPT_LIMIT_S))
+            return ask(at_most(_ATTEMPT_LIMIT_S))
         except KafkaException as error:
             if error.args[0].code() not in _GONE or time.monotonic() >= deadline_s:
                 raise unavailable(client, error.args[0]) from None

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation, ConfigResource, NewTopic, ResourceType
 
 from halfway.clients.kafka.diagnosis import alter_topic, missing_right, missing_topics
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, partition_counts, unavailable
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, in_failover_too, partition_counts, unavailable
 from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.kafka.tick_records import write_ticks
 from halfway.pipelines.kafka.topic_rules import (
@@ -250,13 +250,16 @@ def _verify_existing(settings: Settings, known: Collection[str]) -> None:
 
 def _configs(client: Admin, topics: list[str]) -> dict[str, dict[str, str]]:
     resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-    futures = client.describe_configs(resources, request_timeout=REQUEST_LIMIT_S)
-    configs = {}
-    for resource, future in futures.items():
-        try:
-            configs[resource.name] = {name: str(entry.value) for name, entry in future.result().items()}
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", resource.name)) from None
-            raise unavailable(client, error.args[0]) from None
-    return configs
+
+    def ask(limit_s: float) -> dict[str, dict[str, str]]:
+        configs = {}
+        for resource, future in client.describe_configs(resources, request_timeout=limit_s).items():
+            try:
+                configs[resource.name] = {name: str(entry.value) for name, entry in future.result().items()}
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise AccessError(missing_right(client.user, "DescribeConfigs", "topic", resource.name)) from None
+                raise
+        return configs
+
+    return in_failover_too(client, ask)
