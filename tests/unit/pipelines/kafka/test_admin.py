@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from halfway.pipelines.kafka import admin
+from halfway.pipelines.kafka import admin, topic_setup
 from halfway.pipelines.kafka.admin import describe_topics
 from halfway.schemas.errors import KafkaUnavailableError
 
@@ -32,6 +32,15 @@ class Client:
             future.set_exception(KafkaException(KafkaError(self._failure)))
         return {"half": future}
 
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, "Future[Any]"]:
+        [answer] = self.describe_topics(None, include_authorized_operations=False, request_timeout=request_timeout).values()
+        future: Future[Any] = Future()
+        if answer.exception():
+            future.set_exception(answer.exception())
+        else:
+            future.set_result({"retention.ms": SimpleNamespace(value="1")})
+        return dict.fromkeys(resources, future)
+
     def list_topics(self, timeout: float) -> None:
         assert timeout > 0
         if not self._has_another:
@@ -48,6 +57,12 @@ class Client:
 def test_a_dead_controller_is_replaced() -> None:
     client: Any = Client(KafkaError._TIMED_OUT)
     assert list(describe_topics(client, ["half"])) == ["half"]
+    assert client.looked_up == 1
+
+
+def test_the_configuration_of_topics_is_told_by_the_new_controller_too() -> None:
+    client: Any = Client(KafkaError._TIMED_OUT)
+    assert topic_setup._configs(client, ["half"]) == {"half": {"retention.ms": "1"}}
     assert client.looked_up == 1
 
 
