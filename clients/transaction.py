@@ -88,8 +88,8 @@ class TransactionDatabase(Outcomes, Protocol):
     def clean_up(self) -> None:
         """Delete old rows now and then."""
 
-    def on_commit(self, session: Any, sender: Hashable, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
-        """Return the block of a session's transaction for what `sender` sends. If there is none, `make` begins it."""
+    def on_commit(self, session: Any, producer: Hashable, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
+        """Return the block of a session's transaction for what `producer` sends. If there is none, `make` begins it."""
 
 
 class LocalTransaction:

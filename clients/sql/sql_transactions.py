@@ -89,7 +89,7 @@ class SqlTransactions:
         """Return the id of a new transaction: the database's mark, and 96 random bits."""
         return f"{self._known_mark()}{secrets.token_hex(12)}"
 
-    def on_commit(self, session: Any, sender: Hashable, make: Callable[[Outcomes], LocalTransaction]) -> LocalTransaction:
+    def on_commit(self, session: Any, producer: Hashable, make: Callable[[Outcomes], LocalTransaction]) -> LocalTransaction:
         """Return the block of a SQLAlchemy session's transaction. `TransactionProducer.on_commit` calls it.
 
         Raises:
@@ -98,10 +98,9 @@ class SqlTransactions:
         if not hasattr(session, "in_nested_transaction") or not hasattr(session, "info"):
             raise TypeError(f"{type(session).__name__} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
         self._known_mark()
-        key = (self, sender)
-        if key not in session.info:
-            session.info[key] = SessionHook(session, self)
-        hook: SessionHook = session.info[key]
+        if producer not in session.info:
+            session.info[producer] = SessionHook(session, self)
+        hook: SessionHook = session.info[producer]
         return hook.block(make)
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
