@@ -253,6 +253,8 @@ class CheckLag:
         """Forget what was known of topics that have been deleted and made anew: their offsets mean other records."""
         former = {topic for topic, topic_id in topic_ids.items() if self._topic_ids.get(topic, topic_id) != topic_id}
         self._topic_ids.update(topic_ids)
+        if not former:
+            return
         for by_place in (*self._looked.values(), *(ends for _, ends in self._ends)):
             for place in [place for place in by_place if place[0] in former]:
                 del by_place[place]
