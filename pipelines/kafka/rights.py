@@ -44,7 +44,7 @@ def missing_rights(
 
     Raises:
         AccessError: this user may not describe one of the topics.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
     missing = []
     for topic, description in describe_topics(client, topics, with_operations=True).items():
@@ -70,7 +70,7 @@ def verify_rights(
 
     Raises:
         AccessError: a right is missing.
-        KafkaUnavailableError: Kafka cannot be reached or does not answer within 10 s.
+        KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
     """
     missing = missing_rights(client, topics, groups, group_prefixes)
     if missing:

@@ -37,7 +37,7 @@ class RealTopics:
         """Return each of these topics.
 
         Raises:
-            KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s.
+            KafkaUnavailableError: Kafka cannot be reached or does not answer for 10 s; in a failover, for 30 s.
         """
         now_s = self._clock()
         asked = [name for name in names if name not in self._known or self._known[name][0] <= now_s]
