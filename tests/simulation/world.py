@@ -369,7 +369,7 @@ class World:
                 return
 
     def _outlast_the_leaving(self) -> None:
-        """Give the job its time while some groups stay away (R8). The others answer."""
+        """Give the job its time while some groups stay away (R8). The others live, and may still hang."""
         self.wanted = {"resolution.half_retention": 300_000}
         self.jobs.clear()
         self._until_quiet(away=self.leaving)

@@ -23,23 +23,20 @@ class Client:
 
     def describe_topics(self, _: object, include_authorized_operations: bool, request_timeout: float) -> dict[str, "Future[Any]"]:
         assert not include_authorized_operations
+        return {"half": self._answer(SimpleNamespace(partitions=[0]), request_timeout)}
+
+    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, "Future[Any]"]:
+        return dict.fromkeys(resources, self._answer({"retention.ms": SimpleNamespace(value="1")}, request_timeout))
+
+    def _answer(self, value: object, request_timeout: float) -> "Future[Any]":
         assert request_timeout > 0
         self.asked += 1
         future: Future[Any] = Future()
         if self.looked_up >= self._look_ups:
-            future.set_result(SimpleNamespace(partitions=[0]))
+            future.set_result(value)
         else:
             future.set_exception(KafkaException(KafkaError(self._failure)))
-        return {"half": future}
-
-    def describe_configs(self, resources: list[Any], request_timeout: float) -> dict[Any, "Future[Any]"]:
-        [answer] = self.describe_topics(None, include_authorized_operations=False, request_timeout=request_timeout).values()
-        future: Future[Any] = Future()
-        if answer.exception():
-            future.set_exception(answer.exception())
-        else:
-            future.set_result({"retention.ms": SimpleNamespace(value="1")})
-        return dict.fromkeys(resources, future)
+        return future
 
     def list_topics(self, timeout: float) -> None:
         assert timeout > 0
