@@ -18,7 +18,7 @@ REQUEST_LIMIT_S = 10.0
 FAILOVER_LIMIT_S = 30.0
 """While another broker answers: a dead one is named as the one to ask until its session ends, 9 s by default."""
 _ATTEMPT_LIMIT_S = 3.0
-_LOOK_UP_LIMIT_S = 2.0
+_LOOK_UP_LIMIT_S = 1.0
 _POLL_S = 0.2
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
 _GONE = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
@@ -63,6 +63,8 @@ class Admin(AdminClient):
             "client.id": "halfway-admin",
             "error_cb": self._last_error,
             "socket.connection.setup.timeout.ms": 5_000,
+            # librdkafka prefers the broker that it used last, also if that one is frozen, until a request to it times out.
+            "socket.timeout.ms": 3_000,
             "reconnect.backoff.max.ms": 1_000,
         }
         super().__init__({**own, **config}, logger=librdkafka_log)
@@ -202,10 +204,12 @@ def in_failover_too(client: Admin, ask: Callable[[float], _T]) -> _T:
         # librdkafka sends this request to the broker that was the controller when it last asked. If that one has died,
         # it waits for it, and takes a core meanwhile, until somebody asks for the brokers that there are. They name a
         # dead one until its session ends.
-        time.sleep(_POLL_S)
-        with suppress(KafkaException):
-            client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
-            deadline_s = began_s + FAILOVER_LIMIT_S
+        while time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+            with suppress(KafkaException):
+                client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
+                deadline_s = began_s + FAILOVER_LIMIT_S
+                break
 
 
 def _described(client: Admin, topics: Collection[str], with_operations: bool, limit_s: float) -> dict[str, TopicDescription | AccessError]:

@@ -51,6 +51,18 @@ def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_de
     assert partition_counts(client, [TOPIC]) == {TOPIC: 3}
 
 
+def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_frozen(cluster: KafkaCluster) -> None:
+    client = admin_client(settings(cluster))
+    for _ in range(3):  # which broker the client prefers besides is chance
+        controller = cluster.nodes[client.list_topics(timeout=10).controller_id - 1]
+        controller.freeze()
+        try:
+            assert partition_counts(client, [TOPIC]) == {TOPIC: 3}
+        finally:
+            controller.thaw()
+        cluster.wait_until_in_sync()
+
+
 def test_a_record_is_read_back_when_its_leader_dies(cluster: KafkaCluster) -> None:
     write(RecordWriter(settings(cluster)), b"0", b"1", b"2")
     with operator_consumer(settings(cluster)) as consumer:
