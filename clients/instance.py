@@ -241,10 +241,11 @@ class GroupInstance:
         has_left = self._checks.leave(limit_s)
         self._flush(limit_s)
         delivered = self._sender.close(limit_s) and not self.records.lost_an_op
-        is_complete = sends_done and listeners_done and has_left and delivered
-        if not is_complete:
-            log.error("event=close_incomplete sends=%s checks=%s delivered=%s", sends_done, listeners_done and has_left, delivered)
-        return is_complete
+        done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "records_not_acknowledged": delivered}
+        left = ",".join(name for name, is_done in done.items() if not is_done)
+        if left:
+            log.error("event=close_incomplete left=%s effect=checks_ask_for_missing_outcomes", left)
+        return not left
 
     def make_sender(self) -> Sender:
         """Return the connection that sends. A test may put another one in its place."""

@@ -38,7 +38,7 @@ def conf_file(name: str) -> Path:
 
 
 def load_settings(
-    path: Path | None = None, *, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+    path: Path | str | None = None, *, overrides: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> Settings:
     """Return the settings of the file at `path`, overridden by the environment, then by `overrides`.
 
@@ -54,7 +54,7 @@ def load_settings(
     merged: dict[str, Any] = {}
     origins: dict[str, tuple[str, object]] = {}
     for dotted, value, origin in [
-        *_from_file(path),
+        *_from_file(None if path is None else Path(path)),
         *_from_environment(os.environ if environ is None else environ),
         *((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
     ]:

@@ -53,6 +53,10 @@ class StateDamagedError(HalfwayError):
     """A file of the checkpoint's state is damaged or missing."""
 
 
+class JobFailedError(HalfwayError):
+    """A batch failed, for a reason that only Spark's text has."""
+
+
 class RecordsLostError(HalfwayError):
     """Kafka has deleted records, or a whole topic, that the job had not read yet."""
 

@@ -58,7 +58,7 @@ class MessageReader:
         try:
             from halfway.clients.reading import message_files, message_merge, message_rows  # noqa: PLC0415  # deltalake is an extra
         except ModuleNotFoundError as error:
-            raise SetupError(f"a MessageReader needs {error.name}, which is not installed: pip install 'halfway[tables]'") from None
+            raise SetupError(f"a MessageReader needs {error.name}: pip install '.[tables]' in a clone of Halfway") from None
         if max_rows < 1 or max_bytes < 1:
             raise ValueError("max_rows and max_bytes are at least 1")
         self._uri = source if isinstance(source, str) else folder_of(source)

@@ -53,7 +53,7 @@ def metrics_extra_installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise SetupError(f"metrics.port is set, but {error.name} is not installed: pip install 'halfway[metrics]'") from None
+        raise SetupError(f"metrics.port is set and needs {error.name}: pip install '.[metrics]' in a clone of Halfway") from None
 
 
 def _warn_of_other_code() -> None:
@@ -87,6 +87,6 @@ class HalfwayGroup(TyperGroup):
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRA_OF:
                 raise
-            told = f"this command needs {package}, which is not installed: pip install 'halfway[{_EXTRA_OF[package]}]'"
+            told = f"this command needs {package}, which is not installed: pip install '.[{_EXTRA_OF[package]}]' in a clone of Halfway"
         say(f"error: {' '.join(told.split())}")
         raise typer.Exit(1)

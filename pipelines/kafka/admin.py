@@ -63,7 +63,7 @@ class Admin(AdminClient):
             "client.id": "halfway-admin",
             "error_cb": self._last_error,
             "socket.connection.setup.timeout.ms": 5_000,
-            # librdkafka prefers the broker that it used last, also if that one is frozen, until a request to it times out.
+            # librdkafka prefers the broker that it used last, also a frozen one until a request to it times out.
             "socket.timeout.ms": 3_000,
             "reconnect.backoff.max.ms": 1_000,
         }

@@ -2,9 +2,13 @@
 
 import re
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
 from halfway.schemas.errors import (
     CheckpointInUseError,
     HalfwayError,
+    JobFailedError,
     KafkaUnavailableError,
     RecordsLostError,
     RecordTooLargeError,
@@ -31,6 +35,8 @@ _ERRORS = {error.__name__: error for error in (KafkaUnavailableError, RecordTooL
 _RAISED = re.compile(rf"schemas\.errors\.({'|'.join(_ERRORS)}): (.+)")
 # A broker is down; or the topic is gone, and the executor is the first to ask for it.
 _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")
+# Spark's source asks three times, a minute each.
+_NO_ANSWER = re.compile(r"kafka\.common\.errors\.TimeoutException: (.+?)(?: SQLSTATE|\n|$)")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
@@ -50,8 +56,16 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
             f"({_cause(text, found)}): what they held is lost. If Kafka has just been down, start again first. To go on with what is left, "
             f"{_REMEDY}; `halfway topics create` first, if a topic is missing"
         )
-    if of_storage := _of_storage(text, storage):
-        return of_storage
+    if known := _of_storage(text, storage) or _of_kafka(text):
+        return known
+    if found := _RAISED.search(text):
+        return _ERRORS[found[1]](found[2])
+    # Once the session has ended, Spark's errors have no text.
+    is_spark_s = isinstance(error, PySparkException | Py4JError)
+    return JobFailedError("a batch failed, for the reason that Spark gives above: the next start repeats it") if is_spark_s else None
+
+
+def _of_kafka(text: str) -> HalfwayError | None:
     if found := _NO_POSITION.search(text):
         return KafkaUnavailableError(
             f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
@@ -62,8 +76,11 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
             f"{found[0]}: if a broker is down or has just come back, start again when it has all its records. If they are lost for good, "
             f"or the topic was deleted, {_REMEDY}; `halfway topics create` first, if the topic is missing"
         )
-    found = _RAISED.search(text)
-    return _ERRORS[found[1]](found[2]) if found else None
+    if found := _NO_ANSWER.search(text):
+        return KafkaUnavailableError(
+            f"Kafka has not answered for minutes ({found[1]}): start the job again when its brokers are back, nothing is lost"
+        )
+    return None
 
 
 def _of_storage(text: str, storage: StorageSettings) -> HalfwayError | None:

@@ -36,7 +36,7 @@ from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.terms import terms_of_run
-from halfway.schemas.errors import AccessError, KafkaUnavailableError, OwnershipError
+from halfway.schemas.errors import AccessError, JobFailedError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
@@ -102,7 +102,7 @@ class ResolveJob:
             RecordsLostError: Kafka has deleted records that the job had not read.
             StateDamagedError: the checkpoint's state cannot be read.
             KafkaUnavailableError: Kafka cannot be reached at the start.
-            StreamingQueryException: a batch failed; a new run repeats it.
+            JobFailedError: a batch failed, for a reason that Spark gives and the log has; a new run repeats it.
         """
         settings = self._settings
         if self._adopt and settings.kafka.starting_offsets != "earliest":
@@ -201,7 +201,10 @@ class ResolveJob:
         except StreamingQueryException as error:
             self._explain_lost_right(client)
             failure = self.failure or error
-            raise explain(failure, self._settings) or failure from None
+            explained = explain(failure, self._settings)
+            if isinstance(explained, JobFailedError):
+                log.error("event=query_failed", exc_info=failure)
+            raise explained or failure from None
         finally:
             writer.close()
             self._hand_on_reports(query, ended=True)

@@ -180,7 +180,7 @@ def _ivy_jar() -> Path:
     places = list(spec.submodule_search_locations or []) if spec else []
     found = [jar for place in places for jar in sorted(Path(place).glob("jars/ivy-*.jar"))]
     if not found:
-        raise SetupError("PySpark with its jars folder is missing: run `make setup`, or `pip install 'halfway[job,spark]'`")
+        raise SetupError("PySpark with its jars folder is missing: run `make setup`, or `pip install '.[job,spark]'` in a clone of Halfway")
     return found[-1]
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-_NEEDS = "error: the command needs {}, which is not installed: pip install 'halfway[job,spark]'"
+_NEEDS = "error: the command needs {}, which is not installed: pip install '.[job,spark]' in a clone of Halfway"
 
 
 def main() -> None:

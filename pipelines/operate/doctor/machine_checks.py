@@ -84,7 +84,7 @@ def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:
         yield Finding("metrics", Health.OK, "off: metrics.port is 0")
         return
     if util.find_spec("prometheus_client") is None:
-        yield Finding("metrics", Health.PROBLEM, "prometheus-client is not installed: pip install 'halfway[metrics]'")
+        yield Finding("metrics", Health.PROBLEM, "prometheus-client is not installed: pip install '.[metrics]' in a clone of Halfway")
         return
     place = f"http://{settings.host}:{settings.port}/metrics"
     try:

@@ -240,6 +240,8 @@ def test_the_message_for_a_broken_file_tells_what_is_wrong(tmp_path: Path, conte
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     refused(f"cannot read the configuration {tmp_path}/none.yaml", path=tmp_path / "none.yaml")
+    with pytest.raises(SettingsError, match=r"none\.yaml"):
+        load_settings(f"{tmp_path}/none.yaml", environ={})
 
 
 def test_settings_are_frozen() -> None:

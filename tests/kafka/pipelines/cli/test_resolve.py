@@ -109,6 +109,37 @@ def test_while_kafka_does_not_answer_a_second_signal_ends_the_job_within_seconds
     assert job.delivered() == ["after"]
 
 
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)])
+def test_without_kafka_for_minutes_the_job_ends_with_one_line_and_few_before_it(
+    own_broker: LocalBroker, own_job: JobProcess, *, frozen: bool
+) -> None:
+    """Spark's source asks Kafka three times, a minute each."""
+    job, kafka = own_job, own_broker.pid()
+    assert kafka is not None
+    process = job.start()
+    job.until_first_batch()
+    if frozen:
+        os.kill(kafka, signal.SIGSTOP)
+    else:
+        own_broker.stop()
+    try:
+        before = len(job.log.splitlines())
+        assert process.wait(400) == 1
+    finally:
+        if frozen:
+            os.kill(kafka, signal.SIGCONT)
+        else:
+            own_broker.start()
+    lines = job.log.splitlines()[before:]
+    assert lines[-1].startswith("error: Kafka has not answered for minutes ("), lines[-1]
+    assert not [line for line in lines if line.startswith("\t") or "Traceback" in line]
+    assert len(lines) < 40
+    send(job, ["after"])
+    assert job.start("--available-now").wait(LIMIT_S) == 0, job.log[-2000:]
+    assert job.delivered() == ["after"]
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_spark_ends_with_a_job_that_is_killed_and_an_error_is_the_last_line(job: JobProcess, tmp_path: Path) -> None:

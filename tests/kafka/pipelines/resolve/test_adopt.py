@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import TopicPartition
-from pyspark.errors import StreamingQueryException
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import delta_tables, first_start
-from halfway.schemas.errors import OwnershipError
+from halfway.schemas.errors import JobFailedError, OwnershipError
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
@@ -353,7 +352,7 @@ def test_an_adopting_start_that_is_killed_anywhere_is_done_again(world: MakeWorl
         w.tick(36_007)
         with monkeypatch.context() as patch:
             killed = kill_at(patch, module, name, calls)
-            with pytest.raises((KilledError, StreamingQueryException)):
+            with pytest.raises((KilledError, JobFailedError)):
                 w.resolve(adopt=True)
             assert killed, name
         try:

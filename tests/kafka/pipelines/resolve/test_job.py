@@ -8,7 +8,8 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.schemas.errors import CheckpointInUseError, OwnershipError, TopicError
+from halfway.pipelines.resolve import sinks
+from halfway.schemas.errors import CheckpointInUseError, JobFailedError, OwnershipError, TopicError
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Kind
 from halfway.schemas.tables import Table
@@ -169,6 +170,21 @@ def test_a_replayed_batch_writes_nothing_twice(world: MakeWorld) -> None:
     checks = w.checks()
     assert len(checks) == 2, "check requests are sent at least once"
     assert checks[0] == checks[1], "with the same CHECK_ID and the same content"
+
+
+def test_a_batch_that_fails_in_spark_for_an_unknown_reason_is_logged_while_its_error_has_a_text(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    w = world()
+    w.half("a")
+    w.op("a", b"COMMIT", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(sinks, "append_once", lambda rows, *_, **__: rows.sparkSession.sql("SELECT raise_error('out of luck')").collect())
+        with pytest.raises(JobFailedError, match="the next start repeats it"):
+            w.resolve()
+    assert "out of luck" in caplog.text
+    w.resolve()
+    assert [row["transaction_id"] for row in w.rows(Table.MESSAGES)] == ["a"]
 
 
 def test_r15_a_tick_names_absent_groups(world: MakeWorld) -> None:

@@ -43,6 +43,11 @@ _GONE = "transactions.half ends at offset 0 of partition 0, and 5 was read from 
 _AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
 org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
 """  # noqa: E501  # Kafka's own line
+_NO_ANSWER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: org.apache.kafka.common.errors.TimeoutException:
+ Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST
+
+JVM stacktrace:
+""".replace("\n Timed", " Timed")
 _TWO_JOBS = "[STREAM_FAILED] Query terminated with exception: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 SAID = {
     "two jobs": (_TWO_JOBS, CheckpointInUseError, ("/data/checkpoint", "a checkpoint, a warehouse and topics of its own")),
@@ -58,6 +63,7 @@ SAID = {
         RecordTooLargeError,
         ("topic transactions.half ends",),
     ),
+    "no answer": (_NO_ANSWER, KafkaUnavailableError, ("(Timed out waiting for a node assignment. Call: listNodes)", "nothing is lost")),
     "disk": ("java.io.IOException: No space left on device\n\tat java.base", SetupError, ("/data/checkpoint", "/data/tables", "make room")),
 }
 

@@ -37,5 +37,5 @@ def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest
     result = CliRunner().invoke(app, ["resolve", "--set", "metrics.port=1", "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
     assert (result.exit_code, result.stderr) == (
         1,
-        "error: metrics.port is set, but prometheus_client is not installed: pip install 'halfway[metrics]'\n",
+        "error: metrics.port is set and needs prometheus_client: pip install '.[metrics]' in a clone of Halfway\n",
     )
