@@ -70,7 +70,8 @@ latencies = audit.latencies(messages, step_ms).toPandas()
 if len(latencies):
     page.picture("latencies", charts.latencies(latencies, axis))
 by_group = audit.by_group(messages, discarded).toPandas()
-page.table("By producer group, times in ms", by_group)
+whole = by_group.convert_dtypes().astype(object)
+page.table("By producer group, times in ms", whole.where(by_group.notna(), ""))
 
 # COMMAND ----------
 

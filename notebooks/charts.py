@@ -50,12 +50,17 @@ def ages(rows: pd.DataFrame, horizon: str) -> Figure:
     """Draw the ages of pending transactions (from_ms, transactions). Each age class is about twice the one before."""
     counts = rows.dropna().set_index("from_ms")["transactions"]
     shown = [edge for edge in AGE_EDGES_MS if edge <= max([*counts.index, 10_000])]
-    return _bars(
+    end = [_from(edge) for edge in AGE_EDGES_MS[len(shown) : len(shown) + 1]]
+    figure = _bars(
         [_from(edge) for edge in shown],
         [int(counts.get(edge, 0)) for edge in shown],
         f"Ages of pending transactions, at {horizon}",
-        "age of the half: from the label to the next one",
+        "age of the half",
     )
+    # A bar lies between two ages.
+    labels = [_from(edge) for edge in shown] + end
+    figure.axes[0].set_xticks([place - 0.5 for place in range(len(labels))], labels)
+    return figure
 
 
 def checks(rows: pd.DataFrame, horizon: str) -> Figure:
@@ -128,7 +133,7 @@ def latencies(rows: pd.DataFrame, axis: pd.DatetimeIndex) -> Figure:
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     _label(axes, f"From half to commit, in steps of {duration_text(_step(axis).total_seconds() * 1000)}", "", "half to commit, logarithmic")
     below.bar(axis, found["messages"].fillna(0), width=_width(axis), align="edge", color=COLOURS[4])
-    _label(below, "", "", f"{_per_step(axis)}, logarithmic")
+    _label(below, "Messages, logarithmic from 1", "", _per_step(axis))
     # One late message is to be seen beside thousands.
     below.set_yscale("symlog", linthresh=1)
     below.yaxis.set_major_locator(FixedLocator([0, *(10**power for power in range(12))]))
@@ -214,7 +219,7 @@ def _time_axis(axes: Axes, axis: pd.DatetimeIndex) -> None:
 
 
 def _step(axis: pd.DatetimeIndex) -> pd.Timedelta:
-    return pd.Timedelta(axis.freq)
+    return pd.Timedelta(axis.freq).as_unit("ms")  # parts of a step of seconds would be cut to whole ones
 
 
 def _width(axis: pd.DatetimeIndex) -> pd.Timedelta:

@@ -95,7 +95,7 @@ class Page:
         file = self.folder / f"{self.name}_{name}.png"
         figure.savefig(file, dpi=110)
         print(f"\n{file}")
-        self._parts.append(f'<img src="{file.name}" alt="{html.escape(name)}">')
+        self._parts.append(f'<img src="{file.name}" alt="{html.escape(_title(figure))}">')
 
     def finish(self) -> None:
         """Write the HTML file, except on Databricks."""
@@ -105,6 +105,10 @@ class Page:
         head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
         file.write_text(f"{head}<h1>{html.escape(self.title)}</h1>\n" + "\n".join(self._parts) + "\n")
         print(f"\n{file}")
+
+
+def _title(figure: Figure) -> str:
+    return figure.get_suptitle() or figure.axes[0].get_title(loc="left")
 
 
 def _print_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -59,7 +59,18 @@ def test_a_percentile_needs_enough_messages() -> None:
 def test_counts_stand_below_the_latencies() -> None:
     counts = charts.latencies(late_one(), AXIS).axes[1]
     assert sum(bar.get_height() for bar in counts.patches) == 251
-    assert counts.get_ylabel() == "count per 5 s, logarithmic"
+    assert counts.get_ylabel() == "count per 5 s"
+
+
+@pytest.mark.parametrize("step_ms", [1_000, 2_000, 60_000, 86_400_000])
+def test_a_bar_is_nearly_as_wide_as_its_step(step_ms: int) -> None:
+    axis = charts.times(START_MS, START_MS + 40 * step_ms, step_ms)
+    [bar] = (
+        charts.rates(pd.DataFrame([(axis[3], "committed", None, 400)], columns=["at", "outcome", "reason", "count"]), axis, 0)
+        .axes[0]
+        .patches
+    )
+    assert bar.get_width() == pytest.approx(0.95 * step_ms / 86_400_000)
 
 
 def test_units_are_round() -> None:
