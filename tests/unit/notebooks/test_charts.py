@@ -63,14 +63,13 @@ def test_counts_stand_below_the_latencies() -> None:
 
 
 @pytest.mark.parametrize("step_ms", [1_000, 2_000, 60_000, 86_400_000])
-def test_a_bar_is_nearly_as_wide_as_its_step(step_ms: int) -> None:
+def test_a_bar_is_nearly_as_wide_as_its_step_and_a_point_in_its_middle(step_ms: int) -> None:
     axis = charts.times(START_MS, START_MS + 40 * step_ms, step_ms)
-    [bar] = (
-        charts.rates(pd.DataFrame([(axis[3], "committed", None, 400)], columns=["at", "outcome", "reason", "count"]), axis, 0)
-        .axes[0]
-        .patches
-    )
+    row = pd.DataFrame([(axis[3], 400, 60, 300, 900, 1_000)], columns=["at", "messages", "p50", "p95", "p99", "worst"])
+    figure = charts.latencies(row, axis)
+    bar, line = figure.axes[1].patches[3], figure.axes[0].lines[0]
     assert bar.get_width() == pytest.approx(0.95 * step_ms / 86_400_000)
+    assert pd.Timestamp(np.asarray(line.get_xdata())[3]) == axis[3] + pd.Timedelta(milliseconds=step_ms / 2)
 
 
 def test_units_are_round() -> None:
