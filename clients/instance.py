@@ -241,7 +241,7 @@ class GroupInstance:
         has_left = self._checks.leave(limit_s)
         self._flush(limit_s)
         delivered = self._sender.close(limit_s) and not self.records.lost_an_op
-        done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "records_not_acknowledged": delivered}
+        done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "acknowledgements": delivered}
         left = ",".join(name for name, is_done in done.items() if not is_done)
         if left:
             log.error("event=close_incomplete left=%s effect=checks_ask_for_missing_outcomes", left)

@@ -70,6 +70,7 @@ latencies = audit.latencies(messages, step_ms).toPandas()
 if len(latencies):
     page.picture("latencies", charts.latencies(latencies, axis))
 by_group = audit.by_group(messages, discarded).toPandas()
+# Where a group has no value, pandas makes floats of a whole column, and NaN of the gap.
 whole = by_group.convert_dtypes().astype(object)
 page.table("By producer group, times in ms", whole.where(by_group.notna(), ""))
 

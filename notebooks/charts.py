@@ -50,15 +50,14 @@ def ages(rows: pd.DataFrame, horizon: str) -> Figure:
     """Draw the ages of pending transactions (from_ms, transactions). Each age class is about twice the one before."""
     counts = rows.dropna().set_index("from_ms")["transactions"]
     shown = [edge for edge in AGE_EDGES_MS if edge <= max([*counts.index, 10_000])]
-    end = [_from(edge) for edge in AGE_EDGES_MS[len(shown) : len(shown) + 1]]
+    labels = [_from(edge) for edge in AGE_EDGES_MS[: len(shown) + 1]]
     figure = _bars(
-        [_from(edge) for edge in shown],
+        labels[: len(shown)],
         [int(counts.get(edge, 0)) for edge in shown],
         f"Ages of pending transactions, at {horizon}",
         "age of the half",
     )
     # A bar lies between two ages.
-    labels = [_from(edge) for edge in shown] + end
     figure.axes[0].set_xticks([place - 0.5 for place in range(len(labels))], labels)
     return figure
 

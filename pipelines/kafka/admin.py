@@ -15,8 +15,8 @@ from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 REQUEST_LIMIT_S = 10.0
-FAILOVER_LIMIT_S = 30.0
-"""While another broker answers: a dead one is named as the one to ask until its session ends, 9 s by default."""
+_FAILOVER_LIMIT_S = 30.0
+"""While another broker answers: Kafka names a dead controller until its session ends, after 9 s by default."""
 _ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 1.0
 _POLL_S = 0.2
@@ -180,7 +180,7 @@ def describe_each(client: Admin, topics: Collection[str], *, with_operations: bo
 
 
 def in_failover_too(client: Admin, ask: Callable[[float], _T]) -> _T:
-    """Return the answer to a request that librdkafka sends to the controller.
+    """Return the answer to a request to the controller. In a failover, ask again until another broker is it.
 
     Args:
         client: the client that asks.
@@ -208,7 +208,7 @@ def in_failover_too(client: Admin, ask: Callable[[float], _T]) -> _T:
             time.sleep(_POLL_S)
             with suppress(KafkaException):
                 client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
-                deadline_s = began_s + FAILOVER_LIMIT_S
+                deadline_s = began_s + _FAILOVER_LIMIT_S
                 break
 
 

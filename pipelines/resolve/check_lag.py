@@ -32,7 +32,7 @@ READ_LIMIT_S = 5.0
 """How long the first place that cannot be read holds up a round. Each further one gets half of the time of the last."""
 RETRY_ROUNDS = 60
 """How many rounds later such a place is read again: earlier if it got less time."""
-_NO_ANSWER: tuple[TopicPlace, int] = (("", -1), -1)
+_NOWHERE: tuple[TopicPlace, int] = (("", -1), -1)
 """Where a request may wait for a group that Kafka gives no answer for."""
 _FIRST, _END = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -88,9 +88,9 @@ class CheckLag:
         """Return the groups for which an old request waits, with its place and offset.
 
         A request is old by its timestamp, or because a round saw it that began before `before_s`: the broker that gave
-        it the timestamp may have another clock. What the first round finds was sent by a former run, and is old too:
-        checks count by the time for which the job was down (`SentChecks.take_up`). A group that Kafka gives no answer
-        for counts as behind.
+        it the timestamp may have another clock. What the first round that looks at a topic finds is of unknown age, and
+        old too: what a former run sent counts by the time for which the job was down (`SentChecks.take_up`). A group
+        that Kafka gives no answer for counts as behind.
 
         A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
         are the oldest, if their topic can hold something for them.
@@ -119,7 +119,7 @@ class CheckLag:
         for group in moved:
             self._waiting.pop(group, None)
         self._waiting.update(found)
-        return {**dict.fromkeys(chosen - committed.keys(), _NO_ANSWER), **self._waiting}
+        return {**dict.fromkeys(chosen - committed.keys(), _NOWHERE), **self._waiting}
 
     def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
         """Return the offsets of old requests, and note where each place ends now."""
@@ -154,7 +154,7 @@ class CheckLag:
         return set(by_age[: max(new, GROUPS_AT_ONCE)])
 
     def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
-        place, offset = self._waiting.get(group, (("", -1), -1))
+        place, offset = self._waiting.get(group, _NOWHERE)
         is_proven = place in old and place not in self._unread
         return is_proven and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
 

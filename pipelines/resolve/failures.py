@@ -1,4 +1,4 @@
-"""Explains a failed batch to the operator, where a restart would fail again and Spark does not say what to do."""
+"""Explains to the operator in one line why a batch failed, and what to do."""
 
 import re
 
@@ -42,7 +42,7 @@ _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
 
 def explain(error: Exception, settings: Settings) -> HalfwayError | None:
-    """Return the error to raise instead of the one that ended the query; None if that one explains itself.
+    """Return the error to raise instead of the one that ended the query; None if it is unknown and none of Spark's.
 
     Args:
         error: what Spark or a batch raised. Its text holds Spark's error conditions and the messages of the causes.
@@ -60,9 +60,9 @@ def explain(error: Exception, settings: Settings) -> HalfwayError | None:
         return known
     if found := _RAISED.search(text):
         return _ERRORS[found[1]](found[2])
-    # Once the session has ended, Spark's errors have no text.
-    is_spark_s = isinstance(error, PySparkException | Py4JError)
-    return JobFailedError("a batch failed, for the reason that Spark gives above: the next start repeats it") if is_spark_s else None
+    if isinstance(error, PySparkException | Py4JError):
+        return JobFailedError("a batch failed, for the reason that Spark gives above: the next start repeats it")
+    return None
 
 
 def _of_kafka(text: str) -> HalfwayError | None:

@@ -101,7 +101,9 @@ class ResolveJob:
             CheckpointInUseError: another job runs on this checkpoint.
             RecordsLostError: Kafka has deleted records that the job had not read.
             StateDamagedError: the checkpoint's state cannot be read.
-            KafkaUnavailableError: Kafka cannot be reached at the start.
+            KafkaUnavailableError: Kafka cannot be reached at the start, or did not answer a batch.
+            RecordTooLargeError: a topic refuses a record.
+            SetupError: a disk is full.
             JobFailedError: a batch failed, for a reason that Spark gives and the log has; a new run repeats it.
         """
         settings = self._settings
@@ -203,7 +205,7 @@ class ResolveJob:
             failure = self.failure or error
             explained = explain(failure, self._settings)
             if isinstance(explained, JobFailedError):
-                log.error("event=query_failed", exc_info=failure)
+                log.error("event=query_failed", exc_info=failure)  # once the session has ended, it has no text
             raise explained or failure from None
         finally:
             writer.close()

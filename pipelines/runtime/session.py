@@ -60,8 +60,8 @@ _LOCAL_CONF = {
     # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale
     # word.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
-    # Spark uploads the state's first snapshots after a minute, and warns of each partition after 50 batches without
-    # one: now after 500.
+    # Spark uploads the state's first snapshots after a minute. By default it warns of each partition that has none
+    # after 50 batches; here after 500.
     "spark.sql.streaming.stateStore.multiplierForMinVersionDiffToLog": "50",
     # A streaming job runs a dozen Spark jobs a batch: the UI's memory must not grow for hours.
     "spark.ui.retainedJobs": "100",

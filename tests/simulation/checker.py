@@ -112,8 +112,6 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
 def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
     """At the end each half is committed, rolled back, discarded, refused by name, or a counted duplicate."""
     pending = facts.history.still_pending
-    for transaction_id in facts.history.overdue:
-        yield Finding("R8 overdue", transaction_id, "its group never came back, and it was not discarded")
     for transaction_id, halves in facts.halves_of.items():
         if transaction_id in pending:
             if facts.history.is_at_rest:
@@ -202,6 +200,8 @@ def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:
         earliest_ms = facts.ticks.earliest(_first_due_ms(facts, half), interval_ms, row["check_times"] + 1)
         if horizon_ms < earliest_ms:
             yield Finding("R5", about, f"discarded at {horizon_ms}, before {earliest_ms}")
+    for transaction_id in facts.history.overdue:
+        yield Finding("R8 overdue", transaction_id, "its group stayed away, and it was not discarded")
 
 
 _HEARD_BEFORE_MS = 60_000

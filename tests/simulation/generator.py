@@ -132,7 +132,7 @@ FEATURES: dict[str, tuple[tuple[int, Draw], ...]] = {
         (3, _START),
     ),
     "restored checkpoints": ((2, _plain("back_up")), (2, _plain("kill")), (2, _plain("restore")), (3, _START)),
-    "groups that never come back": ((1, _plain("leave", group=GROUPS)),),
+    "groups that stay away": ((1, _plain("leave", group=GROUPS)),),
     "frozen jobs": (
         (3, _plain("freeze_at", step=_STEPS)),
         (3, _plain("wake")),

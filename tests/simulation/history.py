@@ -144,7 +144,7 @@ class History:
     still_pending: set[str] = field(default_factory=set)
     """The ids that the job holds as pending at the end."""
     overdue: set[str] = field(default_factory=set)
-    """The ids that were pending when the groups that never come back had been away for as long as R8 has patience."""
+    """The ids of groups that stayed away for longer than R8 waits, and that were pending all the same."""
     clocks_jumped: bool = False
     """A broker's clock was set: times in a partition do not only grow."""
     publisher_set_back_ms: int = 0

@@ -158,7 +158,7 @@ def _id_of_the_run(self: Any, *arguments: Any) -> None:
 _simulated_init = writer.SimulatedWriter.__init__
 
 
-def _ends_one_early(*arguments: Any) -> Any:
+def _ends_early(*arguments: Any) -> Any:
     manifest = _begin_checkpoint(*arguments)
     ends = {topic: {partition: end - 5 for partition, end in of_topic.items()} for topic, of_topic in manifest.taken_at.items()}
     return replace(manifest, taken_at=ends)
@@ -274,7 +274,7 @@ PLANTED = (
     Planted("R16 a repeated batch runs under the present settings", job, "terms_of_run", _present_settings),
     Planted("the source reads what is not committed", job, "source_options", lambda _: {}),
     Planted("adopt: nothing counts as held", job, "begin_checkpoint", _nothing_adopted),
-    Planted("adopt: the last halves of the tables are written again", job, "begin_checkpoint", _ends_one_early),
+    Planted("adopt: the last halves of the tables are written again", job, "begin_checkpoint", _ends_early),
     Planted("adopt: does not know what was discarded", FormerRecords, "mark", lambda _, events: events),
     Planted("adopt: the epoch stays", ownership.Ownership, "next_epoch", lambda *_: 0),
     Planted("adopt: the former owner is not fenced", storage.Storage, "_fence", lambda *_: None),

@@ -233,7 +233,7 @@ class RealWorld:
 
     @contextmanager
     def _dies_at(self, step: str, time: int) -> Iterator[None]:
-        """Let the job die when it reaches a step for the how many-th time, and place its notices of lost halves."""
+        """Let the job die the given time that it reaches a step, and place its notices of lost halves."""
         write, send_checks, append_once = BatchWriter.write, BatchWriter._send_checks, sinks.append_once
         left = {step: time}
 

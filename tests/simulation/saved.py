@@ -31,6 +31,7 @@ def load(path: Path) -> History:
         still_pending=set(content["still_pending"]),
         overdue=set(content["overdue"]),
         clocks_jumped=content["clocks_jumped"],
+        publisher_set_back_ms=content["publisher_set_back_ms"],
         is_at_rest=content["is_at_rest"],
     )
 

@@ -263,7 +263,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
     return HALF, row["half_partition"], row["half_offset"], row["half_at"]
 
 
-_FILES = {
+_REPLACED = {
     manifest: ("read_json", "write_json"),
     ownership: ("table_exists", "owner_of", "last_appended"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
@@ -278,7 +278,7 @@ _FILES = {
 def in_place_of_spark() -> Iterator[None]:
     """Let the product's functions use the `Storage` that they are given as their session."""
     with ExitStack() as stack:
-        for module, names in _FILES.items():
+        for module, names in _REPLACED.items():
             for name in names:
                 stack.enter_context(patch.object(module, name, _asked_of_storage(name.lstrip("_"))))
         stack.enter_context(patch.object(lineage, "F", _Functions))

@@ -29,7 +29,7 @@ class Run(NamedTuple):
     """The job's query. The ticks name it."""
     killed_at: str = ""
     killed_at_time: int = 0
-    """The how many-th time the job reaches that step."""
+    """At which of the times that the job reaches that step: 1 for the first."""
     refusal: str = ""
     """The class of the error that ended it."""
 

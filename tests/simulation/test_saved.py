@@ -12,12 +12,14 @@ from tests.simulation.world import World
 
 def test_a_history_is_read_as_it_was_saved(tmp_path: Path) -> None:
     history = World(generate(4)).run()
+    history.publisher_set_back_ms = 7
     save(history, tmp_path / "history.json")
     again = load(tmp_path / "history.json")
     assert judge(again) == []
     assert [each.text_key for each in again.records] == [each.text_key for each in history.records]
     assert [row.values.keys() for row in again.rows] == [row.values.keys() for row in history.rows]
     assert (again.decisions, again.commits, again.acts) == (history.decisions, history.commits, history.acts)
+    assert again.publisher_set_back_ms == 7
 
 
 def test_a_saved_history_shows_the_same_defect(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_histories_show_nothing_that_the_rules_forbid(first: int) -> None:
         pytest.fail(describe(shortest(failure)))
 
 
-@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.line}-{found.rule}")
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.about}-{found.rule}")
 def test_what_once_showed_a_defect_shows_none(found: Found) -> None:
     assert findings_of(found.actions) == []
 

@@ -61,7 +61,7 @@ class World:
         self.storage = Storage(self.clock, self.history)
         self.storage.step = self._step
         self.leaving: set[str] = set()
-        """Groups that do not come back when everything ends, until all that waits for them has been discarded."""
+        """Groups that stay away after the actions, until all that waits for them has been discarded."""
         self.services = {group: Service(group, self.clock, self.kafka, self.history) for group in GROUPS}
         self.jobs: list[Job] = []
         self.frozen: set[str] = set()
@@ -245,7 +245,7 @@ class World:
             self.services[group].kill(instance)
 
     def do_leave(self, group: str) -> None:
-        """Let a group not come back after what the history does."""
+        """Let a group stay away after the actions, until R8 has ended what waits for it."""
         self.leaving.add(group)
 
     def do_scale_service(self, group: str, instances: int) -> None:

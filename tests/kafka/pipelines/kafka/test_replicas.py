@@ -53,7 +53,7 @@ def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_de
 
 def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_frozen(cluster: KafkaCluster) -> None:
     client = admin_client(settings(cluster))
-    for _ in range(3):  # which broker the client prefers besides is chance
+    for _ in range(3):  # it is chance which broker the client prefers
         controller = cluster.nodes[client.list_topics(timeout=10).controller_id - 1]
         controller.freeze()
         try:

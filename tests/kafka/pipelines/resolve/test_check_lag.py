@@ -44,7 +44,7 @@ class CheckTopic:
             consumer.commit(offsets=[TopicPartition(topic or self._own, partition, offset)], asynchronous=False)
 
     def has_leaders(self, topic: str) -> bool:
-        """Return whether the topic's partitions can be asked about: of a new topic not every broker knows at once."""
+        """Return True if each partition of the topic can be asked about. Not every broker knows a new topic at once."""
         with suppress(KafkaException):
             offsets = self.lag()._offsets([topic], 0)
             return len(offsets) == 2 and check_lag._ANY_OFFSETS not in offsets.values()

@@ -24,7 +24,8 @@ def warehouse(tmp_path: Path) -> Path:
 
 
 def invoke(warehouse: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["messages", "--set", f"storage.warehouse={warehouse}", *arguments])
+    places = {"warehouse": warehouse, "checkpoint": warehouse / "checkpoint"}
+    return CliRunner().invoke(app, ["messages", *(f"--set=storage.{name}={place}" for name, place in places.items()), *arguments])
 
 
 def ids(result: Result) -> list[str]:

@@ -1,12 +1,14 @@
 """The explanation of a failed batch: one line that says what to do."""
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.failures import explain
 from halfway.schemas.errors import (
     CheckpointInUseError,
     HalfwayError,
+    JobFailedError,
     KafkaUnavailableError,
     RecordsLostError,
     RecordTooLargeError,
@@ -43,11 +45,11 @@ _GONE = "transactions.half ends at offset 0 of partition 0, and 5 was read from 
 _AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
 org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
 """  # noqa: E501  # Kafka's own line
-_NO_ANSWER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: org.apache.kafka.common.errors.TimeoutException:
- Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST
+_NO_ANSWER = """[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: org.apache.kafka.common.errors.TimeoutException: \
+Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST
 
 JVM stacktrace:
-""".replace("\n Timed", " Timed")
+"""
 _TWO_JOBS = "[STREAM_FAILED] Query terminated with exception: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 SAID = {
     "two jobs": (_TWO_JOBS, CheckpointInUseError, ("/data/checkpoint", "a checkpoint, a warehouse and topics of its own")),
@@ -77,5 +79,6 @@ def test_a_known_failure_is_explained_with_what_to_do(text: str, kind: type[Half
     assert "failOnDataLoss" not in str(explained), "this option would skip lost records silently"
 
 
-def test_an_error_that_explains_itself_is_not_explained_again() -> None:
-    assert explain(RuntimeError("[DELTA_TABLE_NOT_FOUND] Delta table `messages` doesn't exist."), SETTINGS) is None
+def test_an_unknown_error_of_spark_is_left_to_the_log_and_any_other_one_as_it_is() -> None:
+    assert type(explain(AnalysisException("[DELTA_TABLE_NOT_FOUND] Delta table `messages` doesn't exist."), SETTINGS)) is JobFailedError
+    assert explain(ValueError("ours"), SETTINGS) is None
