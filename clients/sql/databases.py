@@ -13,6 +13,8 @@ from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
 from halfway.schemas.headers import LocalTransactionState
 
+_MARKED = "halfway.marked"
+
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
     """Return what reaches the database that a service has named.
@@ -60,6 +62,10 @@ class _Transaction(ABC):
             raise SettingsError("the connection is in autocommit mode, so that what a block writes would not commit together: turn it off")
         driver.set_savepoint(connection)
 
+    def release_mark(self, connection: Any) -> None:
+        """Take the mark away. The database raises an error if the transaction that was marked is over."""
+        driver_of(connection).release_savepoint(connection)
+
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits.
 
@@ -69,7 +75,7 @@ class _Transaction(ABC):
         connection = self.raw()
         driver, errors = driver_of(connection), errors_of(connection)
         try:
-            driver.release_savepoint(connection)
+            self.release_mark(connection)
         except errors.Error as error:
             raise RolledBackError(
                 f"transaction {transaction_id} was over before its block: the block has rolled it back or committed it, or the database "
@@ -214,7 +220,11 @@ class _ConnectionTransaction(_Transaction):
 
 
 class SessionTransaction(_Transaction):
-    """The transaction of a session."""
+    """The transaction of a session, in which several producers may have a block.
+
+    They share one mark, which is that of the first block and which the first row takes away: in MariaDB a second
+    savepoint of a name replaces the first, and elsewhere hides that the first one's transaction is over.
+    """
 
     def __init__(self, session: Any) -> None:
         """Use the session.
@@ -234,10 +244,25 @@ class SessionTransaction(_Transaction):
             raise TypeError("the session commits in two phases, of which the row would see the first: make it without twophase=True")
         self.connection = session
         self._committing: Any = None
+        self._root: Any = None
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Execute a statement of SQLAlchemy."""
         return self.connection.execute(statement, parameters)
+
+    def mark(self) -> None:
+        """Mark where the first block begins."""
+        marked = self.connection.info.get(_MARKED)
+        if marked is None or marked is not self.connection.get_transaction():
+            super().mark()  # which may begin the transaction
+        self._root = self.connection.info[_MARKED] = self.connection.get_transaction()
+
+    def release_mark(self, connection: Any) -> None:
+        """Take the mark away, if no other block has. Raises the database's error if it is another transaction's."""
+        if self.connection.get_transaction() is not self._root:
+            raise errors_of(connection).OperationalError("the session is in another transaction")
+        if self.connection.info.pop(_MARKED, None) is not None:
+            super().release_mark(connection)
 
     def flush(self) -> None:
         """Execute what the session still holds."""

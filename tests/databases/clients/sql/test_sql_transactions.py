@@ -371,6 +371,22 @@ def test_a_session_that_was_rolled_back_in_its_block_sends_nothing(shop: SqlWorl
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
 
 
+def test_two_producers_send_the_messages_of_one_session(shop: SqlWorld) -> None:
+    """In MariaDB a second savepoint of a name replaces the first."""
+    if not isinstance(shop.given, sqlalchemy.Engine):
+        pytest.skip("sessions are SQLAlchemy's")
+    shop.outbox.create_table()
+    with in_memory_halfway() as halfway, sqlalchemy.orm.Session(shop.given) as session:
+        one, other = halfway.producer(shop.outbox), halfway.producer(shop.outbox, "other")
+        for item in ("apples", "pears"):
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES (:item)"), {"item": item})
+            one.on_commit(session).send("orders", item.encode())
+            other.on_commit(session).send("orders", item.encode())
+            session.commit()
+        assert [message.body for message in halfway.messages()] == [b"apples", b"apples", b"pears", b"pears"]
+        assert shop.orders() == ["apples", "pears"]
+
+
 @pytest.mark.parametrize("is_hook", [False, True])
 def test_a_listener_that_hides_an_error_of_postgresql_sends_nothing(postgres: PostgresServer, *, is_hook: bool) -> None:
     """PostgreSQL answers the commit of a transaction that has failed by a rollback, without an error."""

@@ -2,16 +2,18 @@
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy
 from sqlalchemy import event
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from halfway import SendError, SqlTransactions
+from halfway import RolledBackError, SendError, SqlTransactions
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 
 
@@ -126,6 +128,40 @@ def test_each_of_two_producers_sends_its_own_messages_of_one_session(shop: Shop,
     )
     assert shop.orders() == ([] if refused else ["apples"])
     assert shop.halfway.pending() == []
+
+
+@pytest.mark.parametrize("second", ["none", "sends nothing", "sends"])
+def test_what_the_database_has_rolled_back_is_not_sent_though_another_producer_comes_after(shop: Shop, second: str) -> None:
+    """As MariaDB does at a deadlock, SQLite rolls the whole transaction back, and the session does not notice."""
+    other = shop.halfway.producer(shop.outbox, "other")
+    with sqlite3.connect(shop.file) as database:
+        database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY)")
+        database.execute("INSERT INTO stock VALUES ('x')")
+    with Session(shop.engine) as session:
+        shop.order(session, "apples")
+        with suppress(IntegrityError):
+            session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO stock VALUES ('x')"))
+        if second != "none":
+            block = other.on_commit(session)
+            if second == "sends":
+                block.send("orders", b"pears")
+        session.execute(sqlalchemy.text("INSERT INTO stock VALUES ('y')"))
+        with pytest.raises(RolledBackError, match="over before its block"):
+            session.commit()
+    shop.halfway.advance("1h")
+    assert shop.messages() == shop.orders() == []
+
+
+def test_a_block_whose_transaction_is_over_is_not_written_in_that_of_another_producer(shop: Shop) -> None:
+    other = shop.halfway.producer(shop.outbox, "other")
+    over = pytest.raises(RolledBackError, match="over before its block")
+    with Session(shop.engine) as session, over, shop.producer.transaction(session) as tx:
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        tx.send("orders", b"apples")
+        session.rollback()
+        other.on_commit(session)  # sends nothing
+    shop.halfway.advance("1h")
+    assert shop.messages() == shop.orders() == []
 
 
 def _refuse(*_: Any) -> None:
