@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 from uuid import UUID
 
 from confluent_kafka import ConsumerGroupState, KafkaException
@@ -29,19 +28,12 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 1.0
 GRACE_S = 60.0
-"""How long a group stays away after Kafka stops listing it: a broker that has just started lists groups while it loads
-them."""
+"""How long a group that Kafka no longer lists stays away, or behind, since Kafka last listed it or did not answer: a
+broker that has just started lists groups while it loads them."""
 _SHORTEST_S = 0.1
 _ANY_JOB = str(UUID(int=0))
 _ANSWER_LIMIT_S = 5.0
 _FIRST_ANSWER_LIMIT_S = 10.0
-
-
-class _Away(NamedTuple):
-    """When a group was found away first and last, in seconds."""
-
-    since_s: float
-    seen_s: float
 
 
 class GroupWatch:
@@ -75,14 +67,22 @@ class GroupWatch:
         self._check_interval_ms, self._now_ms, self._clock = check_interval_ms, now_ms, clock
         # A group that is stuck must be found before its next check is due.
         self._ask_every_s = min(ASK_EVERY_S, max(_SHORTEST_S, check_interval_ms / 4000))
-        self._away: dict[str, _Away] = {}
+        self._away_since_s: dict[str, float] = {}
         self._behind_since_s: dict[str, float] = {}
+        self._listed_s: dict[str, float] = {}
+        """When Kafka last listed a group, or did not answer."""
         self._unable: list[str] = []
         self._is_failing = False
         self._left_out = 0
         self._known_s = -math.inf
         self._has_answer, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="groups", daemon=True)
+
+    def take_up(self, groups: Iterable[str]) -> None:
+        """Take up the groups that a former run found away or behind: a broker that has just started may list none."""
+        now_s = self._clock()
+        self._unable = list(groups)
+        self._away_since_s, self._listed_s = dict.fromkeys(self._unable, now_s), dict.fromkeys(self._unable, now_s)
 
     def start(self) -> None:
         """Begin to ask."""
@@ -106,6 +106,10 @@ class GroupWatch:
         self._wait_for_answer()
         return self._unable
 
+    def last(self) -> list[str]:
+        """Return what `absent` does, without waiting for an answer: before it, what was taken up."""
+        return self._unable
+
     def known_s(self) -> float:
         """Return when all brokers were asked whose answers are known. A check that is newer does not count yet (R5).
 
@@ -125,17 +129,23 @@ class GroupWatch:
         """Ask Kafka once, and keep its answer."""
         began_s = self._clock()
         try:
-            present, failure = self._ask_for_away()
+            away, present, failure = self._ask_for_away()
         except (KafkaException, HalfwayError) as error:
+            self._listed_s = dict.fromkeys(self._listed_s, self._clock())
             return self._note_failure(error.args[0])
         try:
-            known_s = self._ask_for_behind(present, began_s)
+            behind, known_s = self._ask_for_behind(present, began_s)
         except (KafkaException, HalfwayError) as error:
-            known_s, failure = self._known_s, error.args[0]
             if not self._has_answer.is_set():
-                return self._note_failure(failure)
+                return self._note_failure(error.args[0])
+            # Who is back may be behind.
+            away, behind = {**self._away_since_s, **away}, self._behind_since_s
+            known_s, failure = self._known_s, error.args[0]
         self._note_failure(failure)
-        since_s = {**{group: away.since_s for group, away in self._away.items()}, **self._behind_since_s}
+        _log_changes("group_away", self._away_since_s, away)
+        _log_changes("group_behind", self._behind_since_s, behind)
+        self._away_since_s, self._behind_since_s = away, behind
+        since_s = {**away, **behind}
         fitting = fit(sorted(since_s, key=lambda group: (-since_s[group], group)))
         left_out = len(since_s) - len(fitting)
         if left_out > self._left_out:
@@ -156,36 +166,31 @@ class GroupWatch:
                 log.exception("event=absent_groups_not_known effect=the_last_answer_stands")
             self._closing.wait(self._ask_every_s)
 
-    def _ask_for_away(self) -> tuple[set[str], object]:
-        """Find out which groups are away; return those that have a member, or had, and why a broker has not answered.
+    def _ask_for_away(self) -> tuple[dict[str, float], set[str], object]:
+        """Return since when groups are away, which ones have a member, and why a broker has not answered.
 
-        Groups that only such a broker knows keep their last state.
+        A group that Kafka does not list keeps its last state while a broker does not answer, and for `GRACE_S` after.
         """
         answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         groups = answer.valid or ()
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))
         listed = set(producer_groups(group.group_id for group in groups if group.state != ConsumerGroupState.DEAD))
         now_s = self._clock()
-        unseen = {
-            group: away for group, away in self._away.items() if group not in listed and (answer.errors or now_s - away.seen_s <= GRACE_S)
-        }
-        found = {group: _Away(self._away[group].since_s if group in self._away else now_s, now_s) for group in empty}
-        away = {**unseen, **found}
-        _log_changes("group_away", self._away, away)
-        self._away = away
-        present = listed - empty
-        return (present | (self._behind_since_s.keys() - away.keys()), answer.errors[0]) if answer.errors else (present, None)
+        unable = self._away_since_s.keys() | self._behind_since_s.keys()
+        heard = dict.fromkeys(listed | unable if answer.errors else listed, now_s)
+        self._listed_s = {group: at_s for group, at_s in {**self._listed_s, **heard}.items() if now_s - at_s <= GRACE_S}
+        kept = (unable & self._listed_s.keys()) - listed
+        away = {group: self._away_since_s.get(group, now_s) for group in empty | (kept & self._away_since_s.keys())}
+        return away, (listed | kept) - away.keys(), answer.errors[0] if answer.errors else None
 
-    def _ask_for_behind(self, present: set[str], began_s: float) -> float:
-        """Find out which groups are behind. Return as of when: a check counts that was sent half an interval before."""
+    def _ask_for_behind(self, present: set[str], began_s: float) -> tuple[dict[str, float], float]:
+        """Return since when groups are behind, and as of when: a check counts that was sent half an interval before."""
         wait_s = self._check_interval_ms / 2_000
         found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms // 2, began_s, began_s - wait_s)
         now_s = self._clock()
-        behind = {group: self._behind_since_s.get(group, now_s) for group in found}
-        _log_changes("group_behind", self._behind_since_s, behind)
-        self._behind_since_s = behind
         # A check counts if the round that says who is behind knows it as old.
-        return began_s if self._check_lag.seen_s is None else self._check_lag.seen_s + wait_s
+        known_s = began_s if self._check_lag.seen_s is None else self._check_lag.seen_s + wait_s
+        return {group: self._behind_since_s.get(group, now_s) for group in found}, known_s
 
     def _note_failure(self, cause: object) -> None:
         """Log a failure that is new, or that the failure is over if there is no cause."""

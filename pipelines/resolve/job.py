@@ -74,6 +74,7 @@ class ResolveJob:
         self._reports: deque[BatchReport] = deque()
         """Reports of batches that are not handed on yet."""
         self._sent = SentChecks(settings.resolution.transactionCheckInterval)
+        self._absent_groups: Callable[[], list[str]] = list
         self.failure: Exception | None = None
         self.is_running = False
         """True from the start of the query on. Until then a run that is killed has done nothing."""
@@ -138,9 +139,10 @@ class ResolveJob:
         if settings.resolution.tick_interval == 0:
             yield
             return
-        self._take_up_sent(spark)
         ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
+        self._take_up_status(spark, groups)
+        self._absent_groups = groups.last
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
         try:
@@ -153,11 +155,12 @@ class ResolveJob:
             ticks.stop()
             groups.close()
 
-    def _take_up_sent(self, spark: SparkSession) -> None:
-        """Take up which checks the last run has sent."""
+    def _take_up_status(self, spark: SparkSession, groups: GroupWatch) -> None:
+        """Take up which checks the last run has sent, and which groups it has found away or behind."""
         try:
             status = read_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE))
             if status is not None:
+                groups.take_up(map(str, status["absent_groups"]))
                 self._sent.take_up(status["sent_checks"], time.time_ns() // 1_000_000 - status["written_at_ms"])
         except (KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
             log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
@@ -268,6 +271,7 @@ class ResolveJob:
             "pending": report.pending,
             "counts": dict(report.counts),
             "sent_checks": self._sent.to_json(),
+            "absent_groups": self._absent_groups(),
         }
         write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
 

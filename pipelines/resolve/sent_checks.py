@@ -73,4 +73,5 @@ class SentChecks:
         """
         now_s, since_s = self._clock_s(), max(0, ms_ago) / 1000
         waiting = [(now_s - since_s - int(each_ms) / 1000, int(horizon_ms)) for each_ms, horizon_ms in content["ms_ago"]]
-        self._asked_ms, self._waiting = int(content["asked_ms"]), waiting
+        # What counted before counts again when it is known who is away.
+        self._asked_ms, self._waiting = 0, [(now_s - since_s - self._wait_s, int(content["asked_ms"])), *waiting]

@@ -15,7 +15,7 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve import groups
-from halfway.pipelines.resolve.groups import ASK_EVERY_S, GRACE_S, GroupWatch, _Away
+from halfway.pipelines.resolve.groups import ASK_EVERY_S, GRACE_S, GroupWatch
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import KafkaUnavailableError
@@ -98,8 +98,7 @@ def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(
     settings = load_settings(environ={}, overrides=unique_topics(broker))
     watch = new_watch(spark, settings)
     watch.ask()
-    watch._away = {"gone": _Away(0.0, 0.0)}
-    watch._unable = ["gone"]
+    watch.take_up(["gone"])
     watch._client = Admin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     caplog.set_level(logging.WARNING)
     longest_s = 0.0

@@ -1,4 +1,4 @@
-"""R5, R15: a tick says that checks count, and that their groups are there, by an answer from before an outage."""
+"""R5, R15: what a tick says of checks and groups while Kafka does not answer, has just started, or says half of it."""
 
 import json
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ HOUR_S = 3_600.0
 
 
 class Kafka:
-    """The answers of Kafka to `GroupWatch`. The group `g` has a member, and passes no request."""
+    """The answers of Kafka to `GroupWatch`. The group `g` passes no request."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -34,11 +34,16 @@ class Kafka:
         self.clock_ahead_s = 0.0
         """By how much the clock of the check topic's broker is ahead of that of the half topic."""
         self.lists_groups = self.tells_offsets = True
+        self.state: ConsumerGroupState | None = ConsumerGroupState.STABLE
+        """How it lists `g`; None if it does not, as a broker that still loads its groups."""
+        self.errors: list[KafkaException] = []
+        """Of brokers that do not answer."""
 
     def list_consumer_groups(self, **_: object) -> Any:
         if not self.lists_groups:
             raise FAILURE
-        return SimpleNamespace(valid=[SimpleNamespace(group_id=check_group("g"), state=ConsumerGroupState.STABLE)], errors=[])
+        listed = [] if self.state is None else [SimpleNamespace(group_id=check_group("g"), state=self.state)]
+        return SimpleNamespace(valid=listed, errors=self.errors)
 
     def result(self, answer: Any) -> Any:
         return answer
@@ -72,20 +77,40 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.kafka = Kafka()
         client: Any = self.kafka
-        nothing: Any = None
-        self.watch = GroupWatch(nothing, SETTINGS.kafka, 30_000, lambda: int(self.kafka.now_s * 1000), lambda: self.kafka.now_s)
-        self.watch._client, self.watch._check_lag = client, Lag(self.kafka)
         self.sent = SentChecks(30_000, lambda: self.kafka.now_s)
         self.values: list[bytes] = []
         monkeypatch.setattr(ticks_module, "RecordWriter", lambda *_, **__: None)
         monkeypatch.setattr(ticks_module, "partition_counts", lambda *_: {"half": 1, "op": 1})
         monkeypatch.setattr(ticks_module, "write_ticks", lambda *arguments, **_: self.values.append(arguments[-1]) or 0)
         self.publisher = TickPublisher(SETTINGS, client, self.sent)
-        self.publisher.absent_groups, self.publisher.known_s = self.watch.absent, self.watch.known_s
+        self.watch = self.new_watch()
         self.watch.ask()
         self.state = resolve(BucketState(), Batch(halves=[half("a")], ticks=tick(6_001)), ONE_CHECK).state
         self.sent.add(6_001)
         self.kafka.requests_s.append(self.kafka.now_s)
+
+    def new_watch(self) -> GroupWatch:
+        nothing: Any = None
+        client: Any = self.kafka
+        watch = GroupWatch(nothing, SETTINGS.kafka, 30_000, lambda: int(self.kafka.now_s * 1000), lambda: self.kafka.now_s)
+        watch._client, watch._check_lag = client, Lag(self.kafka)
+        self.publisher.absent_groups, self.publisher.known_s = watch.absent, watch.known_s
+        return watch
+
+    def start_again(self) -> None:
+        status, absent = self.sent.to_json(), self.watch.last()
+        self.sent.take_up(status, 5_000)
+        self.watch = self.new_watch()
+        self.watch.take_up(absent)
+
+    def run(self, seconds: int) -> list[str]:
+        """Let the time pass, with a tick each second. Return what the job decides."""
+        outcomes: list[str] = []
+        for _ in range(seconds):
+            self.kafka.now_s += 1
+            self.watch.ask()
+            outcomes += self.read_tick(6_001 + int(self.kafka.now_s - 1_000.0) * 1000)
+        return outcomes
 
     def read_tick(self, at_ms: int) -> list[str]:
         """Publish a tick and let the job read it. One that is not published moves nothing."""
@@ -141,3 +166,65 @@ def test_a_service_that_is_stuck_loses_nothing_where_the_clock_of_its_check_topi
         world.watch.ask()
         at_ms = 6_001 + int(world.kafka.now_s - 1_000.0) * 1000 + 2_000
         assert world.read_tick(at_ms) == []
+
+
+@pytest.mark.parametrize("away_s", range(100, 131))
+def test_a_group_that_comes_back_in_a_round_that_tells_no_offsets_stays_away(away_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has been away since just after its last check, which it reads now: it may be behind."""
+    world = World(monkeypatch)
+    world.kafka.state = ConsumerGroupState.EMPTY
+    assert world.run(away_s) == []
+    world.kafka.state, world.kafka.tells_offsets = ConsumerGroupState.STABLE, False
+    assert world.run(1) == []
+    assert world.watch.absent() == ["g"]
+    world.kafka.tells_offsets = True
+    assert world.run(60) == []
+
+
+@pytest.mark.parametrize("errors", [[FAILURE], []], ids=["a broker does not answer", "a broker still loads its groups"])
+def test_a_group_that_is_away_stays_away_over_a_start_of_job_and_broker(
+    errors: list[KafkaException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(monkeypatch)
+    world.kafka.state = ConsumerGroupState.EMPTY
+    assert world.run(120) == []
+    world.start_again()
+    world.kafka.state, world.kafka.errors = None, errors
+    assert world.run(50) == []
+    world.kafka.state, world.kafka.errors = ConsumerGroupState.EMPTY, []
+    assert world.run(60) == []
+
+
+@pytest.mark.parametrize("state", [ConsumerGroupState.EMPTY, ConsumerGroupState.STABLE], ids=["away", "behind"])
+@pytest.mark.parametrize("whole", [True, False], ids=["no broker answers", "its broker does not answer"])
+@pytest.mark.parametrize("down_s", [0, 40, 120])
+def test_a_group_stays_away_while_a_broker_that_was_down_loads_its_groups(
+    down_s: int, state: ConsumerGroupState, monkeypatch: pytest.MonkeyPatch, *, whole: bool
+) -> None:
+    world = World(monkeypatch)
+    world.kafka.state = state
+    assert world.run(120) == []
+    assert world.watch.absent() == ["g"]
+    world.kafka.state = None
+    if whole:
+        world.kafka.lists_groups = False
+    else:
+        world.kafka.errors = [FAILURE]
+    assert world.run(down_s) == []
+    world.kafka.lists_groups, world.kafka.errors = True, []
+    assert world.run(50) == []
+    assert world.watch.absent() == ["g"]
+    world.kafka.state = state
+    assert world.run(60) == []
+
+
+def test_what_counted_before_a_start_does_not_count_before_every_broker_has_told_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.kafka.requests_s.clear()  # it has passed its check, without an answer
+    world.kafka.now_s += 20
+    assert world.sent.asked_ms() == 6_001
+    world.start_again()
+    world.kafka.state, world.kafka.errors = None, [FAILURE]
+    assert world.run(60) == []
+    world.kafka.state, world.kafka.errors = ConsumerGroupState.STABLE, []
+    assert [each.split(" #")[0] for each in world.run(60)] == ["discard a check_max"]

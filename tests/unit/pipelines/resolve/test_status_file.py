@@ -9,6 +9,7 @@ import pytest
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve import job as job_module
+from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import file_systems
 from halfway.pipelines.storage.manifest import STATUS_FILE
@@ -22,6 +23,7 @@ STATUS = {
     "horizon_ms": 1_699_996_400_000,
     "pending": 1,
     "counts": {},
+    "absent_groups": ["g"],
     "sent_checks": {"asked_ms": 0, "ms_ago": [[0, 1_699_996_400_000]]},
 }
 
@@ -34,7 +36,9 @@ def asked_after(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, now_ms
     overrides = {"kafka.bootstrap_servers": "none:1", "storage.checkpoint": str(folder)}
     job = ResolveJob(load_settings(environ={}, overrides=overrides))
     spark: Any = None
-    job._take_up_sent(spark)
+    groups = GroupWatch(spark, job._settings.kafka, 30_000, lambda: now_ms)
+    job._take_up_status(spark, groups)
+    assert groups.last() == (["g"] if "absent_groups" in text else [])
     return job._sent.asked_ms()
 
 
