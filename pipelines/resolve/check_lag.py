@@ -15,11 +15,11 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import Admin, describe_topics
+from halfway.pipelines.kafka.admin import Admin, describe_each
 from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import PGROUP, check_group
 from halfway.schemas.settings import KafkaSettings
 
@@ -71,6 +71,8 @@ class CheckLag:
         """Group → the round in which it was asked about last."""
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
+        self._refused: set[str] = set()
+        """The topics that the job may not describe."""
         self._topic_ids: dict[str, str] = {}
         self._round = 0
         self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
@@ -119,7 +121,8 @@ class CheckLag:
         for group in moved:
             self._waiting.pop(group, None)
         self._waiting.update(found)
-        return {**dict.fromkeys(chosen - committed.keys(), _NOWHERE), **self._waiting}
+        untold = (chosen - committed.keys()) | {group for group in groups if self._kafka.check_topic_of(group) in self._refused}
+        return {**dict.fromkeys(untold, _NOWHERE), **self._waiting}
 
     def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
         """Return the offsets of old requests, and note where each place ends now."""
@@ -228,7 +231,12 @@ class CheckLag:
 
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         """Return the offsets of each partition; requests are old by their timestamps."""
-        described = describe_topics(self._client, topics) if topics else {}
+        answers = describe_each(self._client, topics) if topics else {}
+        described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError)}
+        refused = answers.keys() - described.keys()
+        for topic in refused - self._refused:
+            log.warning("event=check_topic_not_read topic=%r effect=its_groups_count_as_behind cause=%r", topic, str(answers[topic]))
+        self._refused = refused
         self._forget_former({topic: str(each.topic_id) for topic, each in described.items()})
         places = [TopicPartition(topic, number) for topic, each in described.items() for number in range(len(each.partitions))]
         if not places:

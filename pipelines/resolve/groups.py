@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S = 1.0
 GRACE_S = 60.0
-"""How long a group that Kafka no longer lists stays away, or behind, since Kafka last listed it or did not answer: a
+"""How long a group that Kafka no longer lists counts as away, since Kafka last listed it or a broker did not answer. A
 broker that has just started lists groups while it loads them."""
 _SHORTEST_S = 0.1
 _ANY_JOB = str(UUID(int=0))
@@ -70,7 +70,7 @@ class GroupWatch:
         self._away_since_s: dict[str, float] = {}
         self._behind_since_s: dict[str, float] = {}
         self._listed_s: dict[str, float] = {}
-        """When Kafka last listed a group, or did not answer."""
+        """When Kafka last listed a group, or a broker did not answer."""
         self._unable: list[str] = []
         self._is_failing = False
         self._left_out = 0
@@ -78,11 +78,19 @@ class GroupWatch:
         self._has_answer, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="groups", daemon=True)
 
-    def take_up(self, groups: Iterable[str]) -> None:
-        """Take up the groups that a former run found away or behind: a broker that has just started may list none."""
+    def take_up(self, listed_ms_ago: Mapping[str, int]) -> None:
+        """Take up the groups of a former run: a broker that has just started may not list them yet.
+
+        Args:
+            listed_ms_ago: what `listed_ms_ago` returned then.
+        """
         now_s = self._clock()
-        self._unable = list(groups)
-        self._away_since_s, self._listed_s = dict.fromkeys(self._unable, now_s), dict.fromkeys(self._unable, now_s)
+        self._listed_s = {group: now_s - ms_ago / 1000 for group, ms_ago in listed_ms_ago.items()}
+
+    def listed_ms_ago(self) -> dict[str, int]:
+        """Return the groups that Kafka knows, and how long ago it last listed each of them or did not answer."""
+        now_s = self._clock()
+        return {group: round((now_s - at_s) * 1000) for group, at_s in self._listed_s.items()}
 
     def start(self) -> None:
         """Begin to ask."""
@@ -104,10 +112,6 @@ class GroupWatch:
             KafkaUnavailableError: there has been no answer yet: a group wrongly held to be present could lose messages.
         """
         self._wait_for_answer()
-        return self._unable
-
-    def last(self) -> list[str]:
-        """Return what `absent` does, without waiting for an answer: before it, what was taken up."""
         return self._unable
 
     def known_s(self) -> float:
@@ -169,19 +173,19 @@ class GroupWatch:
     def _ask_for_away(self) -> tuple[dict[str, float], set[str], object]:
         """Return since when groups are away, which ones have a member, and why a broker has not answered.
 
-        A group that Kafka does not list keeps its last state while a broker does not answer, and for `GRACE_S` after.
+        A group that is not listed and was, up to `GRACE_S` ago, is away: its broker does not answer, or loads it.
         """
         answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         groups = answer.valid or ()
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))
         listed = set(producer_groups(group.group_id for group in groups if group.state != ConsumerGroupState.DEAD))
         now_s = self._clock()
-        unable = self._away_since_s.keys() | self._behind_since_s.keys()
-        heard = dict.fromkeys(listed | unable if answer.errors else listed, now_s)
-        self._listed_s = {group: at_s for group, at_s in {**self._listed_s, **heard}.items() if now_s - at_s <= GRACE_S}
-        kept = (unable & self._listed_s.keys()) - listed
-        away = {group: self._away_since_s.get(group, now_s) for group in empty | (kept & self._away_since_s.keys())}
-        return away, (listed | kept) - away.keys(), answer.errors[0] if answer.errors else None
+        listed_s = {**self._listed_s, **dict.fromkeys(listed, now_s)}
+        if answer.errors:
+            listed_s = dict.fromkeys(listed_s, now_s)
+        self._listed_s = {group: at_s for group, at_s in listed_s.items() if now_s - at_s <= GRACE_S}
+        away = {group: self._away_since_s.get(group, now_s) for group in empty | (self._listed_s.keys() - listed)}
+        return away, listed - empty, answer.errors[0] if answer.errors else None
 
     def _ask_for_behind(self, present: set[str], began_s: float) -> tuple[dict[str, float], float]:
         """Return since when groups are behind, and as of when: a check counts that was sent half an interval before."""
@@ -214,13 +218,14 @@ def producer_groups(consumer_groups: Iterable[str]) -> list[str]:
 
 
 def fit(groups: Sequence[str]) -> list[str]:
-    """Return as many of the first groups as fit into a tick."""
-    room = MAX_TICK_BYTES - len(tick_value([], _ANY_JOB, ALL_ASKED))
-    for count, group in enumerate(groups):
-        room -= len(json.dumps(group)) + len(", ")
-        if room < 0:
-            return list(groups[:count])
-    return list(groups)
+    """Return the groups that fit into a tick. The first ones have precedence."""
+    room, fitting = MAX_TICK_BYTES - len(tick_value([], _ANY_JOB, ALL_ASKED)), list[str]()
+    for group in groups:
+        size = len(json.dumps(group)) + len(", ")
+        if size <= room:  # a name that is too long hides no other
+            fitting.append(group)
+            room -= size
+    return fitting
 
 
 def _log_changes(event: str, before: Mapping[str, object], now: Mapping[str, object]) -> None:

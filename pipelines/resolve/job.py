@@ -74,7 +74,7 @@ class ResolveJob:
         self._reports: deque[BatchReport] = deque()
         """Reports of batches that are not handed on yet."""
         self._sent = SentChecks(settings.resolution.transactionCheckInterval)
-        self._absent_groups: Callable[[], list[str]] = list
+        self._listed_groups: Callable[[], dict[str, int]] = dict
         self.failure: Exception | None = None
         self.is_running = False
         """True from the start of the query on. Until then a run that is killed has done nothing."""
@@ -142,7 +142,7 @@ class ResolveJob:
         ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
         self._take_up_status(spark, groups)
-        self._absent_groups = groups.last
+        self._listed_groups = groups.listed_ms_ago
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
         try:
@@ -156,13 +156,13 @@ class ResolveJob:
             groups.close()
 
     def _take_up_status(self, spark: SparkSession, groups: GroupWatch) -> None:
-        """Take up which checks the last run has sent, and which groups it has found away or behind."""
+        """Take up which checks the last run has sent, and which groups Kafka had."""
         try:
             status = read_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE))
             if status is not None:
-                groups.take_up(map(str, status["absent_groups"]))
+                groups.take_up({str(group): int(ms_ago) for group, ms_ago in status["groups_listed_ms_ago"].items()})
                 self._sent.take_up(status["sent_checks"], time.time_ns() // 1_000_000 - status["written_at_ms"])
-        except (KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
+        except (AttributeError, KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
             log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
 
     def _begin(self, spark: SparkSession, found: Ownership, ids: Mapping[str, str]) -> Manifest:
@@ -271,7 +271,7 @@ class ResolveJob:
             "pending": report.pending,
             "counts": dict(report.counts),
             "sent_checks": self._sent.to_json(),
-            "absent_groups": self._absent_groups(),
+            "groups_listed_ms_ago": self._listed_groups(),
         }
         write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
 

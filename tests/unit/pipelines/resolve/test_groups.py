@@ -14,6 +14,7 @@ def test_only_a_consumer_group_that_answers_checks_is_a_producer_group() -> None
 
 def test_the_last_groups_are_left_out_where_a_tick_is_full() -> None:
     assert fit(["a", "b"]) == ["a", "b"]
+    assert fit(["x" * 40_000, "b"]) == ["b"], "a name that is too long hides no other"
     for name in ("group-of-a-service-{:05}", "größe-{:05}", '"{:05}"'):
         groups = [name.format(number) for number in range(10_000)]
         fitting = fit(groups)

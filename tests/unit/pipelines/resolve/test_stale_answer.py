@@ -98,10 +98,10 @@ class World:
         return watch
 
     def start_again(self) -> None:
-        status, absent = self.sent.to_json(), self.watch.last()
+        status, groups = self.sent.to_json(), self.watch.listed_ms_ago()
         self.sent.take_up(status, 5_000)
         self.watch = self.new_watch()
-        self.watch.take_up(absent)
+        self.watch.take_up(groups)
 
     def run(self, seconds: int) -> list[str]:
         """Let the time pass, with a tick each second. Return what the job decides."""
@@ -182,12 +182,14 @@ def test_a_group_that_comes_back_in_a_round_that_tells_no_offsets_stays_away(awa
 
 
 @pytest.mark.parametrize("errors", [[FAILURE], []], ids=["a broker does not answer", "a broker still loads its groups"])
-def test_a_group_that_is_away_stays_away_over_a_start_of_job_and_broker(
-    errors: list[KafkaException], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", [ConsumerGroupState.EMPTY, ConsumerGroupState.STABLE])
+@pytest.mark.parametrize("before_s", [5, 120])
+def test_a_group_is_away_while_a_broker_starts_together_with_the_job(
+    before_s: int, state: ConsumerGroupState, errors: list[KafkaException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(monkeypatch)
-    world.kafka.state = ConsumerGroupState.EMPTY
-    assert world.run(120) == []
+    world.kafka.state = state
+    assert world.run(before_s) == []
     world.start_again()
     world.kafka.state, world.kafka.errors = None, errors
     assert world.run(50) == []
@@ -195,27 +197,37 @@ def test_a_group_that_is_away_stays_away_over_a_start_of_job_and_broker(
     assert world.run(60) == []
 
 
-@pytest.mark.parametrize("state", [ConsumerGroupState.EMPTY, ConsumerGroupState.STABLE], ids=["away", "behind"])
+@pytest.mark.parametrize("state", [ConsumerGroupState.EMPTY, ConsumerGroupState.STABLE])
 @pytest.mark.parametrize("whole", [True, False], ids=["no broker answers", "its broker does not answer"])
+@pytest.mark.parametrize("before_s", [0, 5, 14, 120])
 @pytest.mark.parametrize("down_s", [0, 40, 120])
-def test_a_group_stays_away_while_a_broker_that_was_down_loads_its_groups(
-    down_s: int, state: ConsumerGroupState, monkeypatch: pytest.MonkeyPatch, *, whole: bool
+def test_a_group_is_away_while_a_broker_that_was_down_loads_its_groups(
+    down_s: int, before_s: int, state: ConsumerGroupState, monkeypatch: pytest.MonkeyPatch, *, whole: bool
 ) -> None:
     world = World(monkeypatch)
     world.kafka.state = state
-    assert world.run(120) == []
-    assert world.watch.absent() == ["g"]
-    world.kafka.state = None
-    if whole:
-        world.kafka.lists_groups = False
-    else:
-        world.kafka.errors = [FAILURE]
+    assert world.run(before_s) == []
+    world.kafka.state, world.kafka.lists_groups, world.kafka.errors = None, not whole, [] if whole else [FAILURE]
     assert world.run(down_s) == []
     world.kafka.lists_groups, world.kafka.errors = True, []
     assert world.run(50) == []
     assert world.watch.absent() == ["g"]
-    world.kafka.state = state
+    world.kafka.state = ConsumerGroupState.EMPTY
     assert world.run(60) == []
+
+
+def test_a_group_that_kafka_has_forgotten_is_away_for_a_minute_of_running_however_often_the_job_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.kafka.state = ConsumerGroupState.EMPTY
+    assert world.run(120) == []
+    world.kafka.state = None
+    for _ in range(29):
+        assert world.run(2) == []
+        assert world.watch.absent() == ["g"]
+        world.start_again()
+    assert [each.split(" #")[0] for each in world.run(60)] == ["discard a check_max"]
 
 
 def test_what_counted_before_a_start_does_not_count_before_every_broker_has_told_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.pipelines.resolve.groups import GroupWatch
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import PGROUP, check_group
 
 OWN = {"kafka.bootstrap_servers": "127.0.0.1:1", "kafka.check_topic": "check", "kafka.check_topics": {"apart": "own"}}
@@ -32,12 +32,14 @@ class Topics:
         self.committed: dict[str, dict[TopicPlace, int]] = {}
         self.offsets_fail: dict[TopicPlace, object] = {}
         self.unreadable: set[TopicPlace] = set()
+        self.refused: set[str] = set()
         self.read: list[TopicPlace] = []
         self.lost_s = 0.0
 
     def describe_topics(self, topics: Any) -> dict[str, Any]:
         there = {topic: [place for place in self.requests if place[0] == topic] for topic in topics}
-        return {topic: SimpleNamespace(topic_id="of its only one", partitions=places) for topic, places in there.items() if places}
+        found = {topic: SimpleNamespace(topic_id="of its only one", partitions=places) for topic, places in there.items() if places}
+        return {**found, **{topic: AccessError(f"no right to describe {topic}") for topic in self.refused}}
 
     def list_consumer_groups(self, **_: object) -> Any:
         groups = [SimpleNamespace(group_id=check_group(group), state=ConsumerGroupState.STABLE) for group in self.committed]
@@ -102,7 +104,7 @@ def _no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-    monkeypatch.setattr(check_lag, "describe_topics", lambda client, topics: client.describe_topics(topics))
+    monkeypatch.setattr(check_lag, "describe_each", lambda client, topics: client.describe_topics(topics))
     monkeypatch.setattr(check_lag, "ranges_consumer", lambda *_: NoConsumer())
 
 
@@ -125,6 +127,15 @@ GROUPS = ("a", "b", "c", "apart")
 
 def test_without_a_failure_a_group_is_behind_by_its_own_request(topics: Topics) -> None:
     assert Lag(topics).round(*GROUPS) == {"a"}
+
+
+def test_a_topic_that_may_not_be_described_holds_up_its_groups_only(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
+    topics.refused = {"own"}
+    lag = Lag(topics)
+    assert [lag.round(*GROUPS) for _ in range(2)] == [{"a", "apart"}] * 2
+    assert caplog.text.count("event=check_topic_not_read topic='own'") == 1
+    topics.refused = set()
+    assert lag.round(*GROUPS) == {"a"}
 
 
 def test_a_place_that_cannot_be_read_puts_off_the_groups_that_have_not_passed_it(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
