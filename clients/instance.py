@@ -244,7 +244,7 @@ class GroupInstance:
         done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "acknowledgements": delivered}
         left = ",".join(name for name, is_done in done.items() if not is_done)
         if left:
-            log.error("event=close_incomplete left=%s effect=checks_ask_for_missing_outcomes", left)
+            log.error("event=close_incomplete left=%r effect=checks_ask_for_missing_outcomes", left)
         return not left
 
     def make_sender(self) -> Sender:

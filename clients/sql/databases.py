@@ -173,11 +173,18 @@ class SqlAlchemyDatabase:
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:
-        """Lend the DB-API connection of a pooled connection. After an error the pool does not get it back."""
+        """Lend the DB-API connection of a pooled connection. After an error the pool does not get it back.
+
+        If the database has ended it, as in its restart, the pool makes all others anew too, as SQLAlchemy would: they
+        have ended as well, and each would cost a check.
+        """
         pooled = self._engine.raw_connection()
+        connection, dialect = pooled.dbapi_connection, self._engine.dialect
         try:
-            yield pooled.dbapi_connection
-        except BaseException:
+            yield connection
+        except BaseException as error:
+            if isinstance(error, dialect.loaded_dbapi.Error) and dialect.is_disconnect(error, connection, None):
+                self._engine.dispose(close=False)
             pooled.invalidate()
             raise
         finally:
@@ -234,8 +241,9 @@ class SessionTransaction(_Transaction):
                 Or it commits in two phases.
         """
         # Tests of a service join each session to a transaction that they roll back, and say so by this mode.
-        self._is_of_test = getattr(session, "join_transaction_mode", None) == "create_savepoint"
-        if hasattr(session.bind, "in_transaction") and not self._is_of_test:
+        is_bound = hasattr(session.bind, "in_transaction")
+        self._is_of_test = is_bound and getattr(session, "join_transaction_mode", None) == "create_savepoint"
+        if is_bound and not self._is_of_test:
             raise TypeError(
                 "the session is bound to a connection, whose transaction would decide what its commit does: bind it to the engine. Tests "
                 'that roll everything back use join_transaction_mode="create_savepoint"'
@@ -269,8 +277,10 @@ class SessionTransaction(_Transaction):
         self.connection.flush()
 
     def is_nested(self) -> bool:
-        """Return True in `begin_nested()`."""
-        return bool(self.connection.in_nested_transaction())
+        """Return True in `begin_nested()`, of the session or of its connection."""
+        if self._is_of_test:  # whose connection is in a savepoint for the whole session
+            return bool(self.connection.in_nested_transaction())
+        return bool(self.connection.connection().in_nested_transaction())
 
     def raw(self) -> Any:
         """Return the DB-API connection below."""

@@ -16,8 +16,9 @@ _LEGACY = -1
 
 
 def values_of(row: Any) -> list[Any]:
-    """Return the values of a row, which some connections make a mapping."""
-    return list(row.values() if isinstance(row, Mapping) else row)
+    """Return the values of a row, which some connections make a mapping, and whose texts some leave in bytes."""
+    values = row.values() if isinstance(row, Mapping) else row
+    return [value.decode() if isinstance(value, bytes) else value for value in values]
 
 
 def below(connection: Any) -> Any:

@@ -20,7 +20,7 @@ class SessionHook:
 
     def __init__(self, session: Any, database: TransactionDatabase) -> None:
         """Listen to the session's events, for as long as it is used."""
-        self._session, self._database = session, database
+        self.session, self._database = session, database
         self._block: LocalTransaction | None = None
         self._forget_commit: Callable[[], None] = lambda: None
         self._is_committed = False
@@ -34,12 +34,12 @@ class SessionHook:
         Raises:
             TypeError: the session is in a savepoint. If that were rolled back, its messages would be sent all the same.
         """
-        if self._session.in_nested_transaction():
+        if self.session.in_nested_transaction():
             raise TypeError(IN_SAVEPOINT)
         if self._block is None:
-            if not self._session.in_transaction():
-                self._session.begin()
-            transaction = _OfSession(self._session, self._database)
+            if not self.session.in_transaction():
+                self.session.begin()
+            transaction = _OfSession(self.session, self._database)
             self._block = make(transaction)
             self._forget_commit = transaction.at_commit(self._at_commit)
         return self._block

@@ -96,7 +96,7 @@ class SqlBookmarks:
             transaction.mark()
             self._move(transaction.raw(), bookmark)
             yield transaction
-            transaction.commit(lambda: self._verify_not_over(transaction.raw()))
+            transaction.commit(lambda: self._verify_not_over(transaction))
         except BaseException:
             transaction.abandon()
             raise
@@ -122,10 +122,11 @@ class SqlBookmarks:
             if cursor.rowcount != 1:
                 raise self._moved()
 
-    def _verify_not_over(self, connection: Any) -> None:
+    def _verify_not_over(self, transaction: Any) -> None:
         """Refuse to commit in another transaction than the one that has moved the bookmark."""
+        connection = transaction.raw()
         try:
-            driver_of(connection).release_savepoint(connection)
+            transaction.release_mark(connection)
         except errors_of(connection).Error as error:
             raise BookmarkMovedError(
                 f"the transaction that moves the bookmark {self._name!r} was over before its block: the block has rolled it back or "

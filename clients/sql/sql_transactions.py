@@ -98,9 +98,9 @@ class SqlTransactions:
         if not hasattr(session, "in_nested_transaction") or not hasattr(session, "info"):
             raise TypeError(f"{type(session).__name__} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
         self._known_mark()
-        if producer not in session.info:
-            session.info[producer] = SessionHook(session, self)
-        hook: SessionHook = session.info[producer]
+        hook: SessionHook | None = session.info.get(producer)
+        if hook is None or hook.session is not session:  # another session may have been made with the same `info`
+            hook = session.info[producer] = SessionHook(session, self)
         return hook.block(make)
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:

@@ -174,7 +174,7 @@ def test_close_ends_though_librdkafka_hangs_in_its_own_close(
         assert producer.close(timeout_s) is False
         assert time.monotonic() - start_s < limit_s + BUSY_S
         assert gate.entered.get(timeout=LIMIT_S)  # librdkafka's close did hang: it waits for this callback
-        assert "event=close_incomplete left=answers_to_checks effect=" in caplog.text
+        assert "event=close_incomplete left='answers_to_checks' effect=" in caplog.text
     finally:
         gate.opened.set()
         logging.getLogger("halfway.clients.checks").removeHandler(handler)

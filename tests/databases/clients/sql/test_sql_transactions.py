@@ -387,6 +387,39 @@ def test_two_producers_send_the_messages_of_one_session(shop: SqlWorld) -> None:
         assert shop.orders() == ["apples", "pears"]
 
 
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])
+def test_a_check_is_answered_soon_after_the_database_has_ended_all_connections_of_the_pool(
+    server: str, request: pytest.FixtureRequest
+) -> None:
+    """Each check that an ended connection costs is one of those after which the message is discarded."""
+    running: PostgresServer | MariaDbServer = request.getfixturevalue(server)
+    engine = sqlalchemy.create_engine(running.url, pool_size=16)
+    with in_memory_halfway() as halfway:
+        SqlTransactions(engine).create_table()
+        dying = halfway.producer(SqlTransactions(running.connect))
+        with dying.transaction() as tx:
+            tx.execute("SELECT 1")
+            tx.send("orders", b"apples")
+            halfway.crash(dying)
+        halfway.producer(SqlTransactions(engine))
+        for connection in [engine.connect() for _ in range(16)]:
+            connection.execute(sqlalchemy.text("SELECT 1"))
+            connection.close()
+        with closing(running.connect()) as connection, closing(connection.cursor()) as cursor:
+            if server == "postgres":
+                cursor.execute("SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
+                end = "SELECT pg_terminate_backend({})"
+            else:
+                cursor.execute("SELECT id FROM information_schema.processlist WHERE id <> connection_id() AND user <> 'system user'")
+                end = "KILL {}"
+            for (other,) in cursor.fetchall():
+                with suppress(Exception):
+                    cursor.execute(end.format(other))
+        halfway.advance("2m")
+        assert [message.body for message in halfway.messages()] == [b"apples"]
+    engine.dispose()
+
+
 @pytest.mark.parametrize("is_hook", [False, True])
 def test_a_listener_that_hides_an_error_of_postgresql_sends_nothing(postgres: PostgresServer, *, is_hook: bool) -> None:
     """PostgreSQL answers the commit of a transaction that has failed by a rollback, without an error."""

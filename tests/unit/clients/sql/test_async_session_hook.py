@@ -138,3 +138,21 @@ def test_only_an_async_session_is_taken(play: Play) -> None:
             await shop.producer.on_commit(shop.engine)
 
     play(scenario)
+
+
+def test_a_start_that_somebody_cancelled_with_all_tasks_is_done_again(tmp_path: Path) -> None:
+    async def play() -> None:
+        with in_memory_halfway() as halfway:
+            shop = Shop(halfway, tmp_path / "shop.db")
+            started = asyncio.create_task(shop.producer.start())
+            await asyncio.sleep(0)
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            assert started.cancelled()
+            await shop.producer.start()
+            await shop.producer.close()
+            await shop.engine.dispose()
+
+    asyncio.run(play())

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from halfway import RolledBackError, SendError, SqlTransactions
+from halfway import Bookmark, RolledBackError, SendError, SqlBookmarks, SqlTransactions
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 
 
@@ -162,6 +162,77 @@ def test_a_block_whose_transaction_is_over_is_not_written_in_that_of_another_pro
         other.on_commit(session)  # sends nothing
     shop.halfway.advance("1h")
     assert shop.messages() == shop.orders() == []
+
+
+@pytest.mark.parametrize("first", ["bookmark", "messages"])
+def test_a_bookmark_and_messages_share_one_session(shop: Shop, first: str) -> None:
+    bookmarks = SqlBookmarks(shop.engine, "shipping")
+    bookmarks.load()
+    with Session(shop.engine) as session:
+        if first == "messages":
+            shop.order(session, "apples")
+        with bookmarks.advance(Bookmark(0, 1), session):
+            if first == "bookmark":
+                shop.order(session, "apples")
+    assert shop.messages() == shop.orders() == ["apples"]
+    assert bookmarks.load() == Bookmark(0, 1)
+
+
+def test_a_session_of_the_engine_is_no_test_s_whatever_its_mode_of_joining(shop: Shop) -> None:
+    """One `sessionmaker` for production and tests: a listener that comes later must not end the row's transaction."""
+    with sqlite3.connect(shop.file) as database:
+        database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY)")
+        database.execute("INSERT INTO stock VALUES ('x')")
+
+    def audit(session: Session) -> None:
+        with suppress(IntegrityError):
+            session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO stock VALUES ('x')"))
+
+    with Session(shop.engine, join_transaction_mode="create_savepoint") as session:
+        shop.order(session, "apples")
+        event.listen(session, "before_commit", audit)
+        with pytest.raises(RolledBackError, match="over before its block"):
+            session.commit()
+    shop.halfway.advance("1h")
+    assert shop.messages() == shop.orders() == []
+
+
+def test_in_a_savepoint_of_the_connection_no_message_can_be_added(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        block = shop.producer.on_commit(session)
+        with pytest.raises(TypeError, match="savepoint"), session.connection().begin_nested():
+            block.send("orders", b"apples")
+        session.commit()
+    assert shop.messages() == []
+
+
+def test_a_session_made_with_the_info_of_another_has_messages_of_its_own(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        shop.producer.on_commit(session)
+        with Session(shop.engine, info=session.info) as other:
+            shop.producer.on_commit(other).send("orders", b"apples")
+            session.commit()
+            assert shop.messages() == []
+            other.commit()
+    assert shop.messages() == ["apples"]
+
+
+def test_a_check_is_answered_by_a_connection_that_leaves_texts_in_bytes(shop: Shop) -> None:
+    """So does psycopg for a PostgreSQL database whose encoding is SQL_ASCII."""
+
+    def connect() -> sqlite3.Connection:
+        connection = sqlite3.connect(shop.file)
+        connection.text_factory = bytes
+        return connection
+
+    dying = shop.halfway.producer(SqlTransactions(connect), "bytes")
+    with dying.transaction() as tx:
+        tx.execute("INSERT INTO orders VALUES ('apples')")
+        tx.send("orders", b"apples")
+        shop.halfway.crash(dying)
+    shop.halfway.producer(SqlTransactions(connect), "bytes")
+    shop.halfway.advance("1h")
+    assert shop.messages() == shop.orders() == ["apples"]
 
 
 def _refuse(*_: Any) -> None:
