@@ -187,10 +187,12 @@ class MariaDbDriver(Driver):
         """Run one transaction in READ COMMITTED, whatever the default is."""
         connection.rollback()
         with connection.cursor() as cursor:
-            cursor.execute("SELECT CAST(@@innodb_lock_wait_timeout AS CHAR) AS wait_s")
-            [wait_s] = values_of(cursor.fetchone())
+            # For a row, and for a table that another one changes or has locked, by default a day.
+            cursor.execute("SELECT CAST(@@innodb_lock_wait_timeout AS CHAR) AS row_s, CAST(@@lock_wait_timeout AS CHAR) AS table_s")
+            row_s, table_s = map(int, values_of(cursor.fetchone()))
             connection.rollback()
-            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {-(-lock_wait_ms // 1000)}")
+            limit_s = -(-lock_wait_ms // 1000)
+            cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {limit_s}, lock_wait_timeout = {max(1, limit_s)}")
             try:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
                 connection.begin()
@@ -202,7 +204,7 @@ class MariaDbDriver(Driver):
                 raise
             finally:
                 with suppress(Exception):
-                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {int(wait_s)}")
+                    cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {row_s}, lock_wait_timeout = {table_s}")
 
 
 _DRIVERS: dict[str, Driver] = {

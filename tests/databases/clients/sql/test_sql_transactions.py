@@ -388,6 +388,26 @@ def test_two_producers_send_the_messages_of_one_session(shop: SqlWorld) -> None:
 
 
 @pytest.mark.parametrize("server", ["postgres", "mariadb"])
+def test_a_check_waits_for_a_table_that_is_locked_no_longer_than_for_a_row(server: str, request: pytest.FixtureRequest) -> None:
+    """As by a migration. By default MariaDB waits for a day, and with it all checks of the instance."""
+    running: PostgresServer | MariaDbServer = request.getfixturevalue(server)
+    outbox = SqlTransactions(running.connect)
+    outbox.create_table()
+    message = check_of(f"{outbox.new_id()}.0")
+    with closing(running.connect()) as connection, closing(connection.cursor()) as cursor:
+        lock = (
+            "LOCK TABLE halfway_transactions IN ACCESS EXCLUSIVE MODE" if server == "postgres" else "LOCK TABLES halfway_transactions WRITE"
+        )
+        cursor.execute(lock)
+        answer = in_another_thread(lambda: outbox.check_local_transaction(message))
+        until(lambda: isinstance(answer(), Exception), "the end of the wait", 10)
+        if server == "mariadb":
+            cursor.execute("UNLOCK TABLES")
+        connection.rollback()
+    assert outbox.check_local_transaction(message) is ROLLBACK
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])
 def test_a_check_is_answered_soon_after_the_database_has_ended_all_connections_of_the_pool(
     server: str, request: pytest.FixtureRequest
 ) -> None:
