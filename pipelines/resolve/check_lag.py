@@ -6,6 +6,7 @@ group has not passed counts as a request that waits for it.
 """
 
 import logging
+import math
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -72,13 +73,17 @@ class CheckLag:
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
         self._refused: set[str] = set()
-        """The topics that the job may not describe."""
+        """The topics that the job may not describe, or that are missing now."""
         self._topic_ids: dict[str, str] = {}
         self._round = 0
         self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
         """When earlier rounds began, and where each place ended in them: requests before that are at least as old."""
-        self.seen_s: float | None = None
+        self._seen_s: float | None = None
         """When the round began that has seen the old requests; None until the first one began before `before_s`."""
+        self._told_s: dict[str, float] = {}
+        """Group → as of when it is known whether it is behind."""
+        self.known_s = -math.inf
+        """As of when that is known of all groups: checks count that were sent half an interval before (R5)."""
 
     def close(self) -> None:
         """Disconnect. The next round connects again."""
@@ -113,7 +118,8 @@ class CheckLag:
                 del known[group]
         offsets = self._offsets({self._kafka.check_topic_of(group) for group in groups}, before_ms)
         old = self._old(offsets, began_s, before_s)
-        chosen = self._chosen([group for group in groups if self._may_wait(group, old)])
+        may_wait = {group for group in groups if self._may_wait(group, old)}
+        chosen = self._chosen(may_wait)
         committed = self._committed(chosen, old)
         self._asked.update(dict.fromkeys(committed, self._round))
         moved = {group: offsets for group, offsets in committed.items() if not self._still_waits(group, offsets, old)}
@@ -121,6 +127,9 @@ class CheckLag:
         for group in moved:
             self._waiting.pop(group, None)
         self._waiting.update(found)
+        now_s = began_s if self._seen_s is None else self._seen_s + began_s - before_s
+        self._told_s = {group: self._told_s.get(group, now_s) if group in may_wait - chosen else now_s for group in groups}
+        self.known_s = min(self._told_s.values(), default=now_s)
         untold = (chosen - committed.keys()) | {group for group in groups if self._kafka.check_topic_of(group) in self._refused}
         return {**dict.fromkeys(untold, _NOWHERE), **self._waiting}
 
@@ -130,7 +139,7 @@ class CheckLag:
         while len(self._ends) > 1 and self._ends[1][0] <= before_s:
             del self._ends[0]
         seen_s = self._ends[0][0]
-        self.seen_s = seen_s if seen_s <= before_s else None
+        self._seen_s = seen_s if seen_s <= before_s else None
         return {place: OffsetRange(each.first, max(each.before, min(self._seen(place), each.end))) for place, each in offsets.items()}
 
     def _seen(self, place: TopicPlace) -> int:
@@ -233,9 +242,10 @@ class CheckLag:
         """Return the offsets of each partition; requests are old by their timestamps."""
         answers = describe_each(self._client, topics) if topics else {}
         described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError)}
-        refused = answers.keys() - described.keys()
+        refused = (answers.keys() | (set(topics) & self._topic_ids.keys())) - described.keys()
         for topic in refused - self._refused:
-            log.warning("event=check_topic_not_read topic=%r effect=its_groups_count_as_behind cause=%r", topic, str(answers[topic]))
+            cause = str(answers.get(topic, "it is missing"))
+            log.warning("event=check_topic_not_read topic=%r effect=its_groups_count_as_behind cause=%r", topic, cause)
         self._refused = refused
         self._forget_former({topic: str(each.topic_id) for topic, each in described.items()})
         places = [TopicPartition(topic, number) for topic, each in described.items() for number in range(len(each.partitions))]

@@ -192,9 +192,7 @@ class GroupWatch:
         wait_s = self._check_interval_ms / 2_000
         found = self._check_lag.behind(present, self._now_ms() - self._check_interval_ms // 2, began_s, began_s - wait_s)
         now_s = self._clock()
-        # A check counts if the round that says who is behind knows it as old.
-        known_s = began_s if self._check_lag.seen_s is None else self._check_lag.seen_s + wait_s
-        return {group: self._behind_since_s.get(group, now_s) for group in found}, known_s
+        return {group: self._behind_since_s.get(group, now_s) for group in found}, self._check_lag.known_s
 
     def _note_failure(self, cause: object) -> None:
         """Log a failure that is new, or that the failure is over if there is no cause."""

@@ -138,6 +138,29 @@ def test_a_topic_that_may_not_be_described_holds_up_its_groups_only(topics: Topi
     assert lag.round(*GROUPS) == {"a"}
 
 
+def test_the_groups_of_a_topic_that_is_missing_now_are_behind(topics: Topics) -> None:
+    lag = Lag(topics)
+    assert lag.round(*GROUPS) == {"a"}
+    gone = topics.requests.pop(("own", 0))
+    assert lag.round(*GROUPS) == {"a", "apart"}
+    topics.requests["own", 0] = gone
+    assert lag.round(*GROUPS) == {"a"}
+
+
+def test_what_is_known_of_all_groups_is_as_old_as_the_answer_for_the_one_that_was_asked_about_first(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each round 2 of 6 groups are asked about, of which each may be behind since somebody else got a request."""
+    monkeypatch.setattr(check_lag, "GROUPS_AT_ONCE", 2)
+    topics.committed = {group: {("check", 1): 1_000} for group in "defghi"}
+    lag = Lag(topics)
+    for round_s in range(20):
+        topics.requests["check", 1].append("b")
+        lag.behind("defghi", OLD_MS, float(round_s), round_s - 3.0)
+        if round_s > 5:
+            assert lag.known_s == round_s - 2
+
+
 def test_a_place_that_cannot_be_read_puts_off_the_groups_that_have_not_passed_it(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     lag = Lag(topics)
