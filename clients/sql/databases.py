@@ -278,9 +278,10 @@ class SessionTransaction(_Transaction):
 
     def is_nested(self) -> bool:
         """Return True in `begin_nested()`, of the session or of its connection."""
-        if self._is_of_test:  # whose connection is in a savepoint for the whole session
-            return bool(self.connection.in_nested_transaction())
-        return bool(self.connection.connection().in_nested_transaction())
+        session = self.connection
+        if session.in_nested_transaction() or self._is_of_test or not session.in_transaction():
+            return bool(session.in_nested_transaction())  # A test's connection is in a savepoint for the whole session.
+        return bool(session.connection().in_nested_transaction())
 
     def raw(self) -> Any:
         """Return the DB-API connection below."""
