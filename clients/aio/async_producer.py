@@ -104,7 +104,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         if self._loop not in (None, loop) and not self._instance.is_forked():
             raise RuntimeError("the producer belongs to another event loop: make a new one in each loop")
         self._loop = loop
-        if self._starting is None or self._starting.cancelled():  # by who cancels all tasks
+        if self._starting is None or self._starting.cancelled():  # as by a service that cancels all tasks
             self._starting = loop.create_task(self._connect())
         await asyncio.shield(self._starting)
 

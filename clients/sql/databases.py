@@ -179,11 +179,11 @@ class SqlAlchemyDatabase:
         have ended as well, and each would cost a check.
         """
         pooled = self._engine.raw_connection()
-        connection, dialect = pooled.dbapi_connection, self._engine.dialect
+        connection = pooled.dbapi_connection
         try:
             yield connection
         except BaseException as error:
-            if isinstance(error, dialect.loaded_dbapi.Error) and dialect.is_disconnect(error, connection, None):
+            if isinstance(error, errors_of(connection).Error) and self._engine.dialect.is_disconnect(error, connection, None):
                 self._engine.dispose(close=False)
             pooled.invalidate()
             raise
@@ -279,9 +279,10 @@ class SessionTransaction(_Transaction):
     def is_nested(self) -> bool:
         """Return True in `begin_nested()`, of the session or of its connection."""
         session = self.connection
-        if session.in_nested_transaction() or self._is_of_test or not session.in_transaction():
-            return bool(session.in_nested_transaction())  # A test's connection is in a savepoint for the whole session.
-        return bool(session.connection().in_nested_transaction())
+        if session.in_nested_transaction():
+            return True
+        # A test's connection is in a savepoint for the whole session.
+        return not self._is_of_test and session.in_transaction() and bool(session.connection().in_nested_transaction())
 
     def raw(self) -> Any:
         """Return the DB-API connection below."""

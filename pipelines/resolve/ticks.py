@@ -100,7 +100,7 @@ class TickPublisher:
             asked_ms = self._sent.asked_ms(self.known_s())
             value = tick_value(self.absent_groups(), self._job, asked_ms)
             if self._stopped.is_set():  # Kafka may have answered when nobody waits for this tick any more
-                return None
+                return self._failure
             self._broker_ahead_ms = write_ticks(self._writer, partitions, value, keyring=self._keyring)
         except HalfwayError as error:
             return str(error)
