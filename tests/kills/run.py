@@ -21,6 +21,7 @@ from tests.support.waiting import until
 
 QUICK = {"resolution.transactionTimeOut": "1s", "resolution.transactionCheckInterval": "1s", "resolution.transactionCheckMax": 100_000}
 _LONGEST_LIFE_S = 0.8
+_SHARE_KILLED_WHILE_IT_SENDS = 0.8
 _STALL_EVERY = 20
 _STALL_S = 5.0
 """Longer than `transactionTimeOut`, so that another instance is asked about what the stalled one was doing."""
@@ -47,6 +48,7 @@ class Instances:
     """Two instances of the service, and the process that forks them."""
 
     def __init__(self, kafka: KafkaSettings, kind: str, where: str, folder: Path) -> None:
+        self._folder = folder
         file = folder / "kafka.json"
         names = topic_settings(kafka)
         file.write_text(
@@ -64,6 +66,10 @@ class Instances:
         self._forker.stdin.flush()
         self.pids.append(int(self._forker.stdout.readline()))
         return self.pids[-1]
+
+    def wait_for_start(self, pid: int) -> None:
+        """Wait until it sends: on a slow machine an instance may take longer to start than most live."""
+        until((self._folder / f"begun.{pid}").exists, "the instance has sent a message", limit_s=60)
 
     def kill(self, pid: int) -> None:
         self.pids.remove(pid)
@@ -99,8 +105,10 @@ def kill_often(kafka: KafkaSettings, job: JobProcess, kind: str, where: str, fol
         for _ in range(2):
             instances.start("send")
         for number in range(1, kills + 1):
-            time.sleep(chance.uniform(0.0, _LONGEST_LIFE_S))
             victim = chance.choice(instances.pids)
+            if chance.random() < _SHARE_KILLED_WHILE_IT_SENDS:
+                instances.wait_for_start(victim)
+            time.sleep(chance.uniform(0.0, _LONGEST_LIFE_S))
             if number % _STALL_EVERY == 0:
                 os.kill(victim, signal.SIGSTOP)
                 time.sleep(_STALL_S)

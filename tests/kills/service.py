@@ -2,7 +2,7 @@
 
 For each line on its standard input it forks an instance and prints its process id. An instance sends transactions until
 it is killed, or only answers checks if the line is `answer`. A fork starts in milliseconds, so that a run may kill a
-thousand of them.
+thousand of them. With its first message an instance makes a file `begun.PID` beside KAFKA_FILE.
 """
 
 import logging
@@ -34,7 +34,7 @@ def connect_to(kind: str, where: str) -> Callable[[], Any]:
     return lambda: pymysql.connect(host="127.0.0.1", port=int(where), user="root", database="test", connect_timeout=10)
 
 
-def serve(kafka: KafkaSettings, connect: Callable[[], Any], *, sends: bool) -> None:
+def serve(kafka: KafkaSettings, connect: Callable[[], Any], begun: Path, *, sends: bool) -> None:
     """Run one instance, until it is killed."""
     logging.disable(logging.CRITICAL)
     transactions = SqlTransactions(connect, lock_wait_ms=500)
@@ -47,6 +47,7 @@ def serve(kafka: KafkaSettings, connect: Callable[[], Any], *, sends: bool) -> N
                     tx.execute(f"INSERT INTO placed VALUES ('{tx.transaction_id}', {messages})")
                     for _ in range(messages):
                         tx.send("orders", tx.transaction_id.encode())
+                    begun.touch()
             except Exception as error:
                 print(f"{type(error).__name__}", file=sys.stderr, flush=True)  # noqa: T201
         signal.pause()
@@ -59,7 +60,8 @@ def main(kafka_file: str, kind: str, where: str) -> None:
         pid = os.fork()
         if pid == 0:
             os.close(0)
-            serve(kafka, connect_to(kind, where), sends=line.strip() == "send")
+            begun = Path(kafka_file).with_name(f"begun.{os.getpid()}")
+            serve(kafka, connect_to(kind, where), begun, sends=line.strip() == "send")
             os._exit(0)
         print(pid, flush=True)  # noqa: T201  # the runner reads it
 
