@@ -240,3 +240,29 @@ def test_what_counted_before_a_start_does_not_count_before_every_broker_has_told
     assert world.run(60) == []
     world.kafka.state, world.kafka.errors = ConsumerGroupState.STABLE, []
     assert [each.split(" #")[0] for each in world.run(60)] == ["discard a check_max"]
+
+
+@pytest.mark.parametrize("pause", ["the job stands still", "the rest of a round takes long", "the rest of a round fails late"])
+def test_a_group_whose_broker_restarts_during_a_pause_stays_away(monkeypatch: pytest.MonkeyPatch, pause: str) -> None:
+    """The broker then lists groups while it loads them. Nobody has asked it for the 60 s that `g` is given."""
+    world = World(monkeypatch)
+    world.kafka.state = ConsumerGroupState.EMPTY
+    assert world.run(120) == []
+    if pause == "the job stands still":
+        world.kafka.now_s += 70
+    else:
+        with monkeypatch.context() as patch:
+
+            def slow(*_: object) -> dict[TopicPlace, RequestOffsets]:
+                world.kafka.now_s += 61
+                if pause.endswith("fails late"):
+                    raise FAILURE
+                return {}
+
+            patch.setattr(world.watch._check_lag, "_offsets", slow)
+            world.watch.ask()
+    world.kafka.state = None
+    assert world.run(1) == []
+    assert world.watch.absent() == ["g"]
+    world.run(70)
+    assert world.watch.absent() == [], "a group that Kafka has forgotten"
