@@ -156,20 +156,23 @@ class GroupInstance:
             KafkaUnavailableError, ProducerClosedError: as `start`.
         """
         self.start()
-        with self._changed:
-            sender = self.start()  # It may be closed by now.
-            self._sending += 1
         is_outer = caller not in self._callers
+        # Around all that is counted: a signal handler may come at any moment.
         self._callers.add(caller)
         try:
-            yield sender
+            with self._changed:
+                sender = self.start()  # It may be closed by now.
+                self._sending += 1
+            try:
+                yield sender
+            finally:
+                with self._changed:
+                    self._sending -= 1
+                    if self._sending == 0:
+                        self._changed.notify_all()
         finally:
             if is_outer:
                 self._callers.discard(caller)
-            with self._changed:
-                self._sending -= 1
-                if self._sending == 0:
-                    self._changed.notify_all()
 
     def refuse_to_wait_for(self, caller: Hashable) -> None:
         """Refuse to let a listener, a block, or a signal handler in one, wait for its own end.

@@ -81,8 +81,9 @@ def ask(method: Callable[..., LocalTransactionState | None], *arguments: object,
 
 
 def failed(error: BaseException) -> Answer:
-    """Return the answer of a listener that has raised an error."""
-    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(error)}"), error)
+    """Return the answer of a listener that has raised an error. SQLAlchemy's own text would tell the parameters."""
+    said = getattr(error, "orig", None) or error
+    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(said)}"), error)
 
 
 def answered(returned: object) -> Answer:

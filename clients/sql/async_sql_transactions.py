@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
+from halfway.clients.sql.databases import LENT
 from halfway.clients.sql.sql_transactions import WEEK_S, SqlTransactions
 from halfway.clients.transaction import TransactionDatabase
 from halfway.schemas.headers import LocalTransactionState
@@ -57,7 +58,7 @@ class AsyncSqlTransactions:
             yield using
             return
         async with self._engine.connect() as connection:
-            yield connection
+            yield await connection.execution_options(**{LENT: True})
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a greenlet of SQLAlchemy."""

@@ -13,7 +13,12 @@ from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
 from halfway.schemas.headers import LocalTransactionState
 
+LENT = "halfway_lent"
+"""The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
 _MARKED = "halfway.marked"
+_LOST = "halfway.lost"
+_DEADLOCK = 1213
+"""MariaDB's `ER_LOCK_DEADLOCK`: InnoDB has rolled back the whole transaction, which SQLAlchemy holds for open."""
 
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
@@ -162,14 +167,18 @@ class SqlAlchemyDatabase:
                 "service's transaction: use a file, not a SQLite database in memory"
             )
         self._engine = engine
+        import_module("sqlalchemy.event").listen(engine, "handle_error", _note_deadlock)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection."""
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
         # Those of asyncio have the one that SQLAlchemy's greenlets use.
+        using = own_session(using)
         using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
-        return SessionTransaction(using) if hasattr(using, "flush") else _ConnectionTransaction(using, is_ours=False)
+        if hasattr(using, "flush"):
+            return SessionTransaction(using)
+        return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:
@@ -191,6 +200,25 @@ class SqlAlchemyDatabase:
             pooled.close()
 
 
+def own_session(given: Any) -> Any:
+    """Return the session of a `scoped_session` that is this thread's or task's; anything else as it is."""
+    return given() if hasattr(given, "registry") else given
+
+
+def _note_deadlock(context: Any) -> None:
+    """Remember that a transaction is lost though it goes on. It may have had no mark yet."""
+    if context.connection is not None and context.original_exception.args[:1] == (_DEADLOCK,):
+        context.connection.info[_LOST] = context.connection.get_transaction()
+
+
+def _refuse_lost(connection: Any) -> None:
+    if connection.info.get(_LOST, connection) is connection.get_transaction():
+        raise RolledBackError(
+            "the transaction was over before its block: the database has rolled it back, after a deadlock. Let such an error end the "
+            "transaction, and run it again"
+        )
+
+
 class _ConnectionTransaction(_Transaction):
     def __init__(self, connection: Any, *, is_ours: bool) -> None:
         self.connection, self._is_ours = connection, is_ours
@@ -202,6 +230,10 @@ class _ConnectionTransaction(_Transaction):
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         return self.connection.execute(statement, parameters)
+
+    def mark(self) -> None:
+        _refuse_lost(self.connection)
+        super().mark()
 
     def is_nested(self) -> bool:
         return bool(self.connection.in_nested_transaction())
@@ -216,8 +248,9 @@ class _ConnectionTransaction(_Transaction):
 
     def abandon(self) -> None:
         with suppress(Exception):
-            if self._transaction.is_active:
-                self._transaction.rollback()
+            self.connection.rollback()  # whatever transaction it is in: the block may have ended ours
+        with suppress(Exception):
+            self.raw().rollback()  # SQLAlchemy holds one whose commit has failed for ended, and SQLite does not
         self._close()
 
     def _close(self) -> None:
@@ -260,6 +293,7 @@ class SessionTransaction(_Transaction):
 
     def mark(self) -> None:
         """Mark where the first block begins."""
+        _refuse_lost(self.connection.connection())
         marked = self.connection.info.get(_MARKED)
         if marked is None or marked is not self.connection.get_transaction():
             super().mark()  # which may begin the transaction

@@ -174,7 +174,8 @@ class MariaDbDriver(Driver):
         return f"%({name})s"
 
     def begin(self, connection: Any) -> None:
-        """Begin a transaction."""
+        """Leave autocommit mode, and begin. After a rollback in the block, no statement may commit by itself."""
+        connection.autocommit(False)
         connection.begin()
 
     def commits_each_statement(self, connection: Any) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
-from halfway.clients.sql.databases import database_of
+from halfway.clients.sql.databases import database_of, own_session
 from halfway.clients.sql.drivers import driver_of, errors_of, with_table
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
@@ -95,6 +95,7 @@ class SqlTransactions:
         Raises:
             TypeError: it is no session, or it is in a savepoint.
         """
+        session = own_session(session)
         if not hasattr(session, "in_nested_transaction") or not hasattr(session, "info"):
             raise TypeError(f"{type(session).__name__} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
         self._known_mark()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -115,6 +116,18 @@ def test_delays_are_refused_with_the_reason(name: str) -> None:
 def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="property"):
         refuse_reserved({name: "3"})
+
+
+def test_a_remark_has_what_the_database_says_and_neither_statement_nor_parameters() -> None:
+    """SQLAlchemy's text has both, and a remark is a record that others read."""
+
+    def listener() -> None:
+        with sqlalchemy.create_engine("sqlite://").begin() as connection:
+            connection.execute(sqlalchemy.text("CREATE TABLE customers (card TEXT PRIMARY KEY)"))
+            for _ in range(2):
+                connection.execute(sqlalchemy.text("INSERT INTO customers VALUES (:card)"), {"card": "4111-1111"})
+
+    assert ask(listener).remark == "IntegrityError: UNIQUE constraint failed: customers.card"
 
 
 @given(st.text())

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from halfway import AsyncSqlTransactions, CheckRequest, LocalTransactionState, RolledBackError, SettingsError, SqlTransactions
+from halfway.clients.testing.in_memory_producers import InMemoryAsyncProducer
 from halfway.clients.transaction import LocalTransaction
 from halfway.schemas.headers import check_id
 from halfway.testing import in_memory_halfway
@@ -152,6 +153,38 @@ def test_autocommit_is_refused(play: Play) -> None:
                 pass
 
     assert play(scenario).sender.actions() == []
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_commit_that_is_refused_needs_no_second_connection_and_no_second_transaction(play: Play, *, is_ours: bool) -> None:
+    """The row is looked up. With a connection of its own for each of many that are refused at once, they would wait."""
+
+    async def scenario(shop: AsyncShop) -> None:
+        async with shop.engine.begin() as connection:
+            for table in ("item", "stock"):
+                await connection.execute(sqlalchemy.text(f"DROP TABLE IF EXISTS {table}"))
+            await connection.execute(sqlalchemy.text("CREATE TABLE stock (id INT PRIMARY KEY)"))
+            await connection.execute(sqlalchemy.text("CREATE TABLE item (id INT REFERENCES stock (id) DEFERRABLE INITIALLY DEFERRED)"))
+        engine = create_async_engine(shop.engine.url, pool_size=1, max_overflow=0 if is_ours else 1, pool_timeout=3)
+        if shop.world.kind == "sqlite":
+            sqlalchemy.event.listen(engine.sync_engine, "connect", lambda made, _: made.execute("PRAGMA foreign_keys = ON"))
+        outbox = AsyncSqlTransactions(engine, lock_wait_ms=1000)
+        await outbox.create_table()
+
+        async def order(producer: InMemoryAsyncProducer, using: Any) -> None:
+            async with producer.transaction(using) as tx:
+                await tx.execute(sqlalchemy.text("INSERT INTO item VALUES (7)"))
+                tx.send("orders", b"apples")
+
+        with in_memory_halfway() as halfway:
+            async with halfway.async_producer(outbox) as producer, AsyncExitStack() as stack:
+                using = None if is_ours else await stack.enter_async_context(engine.connect())
+                with pytest.raises(sqlalchemy.exc.IntegrityError):
+                    await order(producer, using)
+            assert (halfway.messages(), halfway.pending()) == ([], [])
+        await engine.dispose()
+
+    play(scenario)
 
 
 def test_each_kind_of_engine_has_its_class() -> None:

@@ -499,29 +499,113 @@ def test_a_block_takes_no_message_in_a_savepoint_of_django(alias: str, postgres:
     used.close()
 
 
-def test_a_block_that_goes_on_after_a_deadlock_of_mariadb_sends_nothing(mariadb: MariaDbServer) -> None:
-    """InnoDB rolls the whole transaction back, not the statement alone."""
-    shop = SqlWorld("mariadb", mariadb.connect, mariadb.connect)
-    shop.run("CREATE OR REPLACE TABLE stock (item VARCHAR(9) PRIMARY KEY, n INT)")
-    shop.run("INSERT INTO stock VALUES ('a', 0), ('b', 0)")
-    transaction = shop.begin()
-    shop.order(transaction, "apples")
-    transaction.execute("UPDATE stock SET n = 1 WHERE item = 'a'")
-    other = mariadb.connect()
-    with closing(other), closing(other.cursor()) as cursor:
+def fail_by_deadlock(mariadb: MariaDbServer, execute: Callable[[str], object]) -> None:
+    """Let InnoDB choose a transaction as the victim of a deadlock, and catch the error."""
+    with closing(mariadb.connect()) as other, closing(other.cursor()) as cursor:
+        cursor.execute("CREATE OR REPLACE TABLE stock (item VARCHAR(9) PRIMARY KEY, n INT)")
+        cursor.execute("INSERT INTO stock VALUES ('a', 0), ('b', 0)")
+        other.commit()
+        execute("UPDATE stock SET n = 1 WHERE item = 'a'")
         # The transaction that has written more is kept.
         cursor.execute("INSERT INTO stock VALUES ('c', 0), ('d', 0), ('e', 0), ('f', 0), ('g', 0)")
         cursor.execute("UPDATE stock SET n = 2 WHERE item = 'b'")
         waiting = in_another_thread(lambda: cursor.execute("UPDATE stock SET n = 2 WHERE item = 'a'"))
-        until(lambda: shop.run("SELECT 1 FROM information_schema.innodb_lock_waits") != [], "the other one waits")
+        with closing(mariadb.connect()) as third, closing(third.cursor()) as looking:
+            until(lambda: looking.execute("SELECT 1 FROM information_schema.innodb_lock_waits") > 0, "the other one waits")
         with pytest.raises(Exception, match="Deadlock"):
-            transaction.execute("UPDATE stock SET n = 1 WHERE item = 'b'")
+            execute("UPDATE stock SET n = 1 WHERE item = 'b'")
         waiting()
         other.rollback()
+
+
+def test_a_block_that_goes_on_after_a_deadlock_of_mariadb_sends_nothing(mariadb: MariaDbServer) -> None:
+    """InnoDB rolls the whole transaction back, not the statement alone."""
+    shop = SqlWorld("mariadb", mariadb.connect, mariadb.connect)
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    fail_by_deadlock(mariadb, transaction.execute)
     shop.order(transaction, "pears", messages=0)
     with pytest.raises(RolledBackError, match="deadlock"):
         transaction.finish()
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+
+
+def test_a_session_that_goes_on_after_a_deadlock_of_mariadb_takes_no_message(mariadb: MariaDbServer) -> None:
+    """Its first message comes after the deadlock, so that no mark of Halfway's was lost in it."""
+    engine = sqlalchemy.create_engine(mariadb.url, pool_size=1)
+    shop = SqlWorld("mariadb", engine, mariadb.connect)
+    with in_memory_halfway() as halfway, sqlalchemy.orm.Session(engine) as session:
+        producer = halfway.producer(shop.outbox)
+
+        def execute(statement: str) -> None:
+            session.execute(sqlalchemy.text(statement))
+
+        execute("INSERT INTO orders VALUES ('apples')")
+        fail_by_deadlock(mariadb, execute)
+        execute("INSERT INTO orders VALUES ('pears')")
+        with pytest.raises(RolledBackError, match="deadlock"):
+            producer.on_commit(session)
+        with pytest.raises(RolledBackError, match="deadlock"), producer.transaction(session):
+            pass
+        session.rollback()
+        execute("INSERT INTO orders VALUES ('plums')")
+        producer.on_commit(session).send("orders", b"plums")
+        session.commit()
+        assert ([message.body for message in halfway.messages()], shop.orders()) == ([b"plums"], ["plums"])
+    engine.dispose()
+
+
+@pytest.mark.parametrize("server", ["postgres", "mariadb"])
+def test_after_a_rollback_in_its_block_no_statement_commits_by_itself(server: str, request: pytest.FixtureRequest) -> None:
+    """Also where the service's function returns connections in autocommit mode."""
+    running: PostgresServer | MariaDbServer = request.getfixturevalue(server)
+    shop = SqlWorld("mariadb" if server == "mariadb" else "postgresql", lambda: running.connect(autocommit=True), running.connect)
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.connection.rollback()
+    shop.order(transaction, "pears")
+    with pytest.raises(RolledBackError):
+        transaction.finish()
+    assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK", "ROLLBACK"], [])
+
+
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_block_that_fails_leaves_nothing_for_the_next_commit_of_its_connection(shop: SqlWorld, end: str, *, fails: bool) -> None:
+    """The block has ended the transaction, so that what it wrote since is in one that it did not begin with."""
+    if not isinstance(shop.given, sqlalchemy.Engine):
+        pytest.skip("connections are SQLAlchemy's")
+    with shop.given.connect() as connection:
+        transaction = shop.begin(connection)
+        shop.order(transaction, "apples")
+        getattr(connection, end)()
+        shop.order(transaction, "pears", messages=0)
+        if fails:
+            transaction.abandon("ValueError")
+        else:
+            with pytest.raises(RolledBackError):
+                transaction.finish()
+        connection.execute(sqlalchemy.text("INSERT INTO orders VALUES ('plums')"))
+        connection.commit()
+    assert shop.orders() == (["apples", "plums"] if end == "commit" else ["plums"])
+
+
+def test_a_scoped_session_is_the_session_of_its_thread(shop: SqlWorld) -> None:
+    """As Flask-SQLAlchemy's `db.session`."""
+    if not isinstance(shop.given, sqlalchemy.Engine):
+        pytest.skip("sessions are SQLAlchemy's")
+    shop.outbox.create_table()
+    session = sqlalchemy.orm.scoped_session(sqlalchemy.orm.sessionmaker(shop.given))
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(shop.outbox)
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        producer.on_commit(session).send("orders", b"apples")
+        session.commit()
+        with producer.transaction(session) as tx:
+            tx.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+            tx.send("orders", b"pears")
+        session.remove()
+        assert ([message.body for message in halfway.messages()], shop.orders()) == ([b"apples", b"pears"], ["apples", "pears"])
 
 
 def test_a_session_and_a_connection_of_the_service_are_used(postgres: PostgresServer) -> None:

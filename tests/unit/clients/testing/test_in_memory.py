@@ -5,14 +5,23 @@ import random
 import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from halfway import AsyncSqlTransactions, CheckRequest, HalfMessage, ListenerByTopic, LocalTransactionState, SendResult, SqlTransactions
+from halfway import (
+    AsyncSqlTransactions,
+    CheckRequest,
+    HalfMessage,
+    ListenerByTopic,
+    LocalTransactionState,
+    ProducerClosedError,
+    SendResult,
+    SqlTransactions,
+)
 from halfway.clients.testing import pytest_plugin
 from halfway.schemas.settings import ResolutionSettings
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
@@ -185,6 +194,30 @@ def test_a_block_of_asyncio_and_a_crash_after_its_commit(tmp_path: Path) -> None
         await engine.dispose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("moment", ["add", "discard"])
+def test_a_signal_handler_never_waits_for_the_send_that_it_interrupts(moment: str) -> None:
+    """It runs in the thread that sends: before the send is counted, or after it, `close` has nothing to wait for."""
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(Shop(COMMIT))
+        closed: list[bool] = []
+
+        class Interrupted(set[object]):
+            def add(self, caller: object) -> None:
+                if moment == "add":
+                    closed.append(producer.close(timeout_s=0.1))
+                super().add(caller)
+
+            def discard(self, caller: object) -> None:
+                super().discard(caller)
+                if moment == "discard":
+                    closed.append(producer.close(timeout_s=0.1))
+
+        producer._instance._callers = Interrupted()
+        with pytest.raises(ProducerClosedError) if moment == "add" else nullcontext():
+            producer.send_in_transaction("orders", b"apples")
+        assert closed == [True]
 
 
 def test_a_wrong_setting_is_refused() -> None:
