@@ -18,8 +18,7 @@ from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, Prod
 from halfway.clients.listener import Answer, Arg_contra
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
-from halfway.clients.sql.databases import own_session
-from halfway.clients.transaction import LocalTransaction, Outcomes
+from halfway.clients.transaction import LocalTransaction, Outcomes, own_session
 from halfway.schemas.settings import KafkaSettings
 
 

@@ -41,6 +41,7 @@ class MessageReader:
     Raises:
         SetupError: deltalake or pyarrow is not installed.
         TableError: the table is in a catalog.
+        TypeError: `source` is neither.
         ValueError: `tags` has another form, or a limit is below 1.
     """
 
@@ -59,6 +60,8 @@ class MessageReader:
             from halfway.clients.reading import message_files, message_merge, message_rows  # noqa: PLC0415  # deltalake is an extra
         except ModuleNotFoundError as error:
             raise SetupError(f"a MessageReader needs {error.name}: pip install '.[tables]' in a clone of Halfway") from None
+        if not isinstance(source, (StorageSettings, str)):
+            raise TypeError(f"a MessageReader reads storage settings, as load_settings().storage, or a table's folder: not {source!r:.60}")
         if max_rows < 1 or max_bytes < 1:
             raise ValueError("max_rows and max_bytes are at least 1")
         self._uri = source if isinstance(source, str) else folder_of(source)
@@ -84,6 +87,7 @@ class MessageReader:
         Raises:
             TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
         """
+        _verify(after)
         has_read = False
         for batch in self._read(self._open(), after):
             has_read = True
@@ -135,6 +139,7 @@ class MessageReader:
 
     def _steps(self, after: Bookmark | None) -> Iterator[MessageBatch | None]:
         """Yield what there is and what comes, without an end, and None where whoever follows is to wait."""
+        _verify(after)
         position = after
         empty_s = time.monotonic()
         files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
@@ -202,6 +207,11 @@ class MessageReader:
 
     def _has_no_file(self) -> TableError:
         return TableError(f"the table {self._uri} names a data file that does not exist")
+
+
+def _verify(after: object) -> None:
+    if after is not None and not isinstance(after, Bookmark):
+        raise TypeError(f"{after!r} is no Bookmark: Bookmark.parse reads one from its text")
 
 
 def tags_in(expression: str | None) -> frozenset[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from halfway.clients.sql.drivers import driver_of, errors_of
 from halfway.clients.sql.transaction_table import TransactionTable
-from halfway.clients.transaction import DatabaseTransaction
+from halfway.clients.transaction import DatabaseTransaction, own_session
 from halfway.schemas.errors import RolledBackError, SettingsError
 from halfway.schemas.headers import LocalTransactionState
 
@@ -198,11 +198,6 @@ class SqlAlchemyDatabase:
             raise
         finally:
             pooled.close()
-
-
-def own_session(given: Any) -> Any:
-    """Return the session of a `scoped_session` that is this thread's or task's; anything else as it is."""
-    return given() if hasattr(given, "registry") else given
 
 
 def _note_deadlock(context: Any) -> None:

@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
-from halfway.clients.sql.databases import database_of, own_session
+from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, with_table
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
-from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of
+from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, own_session, transaction_of
 from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import LocalTransactionState
 

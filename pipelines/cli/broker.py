@@ -26,7 +26,8 @@ def start(
 @app.command()
 def stop() -> None:
     """Stop the broker. Its data and its address are kept for the next start."""
-    typer.echo("the broker is stopped" if local_broker().stop() else "the broker was not running")
+    broker = local_broker()
+    typer.echo("the broker is stopped" if broker.stop() else f"the broker of {broker.directory} was not running")
 
 
 @app.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json, tell, utc_text
+from halfway.pipelines.cli.output import say, show_json, show_table, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, settle
 from halfway.pipelines.storage.missing_tables import verify_table_exists
@@ -18,6 +18,7 @@ from halfway.schemas.records import encode_key
 if TYPE_CHECKING:
     from halfway.pipelines.operate.erase import Erasure
 
+_SHOWN = 50
 _REASONS = tuple(map(str, DISCARD_REASONS))
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
 RemarkOption = Annotated[str | None, typer.Option(help="The reason. The op record keeps it with your name.")]
@@ -57,7 +58,7 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
             return
         tell(
             f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
-            f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless an earlier verdict exists"
+            f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless a verdict or a discard came first"
         )
 
     run.__doc__ = help_text
@@ -88,6 +89,7 @@ def replay(
             "--unproven", help="Also resend messages discarded before the half topic's oldest record, which may have been resent before."
         ),
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which messages would be resent, and send none.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -106,13 +108,20 @@ def replay(
     settings = command_settings(config, overrides)
     settings.kafka.servers()
     verify_table_exists(settings.storage, "discarded")
-    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
+    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven, dry_run)
     with reader_session(settings, say) as session:
         result = replay_discarded(session(), settings, wanted, say)
     if as_json:
         show_json(asdict(result))
         return
-    typer.echo(f"{result.replayed} resent, {result.already_replayed} already resent")
+    if dry_run:
+        rows = [(each.transaction_id, each.producer_group, utc_text(each.discarded_at_ms)) for each in result.messages]
+        show_table(["transaction", "group", "discarded"], rows[:_SHOWN])
+        if len(rows) > _SHOWN:
+            typer.echo(f"... and {len(rows) - _SHOWN} later ones (--json shows all)")
+        typer.echo(f"{len(rows)} would be resent, {result.already_replayed} already resent")
+    else:
+        typer.echo(f"{result.replayed} resent, {result.already_replayed} already resent")
     if result.unproven:
         typer.echo(
             f"{result.unproven} skipped: the half topic does not reach back to their discard, so they may have been resent before; "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_table, to_json
+from halfway.pipelines.cli.output import quiet_text, say, show_table, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import Settings, parse_duration_ms
 from halfway.transforms.views.durations import duration_text
@@ -86,6 +86,8 @@ def load_view(settings: Settings) -> "tuple[PendingView, str]":
         say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
     elif not is_in_use(settings.storage):
         say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
+    elif quiet := quiet_text(stored.last_batch, time.time_ns() // 1_000_000):
+        say(f"the job is running, but {quiet}; this is the state after its last batch")
     return view_pending(stored.rows), _as_of(stored)
 
 
@@ -110,6 +112,8 @@ def matching(transactions: "pa.Table", group: str | None, older_than_ms: int | N
 
 def _row(row: dict[str, Any], view: "PendingView", check_max: int) -> tuple[object, ...]:
     due = "unknown" if view.horizon_ms is None else duration_text(row["next_due_ms"] - view.horizon_ms)
+    if row["producer_group"] in view.absent_groups:
+        due = "-"  # It is put off again and again.
     return (
         row["transaction_id"],
         row["incarnation"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
+from halfway.pipelines.cli.output import quiet_text, say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.transforms.views.durations import duration_text
 from halfway.transforms.views.totals import QUARANTINED, counted, quarantined_in
@@ -86,6 +86,8 @@ def _show_relays(relays: "list[RelayStatus]") -> None:
 
 def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
     running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
+    if now.is_running and (quiet := quiet_text(now.last_batch, now_ms)):
+        running += f", but {quiet}"
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"
     else:

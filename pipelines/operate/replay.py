@@ -59,6 +59,15 @@ _PARTITION_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
+class Discarded:
+    """A message that a replay would resend."""
+
+    transaction_id: str
+    producer_group: str
+    discarded_at_ms: int
+
+
+@dataclass(frozen=True)
 class ReplayResult:
     """Numbers of messages: resent now, resent before, skipped because they are unproven, and named as not sent."""
 
@@ -66,6 +75,8 @@ class ReplayResult:
     already_replayed: int
     unproven: int
     not_sent: int
+    messages: Sequence[Discarded] = ()
+    """Of a dry run: what would be resent, in the order of the discards."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class ReplaySelection:
     reason: str | None = None
     unproven: bool = False
     """True to also select unproven messages."""
+    dry_run: bool = False
+    """True to send nothing, and only say what would be resent."""
 
 
 def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySelection, say: Callable[[str], None]) -> ReplayResult:
@@ -110,6 +123,10 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
                 _drop_sent(spark, settings, scan, candidates, say)
         left = len(candidates)
         _drop_held(pending, candidates, say)
+        if wanted.dry_run:
+            found = sorted((discard.discarded_ms, *identity) for identity, discard in candidates.items())
+            messages = [Discarded(name, group, at_ms) for at_ms, name, group in found]
+            return ReplayResult(0, selected - unproven - left, unproven, left - len(messages), messages)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
         return ReplayResult(replayed, selected - unproven - left, unproven, left - replayed)
 

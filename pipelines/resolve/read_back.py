@@ -7,6 +7,7 @@ from operator import itemgetter
 import pyarrow as pa
 from confluent_kafka import Consumer, Message
 
+from halfway.pipelines.kafka.admin import librdkafka_log
 from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, headers_of, reading_options
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
@@ -114,5 +115,5 @@ def _consumer(connection: dict[str, str], *, dense: bool) -> Consumer:
     }
     identity = frozenset(options.items())
     if identity not in _consumers:
-        _consumers[identity] = Consumer(options)
+        _consumers[identity] = Consumer(options, logger=librdkafka_log)
     return _consumers[identity]

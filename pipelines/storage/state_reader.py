@@ -77,7 +77,8 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
 
 
 def _no_state(storage: StorageSettings) -> HalfwayError:
-    return HalfwayError(f"there is no state in {storage.checkpoint} yet: run `halfway resolve` with it, or set storage.checkpoint")
+    advice = "run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set storage.checkpoint"
+    return HalfwayError(f"there is no state in {storage.checkpoint} yet: {advice}")
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,11 @@ def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     refused = invoke(w.settings, "replay", "a", "open", "never")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "error: not discarded, so nothing was sent: open, never" in refused.stderr
+    shown = invoke(w.settings, "replay", "--all", "--dry-run")
+    assert "3 would be resent, 0 already resent" in shown.stdout
+    assert [line.split()[:2] for line in shown.stdout.splitlines() if "UTC" in line] == [["a", "g"], ["b", "g"], ["c", "h"]]
+    [listed] = facts(invoke(w.settings, "replay", "--all", "--group", "h", "--dry-run", "--json"))["messages"]
+    assert listed == {"transaction_id": "c", "producer_group": "h", "discarded_at_ms": START_MS + 76_001}
     assert incarnations(halves(w)) == {}
     assert replayed(w, "--all", "--group", "h") == (1, 0, 0)
     assert replayed(w, "--all", "--reason", "expired") == (0, 0, 0)

@@ -24,7 +24,10 @@ def pending_ids(spark: SparkSession, settings: Settings) -> list[str]:
 
 def test_before_the_first_batch_the_state_is_empty(world: MakeWorld) -> None:
     w = world()
-    with pytest.raises(HalfwayError, match=r"there is no state in .* yet: run `halfway resolve` with it, or set storage.checkpoint"):
+    with pytest.raises(
+        HalfwayError,
+        match=r"there is no state in .* yet: run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set",
+    ):
         read_state(lambda: w.spark, w.settings.storage)
     Path(w.settings.storage.checkpoint).mkdir()  # a job starts
     stored = read_state(lambda: w.spark, w.settings.storage)

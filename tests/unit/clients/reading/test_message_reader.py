@@ -6,6 +6,7 @@ import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -287,6 +288,16 @@ def test_what_cannot_be_read_is_refused_with_what_to_do(table: Path) -> None:
             MessageReader(str(table), tags=tags)
     with pytest.raises(ValueError, match="at least 1"):
         MessageReader(str(table), max_rows=0)
+
+
+def test_what_is_no_place_and_no_bookmark_is_refused_with_what_to_give(table: Path) -> None:
+    given: Any = load_settings(environ={})
+    with pytest.raises(TypeError, match=r"reads storage settings, as load_settings\(\).storage"):
+        MessageReader(given)
+    text: Any = "0.3"
+    for read in (MessageReader(str(table)).read, MessageReader(str(table)).follow):
+        with pytest.raises(TypeError, match=r"'0.3' is no Bookmark: Bookmark.parse"):
+            next(read(text))
 
 
 def test_the_end_is_that_of_the_last_message_whatever_lies_in_which_file(table: Path) -> None:

@@ -99,7 +99,7 @@ def test_what_a_command_writes_is_for_its_user_alone() -> None:
 
 def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:
     result = CliRunner().invoke(app, ["broker", "stop"])
-    assert (result.exit_code, result.output) == (0, "the broker was not running\n")
+    assert (result.exit_code, result.output) == (0, f"the broker of {Path.cwd()}/.halfway/broker was not running\n")
 
 
 @pytest.mark.parametrize(
