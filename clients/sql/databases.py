@@ -200,6 +200,40 @@ class SqlAlchemyDatabase:
             pooled.close()
 
 
+class _SqlAlchemyTransaction(_Transaction):
+    """What is the same for a connection and for a session. The database's errors are raised as SQLAlchemy's.
+
+    Otherwise a service that runs a block again, as after a serialization failure, would have two classes to catch.
+    """
+
+    def mark(self) -> None:
+        """Mark where the block begins.
+
+        Raises:
+            SettingsError: the connection commits each statement by itself.
+        """
+        with _raised_by_sqlalchemy(self.raw()):
+            super().mark()
+
+    def write_row(self, transaction_id: str, born_at_ms: int) -> None:
+        """Write that the transaction commits.
+
+        Raises:
+            RolledBackError: a check has taken the place, or the transaction that was marked is over.
+        """
+        with _raised_by_sqlalchemy(self.raw()):
+            super().write_row(transaction_id, born_at_ms)
+
+
+@contextmanager
+def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
+    errors = errors_of(connection)
+    try:
+        yield
+    except errors.Error as error:
+        raise import_module("sqlalchemy.exc").DBAPIError.instance(None, None, error, errors.Error) from error
+
+
 def _note_deadlock(context: Any) -> None:
     """Remember that a transaction is lost though it goes on. It may have had no mark yet."""
     if context.connection is not None and context.original_exception.args[:1] == (_DEADLOCK,):
@@ -214,7 +248,7 @@ def _refuse_lost(connection: Any) -> None:
         )
 
 
-class _ConnectionTransaction(_Transaction):
+class _ConnectionTransaction(_SqlAlchemyTransaction):
     def __init__(self, connection: Any, *, is_ours: bool) -> None:
         self.connection, self._is_ours = connection, is_ours
         try:
@@ -254,7 +288,7 @@ class _ConnectionTransaction(_Transaction):
                 self.connection.close()
 
 
-class SessionTransaction(_Transaction):
+class SessionTransaction(_SqlAlchemyTransaction):
     """The transaction of a session, in which several producers may have a block.
 
     They share one mark, which is that of the first block and which the first row takes away: in MariaDB a second

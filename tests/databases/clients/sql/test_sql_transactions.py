@@ -327,6 +327,31 @@ def test_a_connection_that_is_killed_before_its_commit_is_rolled_back(kind: str,
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
 
 
+@pytest.mark.parametrize("moment", ["mark", "row"])
+def test_an_error_of_the_database_is_one_of_sqlalchemy_where_the_service_uses_it(postgres: PostgresServer, moment: str) -> None:
+    """What runs a block again, as after a serialization failure or a lost connection, has one class to catch."""
+    engine = sqlalchemy.create_engine(postgres.url)
+    shop = SqlWorld("postgresql", engine, postgres.connect)
+    shop.outbox.create_table()
+    with sqlalchemy.orm.Session(engine) as session, postgres.connect() as other:
+        if moment == "mark":
+            number = session.scalar(sqlalchemy.text("SELECT pg_backend_pid()"))
+            other.execute(f"SELECT pg_terminate_backend({number})")
+            with pytest.raises(sqlalchemy.exc.OperationalError):
+                shop.begin(session)
+        else:
+            transaction = shop.begin(session)
+            shop.order(transaction, "apples")
+            session.execute(sqlalchemy.text("SET LOCAL lock_timeout = '100ms'"))
+            other.execute("LOCK TABLE halfway_transactions IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(sqlalchemy.exc.OperationalError, match="lock timeout"):
+                transaction.finish()
+            assert shop.sender.actions() == ["ROLLBACK"]
+        other.rollback()
+    assert shop.orders() == []
+    engine.dispose()
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
 def test_a_connection_in_autocommit_mode_is_refused(kind: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     if kind == "sqlite":
