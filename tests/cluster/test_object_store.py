@@ -105,7 +105,7 @@ def job(broker: LocalBroker, tmp_path: Path) -> Iterator[JobOnS3]:
         running.kill_all()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kills_a_compaction_beside_the_job_and_another_checkpoint_lose_and_double_nothing(job: JobOnS3) -> None:
     job.commit(50)
     first = job.start("resolve")

@@ -55,6 +55,7 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
     assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_message_that_was_resent_is_there_once_also_if_its_discard_is_not_known_any_more(
     world: MakeWorld, tmp_path: Path, *, elsewhere: bool
@@ -126,6 +127,7 @@ def test_every_batch_leaves_out_the_rows_that_the_tables_hold(world: MakeWorld, 
     assert w.by_id(Table.MESSAGES) == before
 
 
+@pytest.mark.long
 def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1)
     old = w.half("old", 0)
@@ -266,7 +268,7 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     assert w.rows(Table.MESSAGES) == [kept]
 
 
-@pytest.mark.parametrize("tables", ["kept", "lost"])
+@pytest.mark.parametrize("tables", ["kept", pytest.param("lost", marks=pytest.mark.long)])
 def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_whatever_the_settings_are_then(
     tables: str, world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +294,7 @@ def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_wha
     assert set(w.by_id(Table.MESSAGES)) == {"settled", "pending", "committed"}
 
 
+@pytest.mark.long
 def test_a_verdict_makes_one_message_also_if_its_half_is_in_two_partitions(world: MakeWorld, tmp_path: Path) -> None:
     """It was sent again after partitions were added. With a rate limit the copy may be read first; here it is alone."""
     w = world(partitions=2)

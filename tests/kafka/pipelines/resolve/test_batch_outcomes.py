@@ -34,7 +34,7 @@ def send_one_of_each(w: World) -> None:
     w.tick(6_001)
 
 
-@pytest.mark.parametrize("rows_on_driver", [4_096, 0])
+@pytest.mark.parametrize("rows_on_driver", [4_096, pytest.param(0, marks=pytest.mark.long)])
 def test_one_of_each_kind(rows_on_driver: int, world: MakeWorld, on_executors: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_outcomes, "ROWS_ON_DRIVER", rows_on_driver)
     w = world(**{"resolution.transactionCheckMax": 1})
