@@ -209,6 +209,7 @@ class TransactionProducer(Generic[Arg_contra]):
         Raises:
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
             ProducerClosedError: the producer is closed, or was started before this process was forked.
+            RolledBackError: the session goes on after a deadlock of MariaDB, which has rolled back what it wrote.
             TypeError: the producer has a listener in place of a database, it is no session, or it is in a savepoint.
 
         Example:

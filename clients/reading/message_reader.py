@@ -86,6 +86,7 @@ class MessageReader:
 
         Raises:
             TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
+            TypeError: `after` is no bookmark.
         """
         _verify(after)
         has_read = False
@@ -120,6 +121,7 @@ class MessageReader:
 
         Raises:
             TableError: there is no table, it was made anew meanwhile, or needs Spark to be read.
+            TypeError: `after` is no bookmark.
         """
         for batch in self._steps(after):
             if self._stopping.is_set() or (batch is None and self._stopping.wait(poll_s)):

@@ -7,7 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from halfway.clients.sql.drivers import driver_of, errors_of
+from halfway.clients.sql.drivers import driver_of, ends_transaction, errors_of
 from halfway.clients.sql.transaction_table import TransactionTable
 from halfway.clients.transaction import DatabaseTransaction, own_session
 from halfway.schemas.errors import RolledBackError, SettingsError
@@ -17,8 +17,6 @@ LENT = "halfway_lent"
 """The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
 _MARKED = "halfway.marked"
 _LOST = "halfway.lost"
-_DEADLOCK = 1213
-"""MariaDB's `ER_LOCK_DEADLOCK`: InnoDB has rolled back the whole transaction, which SQLAlchemy holds for open."""
 
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
@@ -173,8 +171,8 @@ class SqlAlchemyDatabase:
         """Begin a transaction on a new connection, or use the one of a Session or Connection."""
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
-        # Those of asyncio have the one that SQLAlchemy's greenlets use.
         using = own_session(using)
+        # Those of asyncio have the one that SQLAlchemy's greenlets use.
         using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
         if hasattr(using, "flush"):
             return SessionTransaction(using)
@@ -207,20 +205,10 @@ class _SqlAlchemyTransaction(_Transaction):
     """
 
     def mark(self) -> None:
-        """Mark where the block begins.
-
-        Raises:
-            SettingsError: the connection commits each statement by itself.
-        """
         with _raised_by_sqlalchemy(self.raw()):
             super().mark()
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
-        """Write that the transaction commits.
-
-        Raises:
-            RolledBackError: a check has taken the place, or the transaction that was marked is over.
-        """
         with _raised_by_sqlalchemy(self.raw()):
             super().write_row(transaction_id, born_at_ms)
 
@@ -235,8 +223,8 @@ def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
 
 
 def _note_deadlock(context: Any) -> None:
-    """Remember that a transaction is lost though it goes on. It may have had no mark yet."""
-    if context.connection is not None and context.original_exception.args[:1] == (_DEADLOCK,):
+    """Remember that a transaction is lost, which SQLAlchemy holds for open. It may have had no mark yet."""
+    if context.connection is not None and ends_transaction(context.original_exception):
         context.connection.info[_LOST] = context.connection.get_transaction()
 
 

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _SAVEPOINT = "halfway"
+_DEADLOCK = 1213
+"""MariaDB's `ER_LOCK_DEADLOCK`."""
 _LEGACY = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""
 
@@ -29,6 +31,11 @@ def below(connection: Any) -> Any:
 def errors_of(connection: Any) -> Any:
     """Return what has the exceptions of PEP 249 as its attributes: the connection, or the module of an adapted one."""
     return getattr(connection, "dbapi", connection)
+
+
+def ends_transaction(error: BaseException) -> bool:
+    """Return True for a deadlock of MariaDB: InnoDB has rolled back the whole transaction, not the statement alone."""
+    return error.args[:1] == (_DEADLOCK,)
 
 
 class Driver(ABC):

@@ -108,9 +108,9 @@ def replay(
     settings = command_settings(config, overrides)
     settings.kafka.servers()
     verify_table_exists(settings.storage, "discarded")
-    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven, dry_run)
+    wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
     with reader_session(settings, say) as session:
-        result = replay_discarded(session(), settings, wanted, say)
+        result = replay_discarded(session(), settings, wanted, say, dry_run=dry_run)
     if as_json:
         show_json(asdict(result))
         return
@@ -119,9 +119,8 @@ def replay(
         show_table(["transaction", "group", "discarded"], rows[:_SHOWN])
         if len(rows) > _SHOWN:
             typer.echo(f"... and {len(rows) - _SHOWN} later ones (--json shows all)")
-        typer.echo(f"{len(rows)} would be resent, {result.already_replayed} already resent")
-    else:
-        typer.echo(f"{result.replayed} resent, {result.already_replayed} already resent")
+    resent = f"{len(result.messages)} would be resent" if dry_run else f"{result.replayed} resent"
+    typer.echo(f"{resent}, {result.already_replayed} already resent")
     if result.unproven:
         typer.echo(
             f"{result.unproven} skipped: the half topic does not reach back to their discard, so they may have been resent before; "

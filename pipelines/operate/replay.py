@@ -88,11 +88,11 @@ class ReplaySelection:
     reason: str | None = None
     unproven: bool = False
     """True to also select unproven messages."""
-    dry_run: bool = False
-    """True to send nothing, and only say what would be resent."""
 
 
-def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySelection, say: Callable[[str], None]) -> ReplayResult:
+def replay_discarded(
+    spark: SparkSession, settings: Settings, wanted: ReplaySelection, say: Callable[[str], None], *, dry_run: bool = False
+) -> ReplayResult:
     """Resend discarded messages, except those that were resent before.
 
     Args:
@@ -100,6 +100,7 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
         settings: the job's.
         wanted: the messages to resend.
         say: gets a sentence about the progress every 5 s, and one about each message that cannot be sent.
+        dry_run: True to send nothing, and only tell what would be resent, whatever its body.
 
     Raises:
         HalfwayError: there are no tables. Nothing was sent.
@@ -123,7 +124,7 @@ def replay_discarded(spark: SparkSession, settings: Settings, wanted: ReplaySele
                 _drop_sent(spark, settings, scan, candidates, say)
         left = len(candidates)
         _drop_held(pending, candidates, say)
-        if wanted.dry_run:
+        if dry_run:
             found = sorted((discard.discarded_ms, *identity) for identity, discard in candidates.items())
             messages = [Discarded(name, group, at_ms) for at_ms, name, group in found]
             return ReplayResult(0, selected - unproven - left, unproven, left - len(messages), messages)

@@ -131,8 +131,8 @@ class CheckLag:
         self._told_s = {group: self._told_s.get(group, now_s) if group in may_wait - chosen else now_s for group in groups}
         self.known_s = min(self._told_s.values(), default=now_s)
         untold = (chosen - committed.keys()) | {group for group in groups if self._kafka.check_topic_of(group) in self._refused}
-        for group in untold - self._waiting.keys():
-            self._waiting[group] = _NOWHERE  # until Kafka answers, which may be some rounds later if there are many groups
+        # Until Kafka answers, which may be some rounds later if there are many groups.
+        self._waiting = {**dict.fromkeys(untold, _NOWHERE), **self._waiting}
         return dict(self._waiting)
 
     def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
