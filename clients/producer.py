@@ -179,7 +179,7 @@ class TransactionProducer(Generic[Arg_contra]):
             Exception: of the block, or of the database. The database is rolled back.
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
             ProducerClosedError: the producer is closed, or was started before this process was forked.
-            TypeError: the producer has a listener in place of a database.
+            TypeError: the producer has a listener in place of a database, or another block is to end the transaction.
         """
         if self._database is None:
             raise TypeError("this producer has a listener: give it SqlTransactions(...) in its place, or use send_in_transaction")

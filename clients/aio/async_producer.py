@@ -189,7 +189,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
             ProducerClosedError: the producer is closed, or was started before this process was forked.
             RuntimeError: another event loop has started it.
-            TypeError: the producer has a listener in place of a database.
+            TypeError: the producer has a listener in place of a database, or another block is to end the transaction.
         """
         database = self._database
         if database is None:

@@ -15,6 +15,7 @@ from halfway.schemas.headers import LocalTransactionState
 
 LENT = "halfway_lent"
 """The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
+_BLOCK = "halfway.block"
 _MARKED = "halfway.marked"
 _LOST = "halfway.lost"
 
@@ -168,15 +169,26 @@ class SqlAlchemyDatabase:
         import_module("sqlalchemy.event").listen(engine, "handle_error", _note_deadlock)
 
     def begin(self, using: Any) -> DatabaseTransaction:
-        """Begin a transaction on a new connection, or use the one of a Session or Connection."""
+        """Begin a transaction on a new connection, or use the one of a Session or Connection.
+
+        Raises:
+            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses.
+        """
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
         using = own_session(using)
         # Those of asyncio have the one that SQLAlchemy's greenlets use.
         using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
-        if hasattr(using, "flush"):
-            return SessionTransaction(using)
-        return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
+        is_session = hasattr(using, "flush")
+        begun = SessionTransaction(using) if is_session else _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
+        transaction = using.get_transaction() or using.begin()
+        if using.info.get(_BLOCK) is transaction:  # whose end commits: not without what this block adds
+            raise TypeError(
+                "the transaction of this session or connection has a block already, whose end commits it: use a session, and add messages "
+                "to its transaction by producer.on_commit(session)"
+            )
+        using.info[_BLOCK] = transaction
+        return begun
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:

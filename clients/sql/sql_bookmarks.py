@@ -84,6 +84,7 @@ class SqlBookmarks:
                 transaction itself and gone on.
             ValueError: the bookmark is not after the one before, or was not loaded.
             SettingsError: the connection commits each statement by itself.
+            TypeError: another block is to end the transaction.
             Exception: what the block or the driver raises. If the commit failed, `load` tells whether it counts.
         """
         if not self._is_loaded:
