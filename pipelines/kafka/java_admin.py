@@ -67,7 +67,7 @@ class JavaAdmin:
         with _errors():
             self._admin.close()
 
-    def committed(self, groups: Mapping[str, Collection[TopicPlace]]) -> dict[str, dict[TopicPlace, int]]:
+    def committed(self, groups: Mapping[str, Collection[TopicPlace]]) -> dict[str, dict[TopicPlace, int] | KafkaUnavailableError]:
         """Return the offsets that consumer groups have committed. One request asks a broker for all of its groups.
 
         librdkafka's own request crashes the process when a group's coordinator moves (librdkafka #5040).
@@ -76,13 +76,12 @@ class JavaAdmin:
             groups: id of a consumer group → the partitions to ask for. Those without a commit are left out.
 
         Returns:
-            Group → place → offset, without groups that Kafka gives no answer for.
+            Group → place → offset; for a group that Kafka gives no answer for, why.
 
         Raises:
-            KafkaUnavailableError: Kafka gives no answer for any of them.
+            KafkaUnavailableError: the client does not work.
         """
-        found: dict[str, dict[TopicPlace, int]] = {}
-        failure: KafkaUnavailableError | None = None
+        found: dict[str, dict[TopicPlace, int] | KafkaUnavailableError] = {}
         with _errors():
             asked = {place: self._place(place) for places in groups.values() for place in places}
             specs = self._jvm.java.util.HashMap()
@@ -99,9 +98,7 @@ class JavaAdmin:
                     offsets = {place: committed.get(asked[place]) for place in places}
                     found[group] = {place: offset.offset() for place, offset in offsets.items() if offset is not None}
             except KafkaUnavailableError as error:
-                failure = error
-        if failure is not None and not found:
-            raise failure
+                found[group] = error
         return found
 
     def open_transactions(self, places: Collection[TopicPlace]) -> dict[TopicPlace, ProducerOfTransaction]:

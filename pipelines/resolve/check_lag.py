@@ -68,18 +68,16 @@ class CheckLag:
         """Group → place → the offset before which no request waits for the group."""
         self._waiting: dict[str, tuple[TopicPlace, int]] = {}
         """Group → place and offset of a request that it has not passed."""
-        self._asked: dict[str, int] = {}
-        """Group → the round in which it was asked about last."""
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
         self._refused: set[str] = set()
         """The topics that the job may not describe, or that are missing now."""
+        self._unanswered: set[str] = set()
+        """The groups that Kafka gave no answer for when they were asked about last."""
         self._topic_ids: dict[str, str] = {}
         self._round = 0
         self._ends: list[tuple[float, dict[TopicPlace, int]]] = []
         """When earlier rounds began, and where each place ended in them: requests before that are at least as old."""
-        self._seen_s: float | None = None
-        """When the round began that has seen the old requests; None until the first one began before `before_s`."""
         self._told_s: dict[str, float] = {}
         """Group → as of when it is known whether it is behind."""
         self.known_s = -math.inf
@@ -99,8 +97,8 @@ class CheckLag:
         old too: what a former run sent counts by the time for which the job was down (`SentChecks.take_up`). A group
         that Kafka gives no answer for counts as behind.
 
-        A group that has not been asked about yet is asked about now; of the others the `GROUPS_AT_ONCE` whose answers
-        are the oldest, if their topic can hold something for them.
+        A new group is asked about now; of the others the `GROUPS_AT_ONCE` of which it was known longest ago, if their
+        topic can hold something for them.
 
         Args:
             groups: producer groups that have members.
@@ -113,7 +111,7 @@ class CheckLag:
             HalfwayError: Kafka does not answer.
         """
         self._round += 1
-        for known in (self._looked, self._waiting, self._asked):
+        for known in (self._looked, self._waiting, self._told_s):
             for group in known.keys() - set(groups):
                 del known[group]
         offsets = self._offsets({self._kafka.check_topic_of(group) for group in groups}, before_ms)
@@ -121,27 +119,27 @@ class CheckLag:
         may_wait = {group for group in groups if self._may_wait(group, old)}
         chosen = self._chosen(may_wait)
         committed = self._committed(chosen, old)
-        self._asked.update(dict.fromkeys(committed, self._round))
         moved = {group: offsets for group, offsets in committed.items() if not self._still_waits(group, offsets, old)}
         found = self._find(moved, old)
-        for group in moved:
-            self._waiting.pop(group, None)
-        self._waiting.update(found)
-        now_s = began_s if self._seen_s is None else self._seen_s + began_s - before_s
-        self._told_s = {group: self._told_s.get(group, now_s) if group in may_wait - chosen else now_s for group in groups}
+        # As new as the round that has seen the old requests.
+        now_s = min(began_s, self._ends[0][0] + began_s - before_s)
+        self._told_s = {group: self._told_s[group] if group in may_wait - chosen else now_s for group in groups}
         self.known_s = min(self._told_s.values(), default=now_s)
         untold = (chosen - committed.keys()) | {group for group in groups if self._kafka.check_topic_of(group) in self._refused}
-        # Until Kafka answers, which may be some rounds later if there are many groups.
-        self._waiting = {**dict.fromkeys(untold, _NOWHERE), **self._waiting}
+        still = {group: place for group, place in self._waiting.items() if group not in moved}
+        # A group without an answer stays behind until it has one, which takes some rounds if there are many groups.
+        self._waiting = {**dict.fromkeys(untold, _NOWHERE), **still, **found}
         return dict(self._waiting)
+
+    def known_groups(self) -> Collection[str]:
+        """Return the groups that the last complete round was about."""
+        return self._told_s.keys()
 
     def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
         """Return the offsets of old requests, and note where each place ends now."""
         self._ends.append((began_s, {place: each.end for place, each in offsets.items() if each is not _ANY_OFFSETS}))
         while len(self._ends) > 1 and self._ends[1][0] <= before_s:
             del self._ends[0]
-        seen_s = self._ends[0][0]
-        self._seen_s = seen_s if seen_s <= before_s else None
         return {place: OffsetRange(each.first, max(each.before, min(self._seen(place), each.end))) for place, each in offsets.items()}
 
     def _seen(self, place: TopicPlace) -> int:
@@ -163,8 +161,8 @@ class CheckLag:
         return [place for place in places if place[0] == own]
 
     def _chosen(self, groups: Iterable[str]) -> set[str]:
-        by_age = sorted(groups, key=lambda group: self._asked.get(group, 0))
-        new = sum(group not in self._asked for group in by_age)
+        by_age = sorted(groups, key=lambda group: self._told_s.get(group, -math.inf))
+        new = sum(group not in self._told_s for group in by_age)
         return set(by_age[: max(new, GROUPS_AT_ONCE)])
 
     def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
@@ -244,7 +242,7 @@ class CheckLag:
         """Return the offsets of each partition; requests are old by their timestamps."""
         answers = describe_each(self._client, topics) if topics else {}
         described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError)}
-        refused = (answers.keys() | (set(topics) & self._topic_ids.keys())) - described.keys()
+        refused = set(topics) - described.keys()
         for topic in refused - self._refused:
             cause = str(answers.get(topic, "it is missing"))
             log.warning("event=check_topic_not_read topic=%r effect=its_groups_count_as_behind cause=%r", topic, cause)
@@ -291,13 +289,22 @@ class CheckLag:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return RequestOffsets(low, high if since == OFFSET_END else since, high)  # OFFSET_END: every record is older
 
-    def _committed(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
-        """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for."""
-        if not groups:
-            return {}
+    def _committed(self, groups: set[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
+        """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for.
+
+        So one that Kafka never gives an answer for does not stop the checks of all others.
+        """
+        answers = self._answers(groups, places) if groups else {}
+        failures = {group: answer for group, answer in answers.items() if isinstance(answer, KafkaUnavailableError)}
+        for group in sorted(failures.keys() - self._unanswered):
+            log.warning("event=group_not_known group=%r effect=it_counts_as_behind cause=%r", group, str(failures[group]))
+        self._unanswered = self._unanswered - groups | failures.keys()
+        return {group: answer for group, answer in answers.items() if not isinstance(answer, KafkaUnavailableError)}
+
+    def _answers(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int] | KafkaUnavailableError]:
         self._java_admin = self._java_admin or JavaAdmin(self._spark, self._kafka)
         found = self._java_admin.committed({check_group(group): self._places_of(group, places) for group in groups})
-        return {group: found[check_group(group)] for group in groups if check_group(group) in found}
+        return {group: found[check_group(group)] for group in groups}
 
 
 def group_of(record: Message) -> str | None:

@@ -32,7 +32,7 @@ GRACE_S = 60.0
 broker that has just started lists groups while it loads them."""
 _SHORTEST_S = 0.1
 _LONGEST_STEP_S = 5.0
-"""How much of the time between two listings counts at most."""
+"""The most that the time between two listings counts."""
 _ANY_JOB = str(UUID(int=0))
 _ANSWER_LIMIT_S = 5.0
 _FIRST_ANSWER_LIMIT_S = 10.0
@@ -72,10 +72,11 @@ class GroupWatch:
         self._away_since_s: dict[str, float] = {}
         self._behind_since_s: dict[str, float] = {}
         self._listed_s: dict[str, float] = {}
-        """When Kafka last listed a group, or a broker did not answer, by `_running_s`."""
-        self._running_s, self._last_s = 0.0, clock()
-        """For how long listings have followed each other, and when the last one ended. A pause of the job, or a slow
-        round, is no time in which a broker has loaded its groups and said so."""
+        """When Kafka last listed a group, or a broker did not answer, by `_listing_s`."""
+        self._listing_s = 0.0
+        """For how long listings have followed each other. Of a pause or a slow round `_LONGEST_STEP_S` count at most: no
+        broker could say in it that it has loaded its groups."""
+        self._last_listing_s = clock()
         self._unable: list[str] = []
         self._is_failing = False
         self._left_out = 0
@@ -89,11 +90,11 @@ class GroupWatch:
         Args:
             listed_ms_ago: what `listed_ms_ago` returned then.
         """
-        self._listed_s = {group: self._running_s - ms_ago / 1000 for group, ms_ago in listed_ms_ago.items()}
+        self._listed_s = {group: self._listing_s - ms_ago / 1000 for group, ms_ago in listed_ms_ago.items()}
 
     def listed_ms_ago(self) -> dict[str, int]:
         """Return the groups that Kafka knows, and how long ago it last listed each of them or did not answer."""
-        return {group: round((self._running_s - at_s) * 1000) for group, at_s in self._listed_s.items()}
+        return {group: round((self._listing_s - at_s) * 1000) for group, at_s in self._listed_s.items()}
 
     def start(self) -> None:
         """Begin to ask."""
@@ -138,15 +139,15 @@ class GroupWatch:
         try:
             away, present, failure = self._ask_for_away()
         except (KafkaException, HalfwayError) as error:
-            self._listed_s = dict.fromkeys(self._listed_s, self._running_s)
+            self._listed_s = dict.fromkeys(self._listed_s, self._listing_s)
             return self._note_failure(error.args[0])
         try:
             behind, known_s = self._ask_for_behind(present, began_s)
         except (KafkaException, HalfwayError) as error:
             if not self._has_answer.is_set():
                 return self._note_failure(error.args[0])
-            # Who is back may be behind.
-            away, behind = {**self._away_since_s, **away}, self._behind_since_s
+            # Who is new or back may be behind.
+            behind = {**dict.fromkeys(present - self._check_lag.known_groups(), began_s), **self._behind_since_s}
             known_s, failure = self._known_s, error.args[0]
         self._note_failure(failure)
         _log_changes("group_away", self._away_since_s, away)
@@ -183,12 +184,12 @@ class GroupWatch:
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))
         listed = set(producer_groups(group.group_id for group in groups if group.state != ConsumerGroupState.DEAD))
         now_s = self._clock()
-        self._running_s += min(now_s - self._last_s, _LONGEST_STEP_S)
-        self._last_s = now_s
-        listed_s = {**self._listed_s, **dict.fromkeys(listed, self._running_s)}
+        self._listing_s += min(now_s - self._last_listing_s, _LONGEST_STEP_S)
+        self._last_listing_s = now_s
+        listed_s = {**self._listed_s, **dict.fromkeys(listed, self._listing_s)}
         if answer.errors:
-            listed_s = dict.fromkeys(listed_s, self._running_s)
-        self._listed_s = {group: at_s for group, at_s in listed_s.items() if self._running_s - at_s <= GRACE_S}
+            listed_s = dict.fromkeys(listed_s, self._listing_s)
+        self._listed_s = {group: at_s for group, at_s in listed_s.items() if self._listing_s - at_s <= GRACE_S}
         away = {group: self._away_since_s.get(group, now_s) for group in empty | (self._listed_s.keys() - listed)}
         return away, listed - empty, answer.errors[0] if answer.errors else None
 

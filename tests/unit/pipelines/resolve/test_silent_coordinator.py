@@ -21,7 +21,7 @@ class Brokers:
     """An admin client of several brokers, one of which coordinates the group `g`."""
 
     def __init__(self) -> None:
-        self.is_coordinator_silent = False
+        self.is_coordinator_silent, self.lists_g = False, True
         self.state = ConsumerGroupState.STABLE
 
     def list_consumer_groups(self, **_: object) -> Any:
@@ -29,7 +29,7 @@ class Brokers:
         other = SimpleNamespace(group_id=check_group("other"), state=ConsumerGroupState.STABLE)
         if self.is_coordinator_silent:
             return SimpleNamespace(valid=[other], errors=[FAILURE])
-        return SimpleNamespace(valid=[of_g, other], errors=[])
+        return SimpleNamespace(valid=[of_g, other] if self.lists_g else [other], errors=[])
 
     def result(self, answer: Any) -> Any:
         return answer
@@ -41,9 +41,11 @@ PLACE: TopicPlace = (SETTINGS.kafka.check_topic, 0)
 class Lag(CheckLag):
     """One request in the check topic, which is for `g` and which `g` has not passed."""
 
-    knows_g, is_passed = True, False
+    knows_g, is_passed, tells_offsets = True, False, True
 
     def _offsets(self, *_: object) -> dict[TopicPlace, RequestOffsets]:
+        if not self.tells_offsets:
+            raise FAILURE
         return {PLACE: RequestOffsets(0, 1, 1)}
 
     def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
@@ -100,5 +102,20 @@ def test_a_group_whose_offsets_kafka_does_not_tell_counts_as_behind(watch: Group
     watch.ask()
     assert watch.absent() == ["g"]
     lag.knows_g = lag.is_passed = True
+    watch.ask()
+    assert watch.absent() == []
+
+
+def test_a_group_that_is_new_in_a_round_without_offsets_counts_as_behind(brokers: Brokers, watch: GroupWatch) -> None:
+    """Kafka has not listed it before: its broker was loading it. Checks count that were sent to it meanwhile."""
+    lag = watch._check_lag
+    assert isinstance(lag, Lag)
+    brokers.lists_g = False
+    watch.ask()
+    assert watch.absent() == []
+    brokers.lists_g, lag.tells_offsets = True, False
+    watch.ask()
+    assert watch.absent() == ["g"]
+    lag.tells_offsets = lag.is_passed = True
     watch.ask()
     assert watch.absent() == []

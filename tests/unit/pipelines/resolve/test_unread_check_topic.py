@@ -33,6 +33,7 @@ class Topics:
         self.offsets_fail: dict[TopicPlace, object] = {}
         self.unreadable: set[TopicPlace] = set()
         self.refused: set[str] = set()
+        self.unanswered: set[str] = set()
         self.read: list[TopicPlace] = []
         self.lost_s = 0.0
 
@@ -86,8 +87,9 @@ class Lag(CheckLag):
         super().__init__(NO_SPARK, KAFKA, client)
         self.topics = topics
 
-    def _committed(self, groups: Any, _: object) -> dict[str, dict[TopicPlace, int]]:
-        return {group: self.topics.committed.get(group, {}) for group in groups}
+    def _answers(self, groups: Any, _: object) -> dict[str, dict[TopicPlace, int] | KafkaUnavailableError]:
+        failure = KafkaUnavailableError("no coordinator")
+        return {group: failure if group in self.topics.unanswered else self.topics.committed.get(group, {}) for group in groups}
 
     def round(self, *groups: str) -> set[str]:
         """Return the groups that are behind. `topics.read` and `topics.lost_s` are those of this round."""
@@ -159,6 +161,44 @@ def test_what_is_known_of_all_groups_is_as_old_as_the_answer_for_the_one_that_wa
         lag.behind("defghi", OLD_MS, float(round_s), round_s - 3.0)
         if round_s > 5:
             assert lag.known_s == round_s - 2
+
+
+def test_groups_that_get_no_answer_do_not_keep_the_others_from_being_asked(
+    topics: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each round asks about 2 of 6 groups, of which 2 get no answer: they are behind, and time goes on for the others."""
+    monkeypatch.setattr(check_lag, "GROUPS_AT_ONCE", 2)
+    topics.committed = {group: {("check", 1): 1_000} for group in "defghi"}
+    topics.unanswered = {"d", "e"}
+    lag = Lag(topics)
+    for round_s in range(40):
+        topics.requests["check", 1].append("b")
+        behind = lag.behind("defghi", OLD_MS, float(round_s), round_s - 3.0)
+    assert (set(behind), lag.known_s) == ({"d", "e"}, 37.0)
+    logged = [record.message for record in caplog.records]
+    assert logged == [f"event=group_not_known group={group!r} effect=it_counts_as_behind cause='no coordinator'" for group in "de"]
+
+
+def test_one_group_that_gets_no_answer_does_not_stop_the_checks_of_others(topics: Topics) -> None:
+    """It is asked about in each round, and alone, as all others have passed their requests."""
+    topics.committed = {"b": {("check", 1): 1_000}, "d": {}}
+    topics.unanswered = {"d"}
+    now_s = 1_000.0
+    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
+    client: Any = topics
+    watch._client, watch._check_lag = client, Lag(topics)
+    for _ in range(100):
+        watch.ask()
+        now_s += 1
+    assert (watch.absent(), watch.known_s()) == (["d"], now_s - 1)
+
+
+def test_a_topic_that_the_first_answer_does_not_know_holds_up_its_groups(topics: Topics) -> None:
+    gone = topics.requests.pop(("own", 0))
+    lag = Lag(topics)
+    assert lag.round(*GROUPS) == {"a", "apart"}
+    topics.requests["own", 0] = gone
+    assert lag.round(*GROUPS) == {"a"}
 
 
 def test_a_place_that_cannot_be_read_puts_off_the_groups_that_have_not_passed_it(topics: Topics, caplog: pytest.LogCaptureFixture) -> None:
