@@ -131,9 +131,9 @@ class CheckLag:
         self._waiting = {**dict.fromkeys(untold, _NOWHERE), **still, **found}
         return dict(self._waiting)
 
-    def known_groups(self) -> Collection[str]:
+    def known_groups(self) -> set[str]:
         """Return the groups that the last complete round was about."""
-        return self._told_s.keys()
+        return set(self._told_s)
 
     def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
         """Return the offsets of old requests, and note where each place ends now."""

@@ -74,7 +74,7 @@ class GroupWatch:
         self._listed_s: dict[str, float] = {}
         """When Kafka last listed a group, or a broker did not answer, by `_listing_s`."""
         self._listing_s = 0.0
-        """For how long listings have followed each other. Of a pause or a slow round `_LONGEST_STEP_S` count at most: no
+        """For how long listings have followed each other. Of a pause or slow round `_LONGEST_STEP_S` count at most: no
         broker could say in it that it has loaded its groups."""
         self._last_listing_s = clock()
         self._unable: list[str] = []

@@ -1,16 +1,17 @@
 """Finds out whether a checkpoint is the one that its tables were written with, or an older copy of it (decision 6).
 
 An older copy would number its batches from its own position, and Delta would skip those whose numbers the tables have,
-although they hold other rows. The tables know the number of their last batch from their rows, and what that batch was
-made of from the commit that appended it: the job writes how far the batch had read into the commit's `userMetadata`.
+although they hold other rows. The tables know their last batch, and what it was made of, from the commit that appended
+it: the job writes how far the batch had read into the commit's `userMetadata`. Where no commit says so, as in a copy of
+the table, its rows have the batch's number. To look at rows takes some seconds.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial, reduce
+from functools import reduce
 from hashlib import sha256
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -25,6 +26,18 @@ from halfway.schemas.tables import Table
 
 COMMITS_LOOKED_AT = 100
 """The newest commits of a table to look through: compactions follow the last append."""
+
+_WITHOUT_ROWS = {"CREATE TABLE", "ADD COLUMNS", "SET TBLPROPERTIES"}
+"""Delta's names of what adds no rows."""
+
+
+class _Commit(NamedTuple):
+    """A commit of a table, as its history tells it."""
+
+    version: int
+    operation: str
+    note: str | None
+    """Its `userMetadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +92,15 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     Raises:
         OwnershipError: the message says what to do.
     """
-    end = "has run no batch" if last_batch_id is None else f"ends with batch {last_batch_id}"
-    for table, batch_id in _batches_after(spark, storage, manifest.epoch, -1 if last_batch_id is None else last_batch_id):
-        _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
-    verify_commits(HadoopFiles(spark, storage), storage, manifest.query_id, partial(notes_in, spark, storage))
+    commits = {table: _commits(spark, storage, table) for table in Table}
+    origins = {table: origin_in((each.note for each in commits[table]), manifest.query_id) for table in Table}
+    end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
+    held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
+    untold = [table for table, origin in origins.items() if origin is None and not _is_without_rows(commits[table])]
+    for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
+        if batch_id > last:
+            _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
+    _verify_read(HadoopFiles(spark, storage), storage, origins)
 
 
 def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, notes: Callable[[Table], Iterable[str | None]]) -> None:
@@ -97,27 +115,44 @@ def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: s
     Raises:
         OwnershipError: the message says what to do.
     """
-    for table in Table:
-        # Before the checkpoint: a job that runs plans a batch before it commits it.
-        origin = origin_in(notes(table), query_id)
+    # Before the checkpoint: a job that runs plans a batch before it commits it.
+    _verify_read(files, storage, {table: origin_in(notes(table), query_id) for table in Table})
+
+
+def _verify_read(files: CheckpointFiles, storage: StorageSettings, origins: Mapping[Table, BatchOrigin | None]) -> None:
+    for table, origin in origins.items():
         if origin is not None and not _has_read(files, origin):
             _refuse(storage, f"has not read what batch {origin.batch_id} of the table {table_name(storage, table)} was made of")
 
 
 def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str | None]:
     """Return the `userMetadata` of the newest commits of a table, the newest first."""
-    history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}").orderBy(F.desc("version"))
-    return [row[0] for row in history.select("userMetadata").collect()]
+    return [each.note for each in _commits(spark, storage, table)]
 
 
-def _batches_after(spark: SparkSession, storage: StorageSettings, epoch: int, batch_id: int) -> list[tuple[Table, int]]:
-    """Return the last batch of each table that holds later ones. The files' statistics answer for nearly all files."""
+def _commits(spark: SparkSession, storage: StorageSettings, table: Table) -> list[_Commit]:
+    """Return the newest commits of a table, the newest first."""
+    history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}")
+    return sorted((_Commit(*row) for row in history.select("version", "operation", "userMetadata").collect()), reverse=True)
+
+
+def _is_without_rows(commits: Sequence[_Commit]) -> bool:
+    """Return True if a table has only ever been made, and its columns and properties changed."""
+    return commits[-1].version == 0 and {each.operation for each in commits} <= _WITHOUT_ROWS
+
+
+def _batches_after(
+    spark: SparkSession, storage: StorageSettings, epoch: int, batch_id: int, tables: Collection[Table]
+) -> list[tuple[Table, int]]:
+    """Return the last batch of each of these tables that holds later ones. Statistics answer for nearly all files."""
+    if not tables:
+        return []
 
     def last(table: Table) -> DataFrame:
         later = (F.col("epoch") == epoch) & (F.col("batch_id") > batch_id)
         return read_table(spark, storage, table).where(later).agg(F.lit(str(table)), F.max("batch_id"))
 
-    found = reduce(DataFrame.union, map(last, Table)).collect()
+    found = reduce(DataFrame.union, map(last, tables)).collect()
     return [(Table(table), number) for table, number in found if number is not None]
 
 

@@ -6,7 +6,7 @@ is given to the product as its Spark session: what reads and writes files and pr
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -204,10 +204,11 @@ class Storage:
                     found.append((int(source), partition, offset, at_ms, discarded_ms))
         return pa.Table.from_pylist([dict(zip(FORMER_SCHEMA.names, row, strict=True)) for row in found], schema=FORMER_SCHEMA)
 
-    def batches_after(self, _: Any, epoch: int, batch_id: int) -> list[tuple[Table, int]]:
+    def batches_after(self, _: Any, epoch: int, batch_id: int, tables: Collection[Table]) -> list[tuple[Table, int]]:
         found = []
-        for name, table in self.tables.items():
-            later = [row["batch_id"] for row in table.rows if row["epoch"] == epoch and row["batch_id"] > batch_id]
+        for name in tables:
+            rows = self.tables[name].rows
+            later = [row["batch_id"] for row in rows if row["epoch"] == epoch and row["batch_id"] > batch_id]
             if later:
                 found.append((name, max(later)))
         return found
@@ -240,21 +241,12 @@ class _Commits:
     def __init__(self, commits: Sequence[Commit]) -> None:
         self._commits = commits
 
-    def orderBy(self, *_: Any) -> Self:  # noqa: N802
+    def select(self, *_: str) -> Self:
         return self
 
-    select = orderBy
-
-    def collect(self) -> list[tuple[str | None]]:
-        return [(commit.metadata,) for commit in reversed(self._commits)]
-
-
-class _Functions:
-    """`pyspark.sql.functions`, which needs a running Spark."""
-
-    @staticmethod
-    def desc(_: str) -> None:
-        """The commits are sorted."""
+    def collect(self) -> list[tuple[int, str, str | None]]:
+        made = (0, "CREATE TABLE", None)
+        return [made, *((version, "WRITE", commit.metadata) for version, commit in enumerate(self._commits, 1))]
 
 
 def _place_of(row: Row) -> tuple[str, int, int, int]:
@@ -281,7 +273,6 @@ def in_place_of_spark() -> Iterator[None]:
         for module, names in _REPLACED.items():
             for name in names:
                 stack.enter_context(patch.object(module, name, _asked_of_storage(name.lstrip("_"))))
-        stack.enter_context(patch.object(lineage, "F", _Functions))
         stack.enter_context(patch.object(check_lag, "ranges_consumer", lambda *_: nullcontext()))
         # It takes 50 ms, as it should.
         stack.enter_context(patch.object(SigningSettings, "fingerprint", lambda _: ""))

@@ -166,7 +166,7 @@ def test_what_is_known_of_all_groups_is_as_old_as_the_answer_for_the_one_that_wa
 def test_groups_that_get_no_answer_do_not_keep_the_others_from_being_asked(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each round asks about 2 of 6 groups, of which 2 get no answer: they are behind, and time goes on for the others."""
+    """Each round asks about 2 of 6 groups, of which 2 get no answer: they are behind, and keep no other waiting."""
     monkeypatch.setattr(check_lag, "GROUPS_AT_ONCE", 2)
     topics.committed = {group: {("check", 1): 1_000} for group in "defghi"}
     topics.unanswered = {"d", "e"}
