@@ -85,7 +85,6 @@ class GroupInstance:
         self.records = GroupRecords(settings, group, send_timeout_ms=limits.send_timeout_ms, max_body_bytes=limits.max_body_bytes)
         self._pid: int | None = None
         self._changed = threading.Condition()
-        self._sending = 0
         self._is_closed = False
         self._is_complete: bool | None = None
         self._callers: set[Hashable] = set()
@@ -157,22 +156,17 @@ class GroupInstance:
         """
         self.start()
         is_outer = caller not in self._callers
-        # Around all that is counted: a signal handler may come at any moment.
-        self._callers.add(caller)
         try:
+            # One fact, and first: a signal handler may come at any moment, and close.
+            self._callers.add(caller)
             with self._changed:
                 sender = self.start()  # It may be closed by now.
-                self._sending += 1
-            try:
-                yield sender
-            finally:
-                with self._changed:
-                    self._sending -= 1
-                    if self._sending == 0:
-                        self._changed.notify_all()
+            yield sender
         finally:
             if is_outer:
                 self._callers.discard(caller)
+                with self._changed:
+                    self._changed.notify_all()
 
     def refuse_to_wait_for(self, caller: Hashable) -> None:
         """Refuse to let a listener, a block, or a signal handler in one, wait for its own end.
@@ -234,7 +228,7 @@ class GroupInstance:
         self.records.lost_an_op = False
         with self._changed:
             sends_done = self._changed.wait_for(
-                lambda: self._sending == 0, None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                lambda: not self._callers, None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             )
         if self._sender is None:
             return True

@@ -81,7 +81,7 @@ def ask(method: Callable[..., LocalTransactionState | None], *arguments: object,
 
 
 def failed(error: BaseException) -> Answer:
-    """Return the answer of a listener that has raised an error. SQLAlchemy's own text would tell the parameters."""
+    """Return the answer of a listener that has raised an error. SQLAlchemy's own text would have the parameters."""
     said = getattr(error, "orig", None) or error
     return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(said)}"), error)
 

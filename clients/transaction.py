@@ -29,8 +29,8 @@ def transaction_of(message_id: str) -> str | None:
     return match and match[1]
 
 
-def own_session(given: Any) -> Any:
-    """Return the session of this thread or task in a `scoped_session` of SQLAlchemy; anything else as it is."""
+def unscoped(given: Any) -> Any:
+    """Return the session that a `scoped_session` of SQLAlchemy has for this thread or task; anything else as it is."""
     return given() if hasattr(given, "registry") else given
 
 

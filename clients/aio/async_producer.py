@@ -18,7 +18,7 @@ from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, Prod
 from halfway.clients.listener import Answer, Arg_contra
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
-from halfway.clients.transaction import LocalTransaction, Outcomes, own_session
+from halfway.clients.transaction import LocalTransaction, Outcomes, unscoped
 from halfway.schemas.settings import KafkaSettings
 
 
@@ -239,7 +239,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         database = self._database
         if database is None:
             raise TypeError("this producer has a listener: give it AsyncSqlTransactions(...) in its place")
-        session = own_session(session)
+        session = unscoped(session)
         if not hasattr(session, "sync_session"):
             raise TypeError(f"{type(session).__name__} is no AsyncSession of SQLAlchemy: use a block, `async with producer.transaction()`")
 

@@ -41,7 +41,7 @@ class MessageReader:
     Raises:
         SetupError: deltalake or pyarrow is not installed.
         TableError: the table is in a catalog.
-        TypeError: `source` is neither.
+        TypeError: `source` is neither settings nor a path.
         ValueError: `tags` has another form, or a limit is below 1.
     """
 
@@ -88,7 +88,7 @@ class MessageReader:
             TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
             TypeError: `after` is no bookmark.
         """
-        _verify(after)
+        _verify_bookmark(after)
         has_read = False
         for batch in self._read(self._open(), after):
             has_read = True
@@ -141,7 +141,7 @@ class MessageReader:
 
     def _steps(self, after: Bookmark | None) -> Iterator[MessageBatch | None]:
         """Yield what there is and what comes, without an end, and None where whoever follows is to wait."""
-        _verify(after)
+        _verify_bookmark(after)
         position = after
         empty_s = time.monotonic()
         files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
@@ -211,7 +211,7 @@ class MessageReader:
         return TableError(f"the table {self._uri} names a data file that does not exist")
 
 
-def _verify(after: object) -> None:
+def _verify_bookmark(after: object) -> None:
     if after is not None and not isinstance(after, Bookmark):
         raise TypeError(f"{after!r} is no Bookmark: Bookmark.parse reads one from its text")
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from halfway.clients.messages import CheckRequest
 from halfway.clients.sql.databases import LENT
 from halfway.clients.sql.sql_transactions import WEEK_S, SqlTransactions
-from halfway.clients.transaction import TransactionDatabase
+from halfway.clients.transaction import TransactionDatabase, unscoped
 from halfway.schemas.headers import LocalTransactionState
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ class AsyncSqlTransactions:
     async def connection(self, using: Any) -> AsyncIterator[Any]:
         """Lend a connection: `using`, an `AsyncSession` or `AsyncConnection`, or a new one if that is None."""
         if using is not None:
-            yield using
+            yield unscoped(using)  # here: a statement may be executed in a task of its own
             return
         async with self._engine.connect() as connection:
             yield await connection.execution_options(**{LENT: True})

@@ -1,5 +1,6 @@
 """Database transactions of DB-API connections, SQLAlchemy and Django, each with the DB-API connection below it."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -7,17 +8,21 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from halfway.clients.sql.drivers import driver_of, ends_transaction, errors_of
+from halfway.clients.sql.drivers import driver_of, errors_of
 from halfway.clients.sql.transaction_table import TransactionTable
-from halfway.clients.transaction import DatabaseTransaction, own_session
+from halfway.clients.transaction import DatabaseTransaction, unscoped
 from halfway.schemas.errors import RolledBackError, SettingsError
 from halfway.schemas.headers import LocalTransactionState
 
 LENT = "halfway_lent"
 """The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
+OVER = "was over before its block: the block has rolled it back or committed it, or the database has, as after a deadlock"
 _BLOCK = "halfway.block"
+"""Key of `Connection.info`: the transaction that a block is to end."""
 _MARKED = "halfway.marked"
+"""Key of `Session.info`: the transaction that holds the mark."""
 _LOST = "halfway.lost"
+"""Key of `Connection.info`: the transaction that the database has rolled back."""
 
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
@@ -82,8 +87,7 @@ class _Transaction(ABC):
             self.release_mark(connection)
         except errors.Error as error:
             raise RolledBackError(
-                f"transaction {transaction_id} was over before its block: the block has rolled it back or committed it, or the database "
-                "has, as after a deadlock. No message becomes readable. Let such an error leave the block, and run it again"
+                f"transaction {transaction_id} {OVER}. No message becomes readable. Let such an error leave the block, and run it again"
             ) from error
         try:
             TransactionTable(driver, connection).insert(transaction_id, LocalTransactionState.COMMIT, born_at_ms)
@@ -166,7 +170,7 @@ class SqlAlchemyDatabase:
                 "service's transaction: use a file, not a SQLite database in memory"
             )
         self._engine = engine
-        import_module("sqlalchemy.event").listen(engine, "handle_error", _note_deadlock)
+        import_module("sqlalchemy.event").listen(engine, "handle_error", _note_rolled_back)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
@@ -176,38 +180,41 @@ class SqlAlchemyDatabase:
         """
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
-        using = own_session(using)
+        using = unscoped(using)
         # Those of asyncio have the one that SQLAlchemy's greenlets use.
         using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
         is_session = hasattr(using, "flush")
         begun = SessionTransaction(using) if is_session else _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
         transaction = using.get_transaction() or using.begin()
-        if using.info.get(_BLOCK) is transaction:  # whose end commits: not without what this block adds
+        noted = (using.connection() if is_session else using).info
+        other = noted.get(_BLOCK, lambda: None)()
+        if other is not None and other.is_active:  # Its end would commit without what this block adds, or this one's without its.
             raise TypeError(
                 "the transaction of this session or connection has a block already, whose end commits it: use a session, and add messages "
                 "to its transaction by producer.on_commit(session)"
             )
-        using.info[_BLOCK] = transaction
+        noted[_BLOCK] = weakref.ref(transaction)  # A connection that is forgotten goes back to its pool.
         return begun
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:
-        """Lend the DB-API connection of a pooled connection. After an error the pool does not get it back.
+        """Lend the DB-API connection of a pooled connection. After an error, which is SQLAlchemy's, it is thrown away.
 
         If the database has ended it, as in its restart, the pool makes all others anew too, as SQLAlchemy would: they
         have ended as well, and each would cost a check.
         """
         pooled = self._engine.raw_connection()
         connection = pooled.dbapi_connection
-        try:
-            yield connection
-        except BaseException as error:
-            if isinstance(error, errors_of(connection).Error) and self._engine.dialect.is_disconnect(error, connection, None):
-                self._engine.dispose(close=False)
-            pooled.invalidate()
-            raise
-        finally:
-            pooled.close()
+        with _raised_by_sqlalchemy(connection):
+            try:
+                yield connection
+            except BaseException as error:
+                if isinstance(error, errors_of(connection).Error) and self._engine.dialect.is_disconnect(error, connection, None):
+                    self._engine.dispose(close=False)
+                pooled.invalidate()
+                raise
+            finally:
+                pooled.close()
 
 
 class _SqlAlchemyTransaction(_Transaction):
@@ -234,16 +241,21 @@ def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
         raise import_module("sqlalchemy.exc").DBAPIError.instance(None, None, error, errors.Error) from error
 
 
-def _note_deadlock(context: Any) -> None:
-    """Remember that a transaction is lost, which SQLAlchemy holds for open. It may have had no mark yet."""
-    if context.connection is not None and ends_transaction(context.original_exception):
-        context.connection.info[_LOST] = context.connection.get_transaction()
+def _note_rolled_back(context: Any) -> None:
+    """Remember that the database has rolled back a transaction that SQLAlchemy takes for open. It may have no mark."""
+    connection = context.connection
+    if connection is None or context.is_disconnect:
+        return
+    raw = connection.connection.dbapi_connection
+    with suppress(TypeError):  # `begin` refuses the driver
+        if driver_of(raw).has_rolled_back(context.original_exception, raw):
+            connection.info[_LOST] = weakref.ref(connection.get_transaction())
 
 
 def _refuse_lost(connection: Any) -> None:
-    if connection.info.get(_LOST, connection) is connection.get_transaction():
+    if connection.info.get(_LOST, lambda: None)() is connection.get_transaction():
         raise RolledBackError(
-            "the transaction was over before its block: the database has rolled it back, after a deadlock. Let such an error end the "
+            "the database has rolled this transaction back, as after a deadlock, so that it takes no message. Let such an error end the "
             "transaction, and run it again"
         )
 
@@ -279,7 +291,7 @@ class _ConnectionTransaction(_SqlAlchemyTransaction):
         with suppress(Exception):
             self.connection.rollback()  # whatever transaction it is in: the block may have ended ours
         with suppress(Exception):
-            self.raw().rollback()  # SQLAlchemy holds one whose commit has failed for ended, and SQLite does not
+            self.raw().rollback()  # SQLAlchemy takes a transaction whose commit has failed for ended; SQLite does not
         self._close()
 
     def _close(self) -> None:
@@ -322,11 +334,11 @@ class SessionTransaction(_SqlAlchemyTransaction):
 
     def mark(self) -> None:
         """Mark where the first block begins."""
-        _refuse_lost(self.connection.connection())
-        marked = self.connection.info.get(_MARKED)
-        if marked is None or marked is not self.connection.get_transaction():
-            super().mark()  # which may begin the transaction
-        self._root = self.connection.info[_MARKED] = self.connection.get_transaction()
+        _refuse_lost(self.connection.connection())  # which may begin the transaction
+        self._root = self.connection.get_transaction()
+        if self.connection.info.get(_MARKED) is not self._root:
+            super().mark()
+            self.connection.info[_MARKED] = self._root
 
     def release_mark(self, connection: Any) -> None:
         """Take the mark away, if no other block has. Raises the database's error if it is another transaction's."""
@@ -377,7 +389,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         try:
             act()
         except BaseException:
-            # SQLAlchemy holds a transaction whose commit has failed for ended, and would reuse the connection.
+            # SQLAlchemy takes a transaction whose commit has failed for ended, and would reuse the connection.
             with suppress(Exception):
                 self._committing.rollback()
             raise

@@ -11,8 +11,12 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _SAVEPOINT = "halfway"
-_DEADLOCK = 1213
-"""MariaDB's `ER_LOCK_DEADLOCK`."""
+_ROLLED_BACK = {1020, 1206, 1213}
+"""The errors of MariaDB after which InnoDB has rolled back the whole transaction, not the statement alone: the record
+has changed (`innodb_snapshot_isolation`), the table of locks is full, a deadlock."""
+_MAY_ROLL_BACK = {7, 9, 10, 13, 19}
+"""The errors of SQLite after which it may have rolled back the transaction: no memory, interrupted, input and output, a
+full disk, a constraint with `OR ROLLBACK` (sqlite.org/lang_transaction.html)."""
 _LEGACY = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""
 
@@ -33,11 +37,6 @@ def errors_of(connection: Any) -> Any:
     return getattr(connection, "dbapi", connection)
 
 
-def ends_transaction(error: BaseException) -> bool:
-    """Return True for a deadlock of MariaDB: InnoDB has rolled back the whole transaction, not the statement alone."""
-    return error.args[:1] == (_DEADLOCK,)
-
-
 class Driver(ABC):
     """One kind of database, behind the DB-API."""
 
@@ -52,6 +51,15 @@ class Driver(ABC):
     @abstractmethod
     def commits_each_statement(self, connection: Any) -> bool:
         """Return True if the connection is in autocommit mode and outside of a transaction."""
+
+    @abstractmethod
+    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:
+        """Return True if the database has rolled back the transaction, so that the next statement begins another one.
+
+        Args:
+            error: of the driver, which a statement has just raised.
+            connection: the statement's.
+        """
 
     def set_savepoint(self, connection: Any) -> None:
         """Mark the transaction by a savepoint. Whatever ends the transaction takes it away."""
@@ -68,7 +76,7 @@ class Driver(ABC):
             cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
 
     @abstractmethod
-    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Any:
+    def short_transaction(self, connection: Any, lock_wait_ms: int, *, writes: bool = True) -> Any:
         """Return a context manager: a transaction of our own that reads what is committed when a statement begins.
 
         It commits at the end. After an error it is rolled back. The connection is left as it was.
@@ -76,6 +84,7 @@ class Driver(ABC):
         Args:
             connection: a DB-API connection without a transaction.
             lock_wait_ms: after which time of waiting for another transaction a statement fails.
+            writes: False to read only. In SQLite this waits for no writer, which may be the caller's own session.
         """
 
 
@@ -98,6 +107,11 @@ class SqliteDriver(Driver):
             return True  # Its commit() does nothing, also in a transaction.
         return connection.isolation_level is None and not below(connection).in_transaction
 
+    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:
+        """Return True if no transaction is left, after an error of a statement that was in one or has begun one."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it
+        return code in _MAY_ROLL_BACK and not below(connection).in_transaction
+
     def set_savepoint(self, connection: Any) -> None:
         """Begin first, where sqlite3 waits for a first write: an outermost savepoint would be the transaction."""
         if not below(connection).in_transaction:
@@ -106,15 +120,15 @@ class SqliteDriver(Driver):
         super().set_savepoint(connection)
 
     @contextmanager
-    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
-        """Be the writer for a moment."""
+    def short_transaction(self, connection: Any, lock_wait_ms: int, *, writes: bool = True) -> Iterator[None]:
+        """Be the writer for a moment, or a reader."""
         connection.rollback()  # A pool may lend a connection whose commit has failed. Setting the level would commit.
         level, mode = connection.isolation_level, getattr(connection, "autocommit", None)
         [wait_ms] = values_of(connection.execute("PRAGMA busy_timeout").fetchone())
         _begin_no_transactions(connection)
         try:
             connection.execute(f"PRAGMA busy_timeout = {lock_wait_ms}")
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
             try:
                 yield
                 connection.execute("COMMIT")
@@ -153,8 +167,12 @@ class PostgresDriver(Driver):
         idle = 0  # PQTRANS_IDLE
         return bool(connection.autocommit) and connection.info.transaction_status == idle
 
+    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:  # noqa: ARG002  # for the others
+        """Return False: after an error, PostgreSQL refuses all that comes before a rollback."""
+        return False
+
     @contextmanager
-    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
+    def short_transaction(self, connection: Any, lock_wait_ms: int, *, writes: bool = True) -> Iterator[None]:  # noqa: ARG002
         """Run one transaction in READ COMMITTED, whatever the default is."""
         mode = connection.autocommit
         connection.rollback()
@@ -190,8 +208,12 @@ class MariaDbDriver(Driver):
         in_transaction = 1  # SERVER_STATUS_IN_TRANS
         return bool(connection.get_autocommit()) and not connection.server_status & in_transaction
 
+    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:  # noqa: ARG002  # for SQLite
+        """Return True after a deadlock, and after the other errors that InnoDB treats as one."""
+        return bool(error.args) and error.args[0] in _ROLLED_BACK
+
     @contextmanager
-    def short_transaction(self, connection: Any, lock_wait_ms: int) -> Iterator[None]:
+    def short_transaction(self, connection: Any, lock_wait_ms: int, *, writes: bool = True) -> Iterator[None]:  # noqa: ARG002
         """Run one transaction in READ COMMITTED, whatever the default is."""
         connection.rollback()
         with connection.cursor() as cursor:
@@ -266,13 +288,14 @@ def with_table(connection: Any, table: str, ddl: Iterable[str], lock_wait_ms: in
 
 def _can_read(connection: Any, table: str, lock_wait_ms: int) -> bool:
     try:
-        _execute(connection, [f"SELECT 1 FROM {table} WHERE 1 = 0"], lock_wait_ms)
+        _execute(connection, [f"SELECT 1 FROM {table} WHERE 1 = 0"], lock_wait_ms, writes=False)
     except errors_of(connection).Error:
         return False
     return True
 
 
-def _execute(connection: Any, statements: Iterable[str], lock_wait_ms: int) -> None:
-    with driver_of(connection).short_transaction(connection, lock_wait_ms), closing(connection.cursor()) as cursor:
+def _execute(connection: Any, statements: Iterable[str], lock_wait_ms: int, *, writes: bool = True) -> None:
+    short = driver_of(connection).short_transaction(connection, lock_wait_ms, writes=writes)
+    with short, closing(connection.cursor()) as cursor:
         for statement in statements:
             cursor.execute(statement)

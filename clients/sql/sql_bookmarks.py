@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-from halfway.clients.sql.databases import database_of
+from halfway.clients.sql.databases import OVER, database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
@@ -130,8 +130,7 @@ class SqlBookmarks:
             transaction.release_mark(connection)
         except errors_of(connection).Error as error:
             raise BookmarkMovedError(
-                f"the transaction that moves the bookmark {self._name!r} was over before its block: the block has rolled it back or "
-                "committed it, or the database has, as after a deadlock. Let such an error leave the block, call load() and go on"
+                f"the transaction that moves the bookmark {self._name!r} {OVER}. Let such an error leave the block, call load() and go on"
             ) from error
 
     def _moved(self) -> BookmarkMovedError:
@@ -143,7 +142,7 @@ class SqlBookmarks:
 
     def _stored(self, connection: Any) -> Bookmark | None:
         driver = driver_of(connection)
-        with driver.short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
+        with driver.short_transaction(connection, _LOCK_WAIT_MS, writes=False), closing(connection.cursor()) as cursor:
             cursor.execute(f"SELECT name, epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
             row = cursor.fetchone()
         if row is None:

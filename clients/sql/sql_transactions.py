@@ -13,7 +13,7 @@ from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, with_table
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
-from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, own_session, transaction_of
+from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of, unscoped
 from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import LocalTransactionState
 
@@ -73,8 +73,7 @@ class SqlTransactions:
             Exception: of the driver, if the table is missing and cannot be created.
         """
         with self._database.own_connection() as connection:
-            look = partial(self._look, connection, TransactionTable.mark)
-            self._mark = with_table(connection, TABLE, DDL, self._lock_wait_ms, look)
+            self._mark = with_table(connection, TABLE, DDL, self._lock_wait_ms, partial(self._read_mark, connection))
 
     def begin(self, using: Any = None) -> DatabaseTransaction:
         """Begin a database transaction. `TransactionProducer.transaction` calls it.
@@ -95,7 +94,7 @@ class SqlTransactions:
         Raises:
             TypeError: it is no session, or it is in a savepoint.
         """
-        session = own_session(session)
+        session = unscoped(session)
         if not hasattr(session, "in_nested_transaction") or not hasattr(session, "info"):
             raise TypeError(f"{type(session).__name__} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
         self._known_mark()
@@ -164,6 +163,12 @@ class SqlTransactions:
                     TransactionTable(driver, connection).clean_up((time.time_ns() // 1_000_000) - self._retention_s * 1000)
         except Exception as error:
             log.warning("event=clean_up_failed error=%s", type(error).__name__)
+
+    def _read_mark(self, connection: Any) -> str:
+        driver = driver_of(connection)
+        with driver.short_transaction(connection, self._lock_wait_ms, writes=False):
+            mark = TransactionTable(driver, connection).stored_mark()
+        return mark or self._look(connection, TransactionTable.mark)
 
     def _look(self, connection: Any, look: Callable[[TransactionTable], T]) -> T:
         """Look into the table, and once more if a place was taken between looking and inserting."""

@@ -60,11 +60,17 @@ class TransactionTable:
         Raises:
             IntegrityError: of the driver; another instance has set it since we looked.
         """
-        row = self._first(self._select_born, id=_DATABASE)
-        number = secrets.randbits(32) if row is None else int(row[0]) - _NEVER_MS
-        if row is None:
+        mark = self.stored_mark()
+        if mark is None:
+            number = secrets.randbits(32)
             self.insert(_DATABASE, LocalTransactionState.UNKNOWN, _NEVER_MS + number)
-        return f"{number:08x}"
+            mark = f"{number:08x}"
+        return mark
+
+    def stored_mark(self) -> str | None:
+        """Return what `mark` returns; None if it is not set."""
+        row = self._first(self._select_born, id=_DATABASE)
+        return None if row is None else f"{int(row[0]) - _NEVER_MS:08x}"
 
     def clean_up(self, born_before_ms: int) -> None:
         """Delete the oldest rows that were born before a time, about a thousand, and note how far the table is cleaned.

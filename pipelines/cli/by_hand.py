@@ -114,12 +114,12 @@ def replay(
     if as_json:
         show_json(asdict(result))
         return
-    if dry_run:
-        rows = [(each.transaction_id, each.producer_group, utc_text(each.discarded_at_ms)) for each in result.messages]
+    if result.would_resend:
+        rows = [(each.transaction_id, each.producer_group, utc_text(each.discarded_at_ms)) for each in result.would_resend]
         show_table(["transaction", "group", "discarded"], rows[:_SHOWN])
         if len(rows) > _SHOWN:
             typer.echo(f"... and {len(rows) - _SHOWN} later ones (--json shows all)")
-    resent = f"{len(result.messages)} would be resent" if dry_run else f"{result.replayed} resent"
+    resent = f"{len(result.would_resend)} would be resent" if dry_run else f"{result.replayed} resent"
     typer.echo(f"{resent}, {result.already_replayed} already resent")
     if result.unproven:
         typer.echo(

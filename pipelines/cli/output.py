@@ -6,7 +6,7 @@ whatever does not print is escaped: it could command the terminal, or look like 
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,10 +17,6 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from halfway.transforms.views.durations import duration_text
-
-_QUIET_MS = 10_000
-"""A job ends a batch about once a second, because of the ticks."""
 _WIDEST = 1_000_000
 """In characters: wider than any row."""
 
@@ -60,16 +56,6 @@ def log_to_stderr() -> None:
 def utc_text(at_ms: int) -> str:
     """Return a time (ms since 1970) for people."""
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def quiet_text(last_batch: Mapping[str, Any] | None, now_ms: int) -> str:
-    """Return what it may mean that a running job has ended no batch lately; nothing if it has."""
-    if last_batch is None:
-        return "it is starting, or waits for Kafka, and has ended no batch yet"
-    quiet_ms = now_ms - last_batch["written_at_ms"]
-    if quiet_ms < _QUIET_MS:
-        return ""
-    return f"it has ended no batch for {duration_text(quiet_ms)}: it is starting, a batch takes long, or Kafka does not answer"
 
 
 def to_json(facts: object) -> str:

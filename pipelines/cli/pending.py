@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import quiet_text, say, show_table, to_json
+from halfway.pipelines.cli.output import say, show_table, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import Settings, parse_duration_ms
 from halfway.transforms.views.durations import duration_text
+from halfway.transforms.views.quiet import quiet_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +87,7 @@ def load_view(settings: Settings) -> "tuple[PendingView, str]":
         say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
     elif not is_in_use(settings.storage):
         say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
-    elif quiet := quiet_text(stored.last_batch, time.time_ns() // 1_000_000):
+    elif quiet := quiet_text(stored.last_batch, settings, time.time_ns() // 1_000_000):
         say(f"the job is running, but {quiet}; this is the state after its last batch")
     return view_pending(stored.rows), _as_of(stored)
 
@@ -130,7 +131,7 @@ def _waits_for(row: dict[str, Any], view: "PendingView", check_max: int) -> str:
     if view.horizon_ms is None:
         return "a tick in every partition"
     if row["producer_group"] in view.absent_groups:
-        return "its group, which is away"
+        return "its group, which is away or behind"
     if row["check_times"] >= check_max:
         return "its discard: no check brought a verdict"
     return "an answer" if row["check_times"] else "its verdict"

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import quiet_text, say, show_json, show_table, utc_text
+from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
+from halfway.schemas.settings import Settings
 from halfway.transforms.views.durations import duration_text
+from halfway.transforms.views.quiet import quiet_text
 from halfway.transforms.views.totals import QUARANTINED, counted, quarantined_in
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
     if as_json:
         show_json(_json_facts(now))
         return
-    show_table(["job", ""], _rows(now, now_ms))
+    show_table(["job", ""], _rows(now, settings, now_ms))
     if now.kafka_error is not None:
         say(f"warning: {now.kafka_error}")
     if now.totals:
@@ -84,9 +86,9 @@ def _show_relays(relays: "list[RelayStatus]") -> None:
         typer.echo(f"... and {len(stopped) - _SHOWN_GROUPS} more stopped topics (--json shows all)")
 
 
-def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
+def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str]]:
     running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
-    if now.is_running and (quiet := quiet_text(now.last_batch, now_ms)):
+    if now.is_running and (quiet := quiet_text(now.last_batch, settings, now_ms)):
         running += f", but {quiet}"
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"
@@ -99,7 +101,7 @@ def _rows(now: "Status", now_ms: int) -> list[tuple[str, str]]:
     held = [("held by a transaction", _held(each, now_ms)) for each in now.open_transactions]
     rows = [("running", running), ("horizon", horizon), *held, ("not read yet", unread), ("last batch", _last_batch(now))]
     away = ", ".join(now.absent_groups) or "none"
-    return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups that are away", away)]
+    return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups away or behind", away)]
 
 
 def _lag(lag_ms: int | None) -> str:

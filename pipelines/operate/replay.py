@@ -75,7 +75,7 @@ class ReplayResult:
     already_replayed: int
     unproven: int
     not_sent: int
-    messages: Sequence[Discarded] = ()
+    would_resend: Sequence[Discarded] = ()
     """Of a dry run: what would be resent, in the order of the discards."""
 
 
@@ -100,7 +100,8 @@ def replay_discarded(
         settings: the job's.
         wanted: the messages to resend.
         say: gets a sentence about the progress every 5 s, and one about each message that cannot be sent.
-        dry_run: True to send nothing, and only tell what would be resent, whatever its body.
+        dry_run: True to send nothing, and return what would be resent. Bodies are not read: one that was erased, or is
+            too large, is listed too.
 
     Raises:
         HalfwayError: there are no tables. Nothing was sent.
@@ -125,9 +126,9 @@ def replay_discarded(
         left = len(candidates)
         _drop_held(pending, candidates, say)
         if dry_run:
-            found = sorted((discard.discarded_ms, *identity) for identity, discard in candidates.items())
-            messages = [Discarded(name, group, at_ms) for at_ms, name, group in found]
-            return ReplayResult(0, selected - unproven - left, unproven, left - len(messages), messages)
+            found = [Discarded(*identity, discard.discarded_ms) for identity, discard in candidates.items()]
+            found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id))
+            return ReplayResult(0, selected - unproven - left, unproven, left - len(found), found)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
         return ReplayResult(replayed, selected - unproven - left, unproven, left - replayed)
 

@@ -99,7 +99,7 @@ class TickPublisher:
             partitions = partition_counts(self._client, topics)
             asked_ms = self._sent.asked_ms(self.known_s())
             value = tick_value(self.absent_groups(), self._job, asked_ms)
-            if self._stopped.is_set():  # Kafka may have answered when nobody waits for this tick any more
+            if self._stopped.is_set():  # The job ends, and this tick is left out: neither a failure nor a success.
                 return self._failure
             self._broker_ahead_ms = write_ticks(self._writer, partitions, value, keyring=self._keyring)
         except HalfwayError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
 
 from halfway import AsyncSqlTransactions, CheckRequest, LocalTransactionState, RolledBackError, SettingsError, SqlTransactions
 from halfway.clients.testing.in_memory_producers import InMemoryAsyncProducer
@@ -144,6 +144,25 @@ def test_a_session_of_the_service_is_used(play: Play) -> None:
 
     world = play(scenario)
     assert (world.orders(), world.sender.actions()) == (["apples", "before"], ["COMMIT"])
+
+
+def test_a_scoped_session_is_that_of_the_task_which_began_the_block(play: Play) -> None:
+    """`asyncio.wait_for` and `gather` run what they are given in a task of its own."""
+
+    async def scenario(shop: AsyncShop) -> None:
+        scoped = async_scoped_session(async_sessionmaker(shop.engine), scopefunc=asyncio.current_task)
+        with in_memory_halfway() as halfway:
+            async with halfway.async_producer(shop.outbox) as producer:
+                async with producer.transaction(scoped) as tx:
+                    await asyncio.gather(tx.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')")))
+                    tx.send("orders", b"apples")
+                (await producer.on_commit(scoped)).send("orders", b"pears")
+                await scoped.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+                await scoped.commit()
+                await scoped.remove()
+            assert [message.body for message in halfway.messages()] == [b"apples", b"pears"]
+
+    assert play(scenario).orders() == ["apples", "pears"]
 
 
 def test_autocommit_is_refused(play: Play) -> None:

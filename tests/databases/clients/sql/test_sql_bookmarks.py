@@ -4,7 +4,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -156,36 +155,39 @@ def test_a_block_that_has_committed_by_itself_is_refused(shop: SqlWorld) -> None
         assert shop.orders() == ["with the bookmark"]
 
 
-@pytest.mark.parametrize("kind", ["session", "connection"])
+@pytest.mark.parametrize("kind", ["session", "connection", "connection of a session"])
 def test_a_block_in_the_block_of_the_same_transaction_is_refused_before_it_commits(shop: SqlWorld, kind: str) -> None:
     """Its end would commit the outer one's effect without the outer one's bookmark or messages."""
     if not isinstance(shop.given, Engine):
         pytest.skip("sessions and connections are SQLAlchemy's")
     shop.outbox.create_table()
     mine = bookmarks(shop)
-    with Session(shop.given) if kind == "session" else shop.given.connect() as using, in_memory_halfway() as halfway:
+    with shop.given.connect() if kind == "connection" else Session(shop.given) as using, in_memory_halfway() as halfway:
         producer = halfway.producer(shop.outbox)
 
-        def publish(item: str, then: Callable[[], None] = lambda: None) -> None:
-            with producer.transaction(using) as tx:
+        def publish(given: Any, item: str, then: Callable[[], None] = lambda: None) -> None:
+            with producer.transaction(given) as tx:
                 order(tx._transaction, item)
                 tx.send("orders", item.encode())
                 then()
 
-        def read_on(item: str, then: Callable[[], None] = lambda: None) -> None:
-            with mine.advance(Bookmark(0, 1), using) as tx:
+        def read_on(given: Any, item: str, then: Callable[[], None] = lambda: None) -> None:
+            with mine.advance(Bookmark(0, 1), given) as tx:
                 order(tx, item)
                 then()
 
+        def inner() -> Any:
+            return using.connection() if kind == "connection of a session" else using
+
         mine.load()
         with pytest.raises(TypeError, match=r"has a block already.*on_commit"):
-            read_on("apples", then=partial(publish, "apples"))
+            read_on(using, "apples", then=lambda: publish(inner(), "apples"))
         mine.load()
         with pytest.raises(TypeError, match="has a block already"):
-            publish("pears", then=partial(read_on, "pears"))
+            publish(using, "pears", then=lambda: read_on(inner(), "pears"))
         mine.load()
-        publish("plums")
-        read_on("quinces")  # one after the other is right
+        publish(using, "plums")
+        read_on(using, "quinces")  # one after the other is right
         assert [message.body for message in halfway.messages()] == [b"plums"]
     assert (shop.orders(), bookmarks(shop).load()) == (["plums", "quinces"], Bookmark(0, 1))
 

@@ -555,8 +555,25 @@ def test_a_block_that_goes_on_after_a_deadlock_of_mariadb_sends_nothing(mariadb:
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
 
 
-def test_a_session_that_goes_on_after_a_deadlock_of_mariadb_takes_no_message(mariadb: MariaDbServer) -> None:
-    """Its first message comes after the deadlock, so that no mark of Halfway's was lost in it."""
+def fail_by_changed_record(mariadb: MariaDbServer, execute: Callable[[str], object]) -> None:
+    """Let InnoDB refuse to change what another transaction has changed since this one read it, and catch the error."""
+    with closing(mariadb.connect()) as other, closing(other.cursor()) as cursor:
+        cursor.execute("CREATE OR REPLACE TABLE stock (item VARCHAR(9) PRIMARY KEY, n INT)")
+        cursor.execute("INSERT INTO stock VALUES ('a', 0)")
+        other.commit()
+        execute("SET SESSION innodb_snapshot_isolation = ON")  # the default since 11.6.2
+        execute("SELECT * FROM stock")
+        cursor.execute("UPDATE stock SET n = 2")
+        other.commit()
+        with pytest.raises(Exception, match="Record has changed"):
+            execute("UPDATE stock SET n = 1")
+
+
+@pytest.mark.parametrize("fail", [fail_by_deadlock, fail_by_changed_record])
+def test_a_session_that_goes_on_after_mariadb_has_rolled_it_back_takes_no_message(
+    mariadb: MariaDbServer, fail: Callable[[MariaDbServer, Callable[[str], object]], None]
+) -> None:
+    """Its first message comes after the error, so that no mark of Halfway's was lost in it."""
     engine = sqlalchemy.create_engine(mariadb.url, pool_size=1)
     shop = SqlWorld("mariadb", engine, mariadb.connect)
     with in_memory_halfway() as halfway, sqlalchemy.orm.Session(engine) as session:
@@ -566,11 +583,11 @@ def test_a_session_that_goes_on_after_a_deadlock_of_mariadb_takes_no_message(mar
             session.execute(sqlalchemy.text(statement))
 
         execute("INSERT INTO orders VALUES ('apples')")
-        fail_by_deadlock(mariadb, execute)
+        fail(mariadb, execute)
         execute("INSERT INTO orders VALUES ('pears')")
-        with pytest.raises(RolledBackError, match="deadlock"):
+        with pytest.raises(RolledBackError, match="rolled this transaction back"):
             producer.on_commit(session)
-        with pytest.raises(RolledBackError, match="deadlock"), producer.transaction(session):
+        with pytest.raises(RolledBackError, match="rolled this transaction back"), producer.transaction(session):
             pass
         session.rollback()
         execute("INSERT INTO orders VALUES ('plums')")

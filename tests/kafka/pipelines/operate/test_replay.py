@@ -138,7 +138,7 @@ def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     shown = invoke(w.settings, "replay", "--all", "--dry-run")
     assert "3 would be resent, 0 already resent" in shown.stdout
     assert [line.split()[:2] for line in shown.stdout.splitlines() if "UTC" in line] == [["a", "g"], ["b", "g"], ["c", "h"]]
-    [listed] = facts(invoke(w.settings, "replay", "--all", "--group", "h", "--dry-run", "--json"))["messages"]
+    [listed] = facts(invoke(w.settings, "replay", "--all", "--group", "h", "--dry-run", "--json"))["would_resend"]
     assert listed == {"transaction_id": "c", "producer_group": "h", "discarded_at_ms": START_MS + 76_001}
     assert incarnations(halves(w)) == {}
     assert replayed(w, "--all", "--group", "h") == (1, 0, 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 from sqlalchemy import event
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
@@ -130,8 +130,8 @@ def test_each_of_two_producers_sends_its_own_messages_of_one_session(shop: Shop,
     assert shop.halfway.pending() == []
 
 
-@pytest.mark.parametrize("second", ["none", "sends nothing", "sends"])
-def test_what_the_database_has_rolled_back_is_not_sent_though_another_producer_comes_after(shop: Shop, second: str) -> None:
+@pytest.mark.parametrize("has_second", [False, True])
+def test_what_the_database_has_rolled_back_is_not_sent_though_another_producer_comes_after(shop: Shop, *, has_second: bool) -> None:
     """As MariaDB does at a deadlock, SQLite rolls the whole transaction back, and the session does not notice."""
     other = shop.halfway.producer(shop.outbox, "other")
     with sqlite3.connect(shop.file) as database:
@@ -141,10 +141,9 @@ def test_what_the_database_has_rolled_back_is_not_sent_though_another_producer_c
         shop.order(session, "apples")
         with suppress(IntegrityError):
             session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO stock VALUES ('x')"))
-        if second != "none":
-            block = other.on_commit(session)
-            if second == "sends":
-                block.send("orders", b"pears")
+        if has_second:
+            with pytest.raises(RolledBackError, match="rolled this transaction back"):
+                other.on_commit(session)
         session.execute(sqlalchemy.text("INSERT INTO stock VALUES ('y')"))
         with pytest.raises(RolledBackError, match="over before its block"):
             session.commit()
@@ -233,6 +232,44 @@ def test_a_check_is_answered_by_a_connection_that_leaves_texts_in_bytes(shop: Sh
     shop.halfway.producer(SqlTransactions(connect), "bytes")
     shop.halfway.advance("1h")
     assert shop.messages() == shop.orders() == ["apples"]
+
+
+def test_a_session_that_goes_on_after_sqlite_has_rolled_it_back_takes_no_message(shop: Shop) -> None:
+    with Session(shop.engine) as session:
+        session.execute(sqlalchemy.text("CREATE UNIQUE INDEX one_of_each ON orders (item)"))
+        shop.order(session, "apples")
+        session.commit()
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+        with pytest.raises(IntegrityError):
+            session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO orders VALUES ('apples')"))
+        with pytest.raises(RolledBackError, match="rolled this transaction back"):
+            shop.order(session, "plums")
+        session.rollback()
+        with pytest.raises(OperationalError):  # before the first write, so that no transaction is lost
+            session.execute(sqlalchemy.text("SELECT * FROM missing"))
+        shop.order(session, "plums")
+        session.commit()
+    assert shop.messages() == shop.orders() == ["apples", "plums"]
+
+
+def test_the_first_message_of_a_process_needs_no_second_writer(shop: Shop) -> None:
+    """SQLite has one, which is this session."""
+    shop.producer = shop.halfway.producer(SqlTransactions(shop.engine))
+    with Session(shop.engine) as session:
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        shop.order(session, "pears")
+        session.commit()
+    assert shop.orders() == ["apples", "pears"]
+    assert shop.messages() == ["pears"]
+
+
+def test_the_errors_of_the_table_are_sqlalchemys_too(shop: Shop) -> None:
+    with sqlite3.connect(shop.file) as writer:
+        writer.execute("DROP TABLE halfway_transactions")
+        writer.execute("INSERT INTO orders VALUES ('apples')")
+        outbox = SqlTransactions(shop.engine, lock_wait_ms=1)
+        with pytest.raises(OperationalError, match="locked"):
+            outbox.create_table()
 
 
 def _refuse(*_: Any) -> None:

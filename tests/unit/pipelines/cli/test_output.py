@@ -75,7 +75,7 @@ def test_half_a_character_is_escaped() -> None:
 
 
 LONG_ID = "e2fa2f80a4/4849bbbf21 " + "x" * 200
-SENTENCE = "its group, which is away"
+SENTENCE = "its group, which is away or behind"
 
 
 @pytest.mark.parametrize("columns", ["20", "80"])
