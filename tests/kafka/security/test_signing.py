@@ -112,6 +112,7 @@ def test_r14_a_half_counts_only_with_its_groups_signature(world: MakeWorld) -> N
     assert w.rows(Table.DISCARDED) == []
 
 
+@pytest.mark.long
 def test_r14_a_half_that_the_job_refuses_is_no_replay(world: MakeWorld, tmp_path: Path) -> None:
     """The next incarnation is signed by the group's key, but for a topic of another group, or at another time."""
     w = world(**SIGNING, **{"resolution.transactionCheckMax": 1})

@@ -38,7 +38,7 @@ def send(job: JobProcess, ids: list[str]) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("stop", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)], ids=["SIGTERM", "Ctrl-C"])
 def test_a_signal_ends_the_job_between_two_batches(job: JobProcess, stop: signal.Signals) -> None:
     process = job.start()
     first = [f"a{n}" for n in range(200)]
@@ -110,7 +110,8 @@ def test_while_kafka_does_not_answer_a_second_signal_ends_the_job_within_seconds
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("frozen", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("frozen", [False, True])
 def test_without_kafka_for_minutes_the_job_ends_with_one_line_and_few_before_it(
     own_broker: LocalBroker, own_job: JobProcess, *, frozen: bool
 ) -> None:

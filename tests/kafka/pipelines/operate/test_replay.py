@@ -100,7 +100,7 @@ def test_a_repeated_replay_resends_nothing_whatever_the_outcome_of_the_first(wor
     assert set(w.by_id(Table.MESSAGES)) == {"a"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_message_discarded_again_is_resent_as_the_next_incarnation(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")
@@ -175,7 +175,7 @@ def rollback(w: World, key: str, at_ms: int, **headers: bytes | None) -> None:
     w.resolve()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_replay_that_the_job_refused_is_sent_again_when_the_id_is_free(world: MakeWorld) -> None:
     """Another group uses the id of a discarded message, which it has read in a check topic."""

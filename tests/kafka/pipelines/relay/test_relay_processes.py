@@ -93,6 +93,7 @@ def test_a_relay_that_was_frozen_in_a_transaction_stands_by_when_it_wakes(world:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.long
 def test_a_transaction_that_timed_out_is_sent_again_by_the_same_relay(world: RelayWorld) -> None:
     traffic = Traffic(world)
     traffic.append()

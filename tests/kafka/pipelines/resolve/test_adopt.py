@@ -268,7 +268,8 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     assert w.rows(Table.MESSAGES) == [kept]
 
 
-@pytest.mark.parametrize("tables", ["kept", pytest.param("lost", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("tables", ["kept", "lost"])
 def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_whatever_the_settings_are_then(
     tables: str, world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +383,7 @@ def kill_at(patch: pytest.MonkeyPatch, module: Any, name: str, calls: int) -> li
     return killed
 
 
+@pytest.mark.long
 def test_a_killed_start_takes_tables_back_that_another_checkpoint_took_from_it(
     world: MakeWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

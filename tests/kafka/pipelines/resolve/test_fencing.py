@@ -75,7 +75,7 @@ def test_a_frozen_job_that_wakes_writes_nothing(world: MakeWorld, tmp_path: Path
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_appends_nothing_notices_that_its_tables_were_taken(
     world: MakeWorld, tmp_path: Path, old_job: list[LaunchedJob]
 ) -> None:

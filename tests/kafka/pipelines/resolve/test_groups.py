@@ -162,7 +162,7 @@ def view(w: World) -> PendingView:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.slow
+@pytest.mark.long
 def test_r15_checks_of_an_absent_group_are_not_counted_until_it_is_back(running: Callable[..., World]) -> None:
     w = running(
         **{

@@ -197,7 +197,7 @@ def test_r15_a_tick_names_absent_groups(world: MakeWorld) -> None:
     assert report.counts[Count.PUT_OFF] == 1
 
 
-@pytest.mark.parametrize("needed_for", ["check", "commit"])
+@pytest.mark.parametrize("needed_for", [pytest.param("check", marks=pytest.mark.long), "commit"])
 def test_r17_a_deleted_half_is_quarantined_once_and_settled(world: MakeWorld, needed_for: str) -> None:
     w = world(partitions=1)
     partition, offset = w.half("a", 0)

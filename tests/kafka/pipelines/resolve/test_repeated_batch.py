@@ -104,6 +104,7 @@ def test_r16_a_batch_is_not_repeated_with_other_signing_keys(world: MakeWorld, c
     w.resolve(other)
 
 
+@pytest.mark.long
 def test_r5_no_discard_before_a_check_that_a_restart_sends_can_be_answered(world: MakeWorld, crash: Crash) -> None:
     """The last check is decided, the job is killed before it sends it, and starts again more than an interval later."""
     checks = {"resolution.transactionCheckMax": 1, "resolution.transactionTimeOut": 1, "resolution.transactionCheckInterval": 1_000}

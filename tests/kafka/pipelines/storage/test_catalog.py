@@ -76,6 +76,7 @@ def test_messages_of_a_catalog_are_read_as_those_of_a_folder(catalog_world: Worl
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.long
 def test_another_checkpoint_is_refused_with_the_schema_to_change(catalog_world: World, tmp_path: Path) -> None:
     w = catalog_world
     w.half("a")

@@ -87,6 +87,7 @@ def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> 
     assert json.loads(done.stdout) == [{"table": str(table), **nothing} for table in Table]
 
 
+@pytest.mark.long
 def test_a_vacuum_prints_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Delta prints a line for each table, on the console of the JVM."""
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage

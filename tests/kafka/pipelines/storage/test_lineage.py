@@ -87,6 +87,7 @@ def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Pa
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t3", "t4"}
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_after_a_batch_that_was_written_and_not_committed(world: MakeWorld) -> None:
     w = world()
     send(w, 1)
