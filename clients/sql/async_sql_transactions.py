@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import Any, TypeVar, cast
 
 from halfway.clients.messages import CheckRequest
-from halfway.clients.sql.databases import LENT
 from halfway.clients.sql.sql_transactions import WEEK_S, SqlTransactions
+from halfway.clients.sql.sqlalchemy_database import LENT
 from halfway.clients.transaction import TransactionDatabase, unscoped
 from halfway.schemas.headers import LocalTransactionState
 

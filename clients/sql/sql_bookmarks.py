@@ -5,8 +5,9 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-from halfway.clients.sql.databases import OVER, database_of
+from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
+from halfway.clients.sql.marked_transaction import OVER
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import BookmarkMovedError

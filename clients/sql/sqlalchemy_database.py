@@ -1,0 +1,278 @@
+"""Transactions of SQLAlchemy: on connections of an engine, and on a service's own sessions and connections."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from halfway.clients.sql.drivers import driver_of, errors_of
+from halfway.clients.sql.marked_transaction import MarkedTransaction
+from halfway.clients.transaction import DatabaseTransaction, unscoped
+from halfway.schemas.errors import RolledBackError
+
+LENT = "halfway_lent"
+"""The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
+_BLOCK = "halfway.block"
+"""Key of `Connection.info`: the transaction that a block is to end."""
+_MARKED = "halfway.marked"
+"""Key of `Session.info`: the transaction that holds the mark."""
+_LOST = "halfway.lost"
+"""Key of `Connection.info`: the transaction that the database has rolled back."""
+
+
+class SqlAlchemyDatabase:
+    """Connections of a SQLAlchemy engine, and the sessions and connections that a service has of it."""
+
+    def __init__(self, engine: Any) -> None:
+        """Store the engine.
+
+        Raises:
+            TypeError: its pool lends a connection that is in use, as that of a SQLite database in memory does.
+        """
+        pools = import_module("sqlalchemy.pool")
+        if isinstance(engine.pool, (pools.StaticPool, pools.SingletonThreadPool)):
+            raise TypeError(
+                f"the engine's {type(engine.pool).__name__} lends one connection to several, so that a check would roll back the "
+                "service's transaction: use a file, not a SQLite database in memory"
+            )
+        self._engine = engine
+        import_module("sqlalchemy.event").listen(engine, "handle_error", _note_rolled_back)
+
+    def begin(self, using: Any) -> DatabaseTransaction:
+        """Begin a transaction on a new connection, or use the one of a Session or Connection.
+
+        Raises:
+            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses.
+        """
+        if using is None:
+            return _ConnectionTransaction(self._engine.connect(), is_ours=True)
+        using = unscoped(using)
+        # Those of asyncio have the one that SQLAlchemy's greenlets use.
+        using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
+        is_session = hasattr(using, "flush")
+        begun = SessionTransaction(using) if is_session else _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
+        transaction = using.get_transaction() or using.begin()
+        noted = (using.connection() if is_session else using).info
+        other = noted.get(_BLOCK, lambda: None)()
+        if other is not None and other.is_active:  # Its end would commit without what this block adds, or this one's without its.
+            raise TypeError(
+                "the transaction of this session or connection has a block already, whose end commits it: use a session, and add messages "
+                "to its transaction by producer.on_commit(session)"
+            )
+        noted[_BLOCK] = weakref.ref(transaction)  # A connection that is forgotten goes back to its pool.
+        return begun
+
+    @contextmanager
+    def own_connection(self) -> Iterator[Any]:
+        """Lend the DB-API connection of a pooled connection. After an error, which is SQLAlchemy's, it is thrown away.
+
+        If the database has ended it, as in its restart, the pool makes all others anew too, as SQLAlchemy would: they
+        have ended as well, and each would cost a check.
+        """
+        pooled = self._engine.raw_connection()
+        connection = pooled.dbapi_connection
+        with _raised_by_sqlalchemy(connection):
+            try:
+                yield connection
+            except BaseException as error:
+                if isinstance(error, errors_of(connection).Error) and self._engine.dialect.is_disconnect(error, connection, None):
+                    self._engine.dispose(close=False)
+                pooled.invalidate()
+                raise
+            finally:
+                pooled.close()
+
+
+class _SqlAlchemyTransaction(MarkedTransaction):
+    """What is the same for a connection and for a session. The database's errors are raised as SQLAlchemy's.
+
+    Otherwise a service that runs a block again, as after a serialization failure, would have two classes to catch.
+    """
+
+    def mark(self) -> None:
+        with _raised_by_sqlalchemy(self.raw()):
+            super().mark()
+
+    def write_row(self, transaction_id: str, born_at_ms: int) -> None:
+        with _raised_by_sqlalchemy(self.raw()):
+            super().write_row(transaction_id, born_at_ms)
+
+
+@contextmanager
+def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
+    errors = errors_of(connection)
+    try:
+        yield
+    except errors.Error as error:
+        raise import_module("sqlalchemy.exc").DBAPIError.instance(None, None, error, errors.Error) from error
+
+
+def _note_rolled_back(context: Any) -> None:
+    """Remember that the database has rolled back a transaction that SQLAlchemy takes for open. It may have no mark."""
+    connection = context.connection
+    if connection is None or context.is_disconnect:
+        return
+    raw = connection.connection.dbapi_connection
+    with suppress(TypeError):  # `begin` refuses the driver
+        if driver_of(raw).has_rolled_back(context.original_exception, raw):
+            connection.info[_LOST] = weakref.ref(connection.get_transaction())
+
+
+def _refuse_lost(connection: Any) -> None:
+    if connection.info.get(_LOST, lambda: None)() is connection.get_transaction():
+        raise RolledBackError(
+            "the database has rolled this transaction back, as after a deadlock, so that it takes no message. Let such an error end the "
+            "transaction, and run it again"
+        )
+
+
+class _ConnectionTransaction(_SqlAlchemyTransaction):
+    def __init__(self, connection: Any, *, is_ours: bool) -> None:
+        self.connection, self._is_ours = connection, is_ours
+        try:
+            self._transaction = connection.get_transaction() or connection.begin()
+        except BaseException:
+            self._close()
+            raise
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        return self.connection.execute(statement, parameters)
+
+    def mark(self) -> None:
+        _refuse_lost(self.connection)
+        super().mark()
+
+    def is_nested(self) -> bool:
+        return bool(self.connection.in_nested_transaction())
+
+    def raw(self) -> Any:
+        return self.connection.connection.dbapi_connection
+
+    def commit(self, write: Callable[[], None]) -> None:
+        write()
+        self._transaction.commit()
+        self._close()
+
+    def abandon(self) -> None:
+        with suppress(Exception):
+            self.connection.rollback()  # whatever transaction it is in: the block may have ended ours
+        with suppress(Exception):
+            self.raw().rollback()  # SQLAlchemy takes a transaction whose commit has failed for ended; SQLite does not
+        self._close()
+
+    def _close(self) -> None:
+        if self._is_ours:
+            with suppress(Exception):
+                self.connection.close()
+
+
+class SessionTransaction(_SqlAlchemyTransaction):
+    """The transaction of a session, in which several producers may have a block.
+
+    They share one mark, which is that of the first block and which the first row takes away: in MariaDB a second
+    savepoint of a name replaces the first, and elsewhere hides that the first one's transaction is over.
+    """
+
+    def __init__(self, session: Any) -> None:
+        """Use the session.
+
+        Raises:
+            TypeError: it is bound to a connection. If that is in a transaction, the session's commit commits nothing.
+                Or it commits in two phases.
+        """
+        # Tests of a service join each session to a transaction that they roll back, and say so by this mode.
+        is_bound = hasattr(session.bind, "in_transaction")
+        self._is_of_test = is_bound and getattr(session, "join_transaction_mode", None) == "create_savepoint"
+        if is_bound and not self._is_of_test:
+            raise TypeError(
+                "the session is bound to a connection, whose transaction would decide what its commit does: bind it to the engine. Tests "
+                'that roll everything back use join_transaction_mode="create_savepoint"'
+            )
+        if session.twophase:
+            raise TypeError("the session commits in two phases, of which the row would see the first: make it without twophase=True")
+        self.connection = session
+        self._committing: Any = None
+        self._root: Any = None
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Execute a statement of SQLAlchemy."""
+        return self.connection.execute(statement, parameters)
+
+    def mark(self) -> None:
+        """Mark where the first block begins."""
+        _refuse_lost(self.connection.connection())  # which may begin the transaction
+        self._root = self.connection.get_transaction()
+        if self.connection.info.get(_MARKED) is not self._root:
+            super().mark()
+            self.connection.info[_MARKED] = self._root
+
+    def release_mark(self, connection: Any) -> None:
+        """Take the mark away, if no other block has. Raises the database's error if it is another transaction's."""
+        if self.connection.get_transaction() is not self._root:
+            raise errors_of(connection).OperationalError("the session is in another transaction")
+        if self.connection.info.pop(_MARKED, None) is not None:
+            super().release_mark(connection)
+
+    def flush(self) -> None:
+        """Execute what the session still holds."""
+        self.connection.flush()
+
+    def is_nested(self) -> bool:
+        """Return True in `begin_nested()`, of the session or of its connection."""
+        session = self.connection
+        if session.in_nested_transaction():
+            return True
+        # A test's connection is in a savepoint for the whole session.
+        return not self._is_of_test and session.in_transaction() and bool(session.connection().in_nested_transaction())
+
+    def raw(self) -> Any:
+        """Return the DB-API connection below."""
+        return self._committing or self.connection.connection().connection.dbapi_connection
+
+    def at_commit(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` when the session's connection commits, when its own events and all that they write are over.
+
+        Otherwise the database may refuse a statement that comes later, and not the commit: PostgreSQL then rolls back
+        without an error.
+
+        Returns:
+            A function that ends this.
+        """
+        if self._is_of_test:
+            target, name, call = self.connection, "before_commit", partial(self._act_before, act)
+        else:
+            target, name, call = self.connection.connection(), "commit", partial(self._act_at, act)
+        event = import_module("sqlalchemy.event")
+        event.listen(target, name, call)
+        return partial(event.remove, target, name, call)
+
+    def _act_before(self, act: Callable[[], None], session: Any) -> None:
+        if not session.in_nested_transaction():
+            act()
+
+    def _act_at(self, act: Callable[[], None], connection: Any) -> None:
+        self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
+        try:
+            act()
+        except BaseException:
+            # SQLAlchemy takes a transaction whose commit has failed for ended, and would reuse the connection.
+            with suppress(Exception):
+                self._committing.rollback()
+            raise
+        finally:
+            self._committing = None
+
+    def commit(self, write: Callable[[], None]) -> None:
+        """Commit the session."""
+        forget = self.at_commit(write)
+        try:
+            self.connection.commit()
+        finally:
+            forget()
+
+    def abandon(self) -> None:
+        """Roll the session back."""
+        with suppress(Exception):
+            self.connection.rollback()
