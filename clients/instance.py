@@ -87,7 +87,8 @@ class GroupInstance:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_complete: bool | None = None
-        self._callers: set[Hashable] = set()
+        self._callers: list[Hashable] = []
+        """Who is in each running send. Frameworks end the blocks of a thread in any order, and in other threads."""
         self._sender: Sender | None = None
         self._checks = self.make_checks(make_workers)
 
@@ -155,18 +156,16 @@ class GroupInstance:
             KafkaUnavailableError, ProducerClosedError: as `start`.
         """
         self.start()
-        is_outer = caller not in self._callers
         try:
             # One fact, and first: a signal handler may come at any moment, and close.
-            self._callers.add(caller)
+            self._callers.append(caller)
             with self._changed:
                 sender = self.start()  # It may be closed by now.
             yield sender
         finally:
-            if is_outer:
-                self._callers.discard(caller)
-                with self._changed:
-                    self._changed.notify_all()
+            self._callers.remove(caller)
+            with self._changed:
+                self._changed.notify_all()
 
     def refuse_to_wait_for(self, caller: Hashable) -> None:
         """Refuse to let a listener, a block, or a signal handler in one, wait for its own end.

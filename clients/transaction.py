@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
@@ -48,6 +49,9 @@ class DatabaseTransaction(Protocol):
 
     def raw(self) -> Any:
         """Return the DB-API connection that the transaction is in."""
+
+    def errors_as_the_services(self) -> AbstractContextManager[None]:
+        """Return a context for statements of our own, whose errors are raised as those of the service's statements."""
 
     def mark(self) -> None:
         """Mark where the block begins, so that its end shows if the transaction was over before it."""

@@ -17,6 +17,8 @@ has changed (`innodb_snapshot_isolation`), the table of locks is full, a deadloc
 _MAY_ROLL_BACK = {7, 9, 10, 13, 19}
 """The errors of SQLite after which it may have rolled back the transaction: no memory, interrupted, input and output, a
 full disk, a constraint with `OR ROLLBACK` (sqlite.org/lang_transaction.html)."""
+_BEGIN = {"INSERT", "UPDATE", "DELETE", "REPLACE"}
+"""The statements for which sqlite3 begins a transaction."""
 _LEGACY = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""
 
@@ -53,12 +55,13 @@ class Driver(ABC):
         """Return True if the connection is in autocommit mode and outside of a transaction."""
 
     @abstractmethod
-    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:
+    def has_rolled_back(self, error: BaseException, connection: Any, statement: str) -> bool:
         """Return True if the database has rolled back the transaction, so that the next statement begins another one.
 
         Args:
             error: of the driver, which a statement has just raised.
             connection: the statement's.
+            statement: as the service has written it.
         """
 
     def set_savepoint(self, connection: Any) -> None:
@@ -107,10 +110,11 @@ class SqliteDriver(Driver):
             return True  # Its commit() does nothing, also in a transaction.
         return connection.isolation_level is None and not below(connection).in_transaction
 
-    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:
-        """Return True if no transaction is left, after an error of a statement that was in one or has begun one."""
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it
-        return code in _MAY_ROLL_BACK and not below(connection).in_transaction
+    def has_rolled_back(self, error: BaseException, connection: Any, statement: str) -> bool:
+        """Return True if no transaction is left, after an error of a statement for which sqlite3 begins one."""
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _MAY_ROLL_BACK:  # without what extends the code
+            return False
+        return statement.lstrip()[:7].rstrip().upper() in _BEGIN and not below(connection).in_transaction
 
     def set_savepoint(self, connection: Any) -> None:
         """Begin first, where sqlite3 waits for a first write: an outermost savepoint would be the transaction."""
@@ -167,7 +171,7 @@ class PostgresDriver(Driver):
         idle = 0  # PQTRANS_IDLE
         return bool(connection.autocommit) and connection.info.transaction_status == idle
 
-    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:  # noqa: ARG002  # for the others
+    def has_rolled_back(self, error: BaseException, connection: Any, statement: str) -> bool:  # noqa: ARG002  # for the others
         """Return False: after an error, PostgreSQL refuses all that comes before a rollback."""
         return False
 
@@ -208,7 +212,7 @@ class MariaDbDriver(Driver):
         in_transaction = 1  # SERVER_STATUS_IN_TRANS
         return bool(connection.get_autocommit()) and not connection.server_status & in_transaction
 
-    def has_rolled_back(self, error: BaseException, connection: Any) -> bool:  # noqa: ARG002  # for SQLite
+    def has_rolled_back(self, error: BaseException, connection: Any, statement: str) -> bool:  # noqa: ARG002  # for SQLite
         """Return True after a deadlock, and after the other errors that InnoDB treats as one."""
         return bool(error.args) and error.args[0] in _ROLLED_BACK
 

@@ -1,6 +1,7 @@
 """A transaction that notices, before it writes the row, whether it is still the one that its block began with."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from halfway.clients.sql.drivers import driver_of, errors_of
@@ -25,6 +26,10 @@ class MarkedTransaction(ABC):
     def raw(self) -> Any:
         """Return the DB-API connection that the transaction is in."""
 
+    def errors_as_the_services(self) -> AbstractContextManager[None]:
+        """Return a context for statements of our own: their errors are raised as the service's own are."""
+        return nullcontext()
+
     def mark(self) -> None:
         """Mark where the block begins.
 
@@ -35,7 +40,8 @@ class MarkedTransaction(ABC):
         driver = driver_of(connection)
         if driver.commits_each_statement(connection):
             raise SettingsError("the connection is in autocommit mode, so that what a block writes would not commit together: turn it off")
-        driver.set_savepoint(connection)
+        with self.errors_as_the_services():
+            driver.set_savepoint(connection)
 
     def release_mark(self, connection: Any) -> None:
         """Take the mark away. The database raises an error if the transaction that was marked is over."""
@@ -55,10 +61,11 @@ class MarkedTransaction(ABC):
             raise RolledBackError(
                 f"transaction {transaction_id} {OVER}. No message becomes readable. Let such an error leave the block, and run it again"
             ) from error
-        try:
-            TransactionTable(driver, connection).insert(transaction_id, LocalTransactionState.COMMIT, born_at_ms)
-        except errors.IntegrityError as error:
-            raise RolledBackError(
-                f"transaction {transaction_id} was rolled back: a check asked about it before it could commit. Run it again; if this "
-                "happens often, Kafka or the database is slower than the job's transactionTimeOut"
-            ) from error
+        with self.errors_as_the_services():
+            try:
+                TransactionTable(driver, connection).insert(transaction_id, LocalTransactionState.COMMIT, born_at_ms)
+            except errors.IntegrityError as error:
+                raise RolledBackError(
+                    f"transaction {transaction_id} was rolled back: a check asked about it before it could commit. Run it again; if this "
+                    "happens often, Kafka or the database is slower than the job's transactionTimeOut"
+                ) from error

@@ -96,7 +96,8 @@ class SqlBookmarks:
         transaction = self._database.begin(using)
         try:
             transaction.mark()
-            self._move(transaction.raw(), bookmark)
+            with transaction.errors_as_the_services():
+                self._move(transaction.raw(), bookmark)
             yield transaction
             transaction.commit(lambda: self._verify_not_over(transaction))
         except BaseException:

@@ -1,8 +1,9 @@
 """Transactions of SQLAlchemy: on connections of an engine, and on a service's own sessions and connections."""
 
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -46,23 +47,30 @@ class SqlAlchemyDatabase:
         Raises:
             TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses.
         """
-        if using is None:
-            return _ConnectionTransaction(self._engine.connect(), is_ours=True)
-        using = unscoped(using)
-        # Those of asyncio have the one that SQLAlchemy's greenlets use.
-        using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
-        is_session = hasattr(using, "flush")
-        begun = SessionTransaction(using) if is_session else _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
-        transaction = using.get_transaction() or using.begin()
-        noted = (using.connection() if is_session else using).info
-        other = noted.get(_BLOCK, lambda: None)()
+        begun = self._transaction_of(using)
+        try:
+            info, transaction = begun.place()
+        except BaseException:
+            begun.abandon()
+            raise
+        other = info.get(_BLOCK, _no_transaction)()
         if other is not None and other.is_active:  # Its end would commit without what this block adds, or this one's without its.
             raise TypeError(
                 "the transaction of this session or connection has a block already, whose end commits it: use a session, and add messages "
                 "to its transaction by producer.on_commit(session)"
             )
-        noted[_BLOCK] = weakref.ref(transaction)  # A connection that is forgotten goes back to its pool.
+        info[_BLOCK] = weakref.ref(transaction)  # A connection that is forgotten goes back to its pool.
         return begun
+
+    def _transaction_of(self, using: Any) -> "_ConnectionTransaction | SessionTransaction":
+        if using is None:
+            return _ConnectionTransaction(self._engine.connect(), is_ours=True)
+        using = unscoped(using)
+        # Those of asyncio have the one that SQLAlchemy's greenlets use.
+        using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
+        if hasattr(using, "flush"):
+            return SessionTransaction(using)
+        return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:
@@ -71,13 +79,14 @@ class SqlAlchemyDatabase:
         If the database has ended it, as in its restart, the pool makes all others anew too, as SQLAlchemy would: they
         have ended as well, and each would cost a check.
         """
-        pooled = self._engine.raw_connection()
-        connection = pooled.dbapi_connection
-        with _raised_by_sqlalchemy(connection):
+        dialect = self._engine.dialect
+        with _raised_by_sqlalchemy(dialect.dbapi):
+            pooled = self._engine.raw_connection()
+            connection = pooled.dbapi_connection
             try:
                 yield connection
             except BaseException as error:
-                if isinstance(error, errors_of(connection).Error) and self._engine.dialect.is_disconnect(error, connection, None):
+                if isinstance(error, dialect.dbapi.Error) and dialect.is_disconnect(error, connection, None):
                     self._engine.dispose(close=False)
                 pooled.invalidate()
                 raise
@@ -91,18 +100,16 @@ class _SqlAlchemyTransaction(MarkedTransaction):
     Otherwise a service that runs a block again, as after a serialization failure, would have two classes to catch.
     """
 
-    def mark(self) -> None:
-        with _raised_by_sqlalchemy(self.raw()):
-            super().mark()
+    @abstractmethod
+    def place(self) -> tuple[dict[str, Any], Any]:
+        """Return the transaction, begun, and where it is noted that a block is to end it."""
 
-    def write_row(self, transaction_id: str, born_at_ms: int) -> None:
-        with _raised_by_sqlalchemy(self.raw()):
-            super().write_row(transaction_id, born_at_ms)
+    def errors_as_the_services(self) -> AbstractContextManager[None]:
+        return _raised_by_sqlalchemy(errors_of(self.raw()))
 
 
 @contextmanager
-def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
-    errors = errors_of(connection)
+def _raised_by_sqlalchemy(errors: Any) -> Iterator[None]:
     try:
         yield
     except errors.Error as error:
@@ -112,16 +119,21 @@ def _raised_by_sqlalchemy(connection: Any) -> Iterator[None]:
 def _note_rolled_back(context: Any) -> None:
     """Remember that the database has rolled back a transaction that SQLAlchemy takes for open. It may have no mark."""
     connection = context.connection
-    if connection is None or context.is_disconnect:
+    if connection is None or connection.invalidated or context.is_disconnect or connection.get_transaction() is None:
         return
     raw = connection.connection.dbapi_connection
     with suppress(TypeError):  # `begin` refuses the driver
-        if driver_of(raw).has_rolled_back(context.original_exception, raw):
+        if driver_of(raw).has_rolled_back(context.original_exception, raw, context.statement or ""):
             connection.info[_LOST] = weakref.ref(connection.get_transaction())
 
 
+def _no_transaction() -> None:
+    """Stand for a weak reference to none."""
+
+
 def _refuse_lost(connection: Any) -> None:
-    if connection.info.get(_LOST, lambda: None)() is connection.get_transaction():
+    lost = connection.info.get(_LOST, _no_transaction)()
+    if lost is not None and lost is connection.get_transaction():
         raise RolledBackError(
             "the database has rolled this transaction back, as after a deadlock, so that it takes no message. Let such an error end the "
             "transaction, and run it again"
@@ -143,6 +155,9 @@ class _ConnectionTransaction(_SqlAlchemyTransaction):
     def mark(self) -> None:
         _refuse_lost(self.connection)
         super().mark()
+
+    def place(self) -> tuple[dict[str, Any], Any]:
+        return self.connection.info, self._transaction
 
     def is_nested(self) -> bool:
         return bool(self.connection.in_nested_transaction())
@@ -199,6 +214,12 @@ class SessionTransaction(_SqlAlchemyTransaction):
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Execute a statement of SQLAlchemy."""
         return self.connection.execute(statement, parameters)
+
+    def place(self) -> tuple[dict[str, Any], Any]:
+        """Return the transaction, and the connection's notes. The connection of a test may have several sessions."""
+        session = self.connection
+        transaction = session.get_transaction() or session.begin()
+        return (session if self._is_of_test else session.connection()).info, transaction
 
     def mark(self) -> None:
         """Mark where the first block begins."""

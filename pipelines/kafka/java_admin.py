@@ -1,6 +1,7 @@
 """Asks Kafka's own admin client, in Spark's JVM, for what librdkafka cannot tell."""
 
 import os
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,10 +92,11 @@ class JavaAdmin:
                     wanted.add(asked[place])
                 specs.put(group, self._classes.clients.admin.ListConsumerGroupOffsetsSpec().topicPartitions(wanted))
             answers = self._admin.listConsumerGroupOffsets(specs)
+        ends_s = time.monotonic() + REQUEST_LIMIT_S + 1
         for group, places in groups.items():
             try:
                 with _errors():
-                    committed = self._answer(answers.partitionsToOffsetAndMetadata(group))
+                    committed = self._answer(answers.partitionsToOffsetAndMetadata(group), ends_s)
                     offsets = {place: committed.get(asked[place]) for place in places}
                     found[group] = {place: offset.offset() for place, offset in offsets.items() if offset is not None}
             except KafkaUnavailableError as error:
@@ -125,9 +127,10 @@ class JavaAdmin:
             names = {each.producerId(): each.transactionalId() for each in self._answer(self._admin.listTransactions(options).all())}
         return {place: ProducerOfTransaction(producer_id, names.get(producer_id)) for place, producer_id in ids.items()}
 
-    def _answer(self, future: Any) -> Any:
+    def _answer(self, future: Any, ends_s: float | None = None) -> Any:
         # An error in the client's own thread would leave the future open for ever.
-        return future.get(int(REQUEST_LIMIT_S) + 1, self._jvm.java.util.concurrent.TimeUnit.SECONDS)
+        left_s = REQUEST_LIMIT_S + 1 if ends_s is None else max(0.0, ends_s - time.monotonic())
+        return future.get(int(left_s * 1000), self._jvm.java.util.concurrent.TimeUnit.MILLISECONDS)
 
     def _longs(self, numbers: Collection[int]) -> Any:
         """Return a Set<Long>. Py4J would make a small number an Integer."""

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -88,6 +88,10 @@ class CheckLag:
         java_admin, self._java_admin = self._java_admin, None
         if java_admin is not None:
             java_admin.close()
+
+    def untold(self) -> set[str]:
+        """Return the groups for which Kafka has given no answer. They are behind."""
+        return {group for group, place in self._waiting.items() if place == _NOWHERE}
 
     def behind(self, groups: Collection[str], before_ms: int, began_s: float, before_s: float) -> dict[str, tuple[TopicPlace, int]]:
         """Return the groups for which an old request waits, with its place and offset.
@@ -299,6 +303,9 @@ class CheckLag:
         for group in sorted(failures.keys() - self._unanswered):
             log.warning("event=group_not_known group=%r effect=it_counts_as_behind cause=%r", group, str(failures[group]))
         self._unanswered = self._unanswered - groups | failures.keys()
+        if answers and len(failures) == len(answers):
+            with suppress(KafkaUnavailableError):
+                self.close()  # The client may have failed for good.
         return {group: answer for group, answer in answers.items() if not isinstance(answer, KafkaUnavailableError)}
 
     def _answers(self, groups: Collection[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int] | KafkaUnavailableError]:

@@ -160,7 +160,8 @@ class GroupWatch:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
         self._unable = fitting
-        if failure is None:
+        # Of a group that counts as present something must be known.
+        if failure is None and self._check_lag.untold() <= set(fitting):
             self._known_s = known_s
         self._has_answer.set()
         return None

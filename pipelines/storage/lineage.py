@@ -3,7 +3,7 @@
 An older copy would number its batches from its own position, and Delta would skip those whose numbers the tables have,
 although they hold other rows. The tables know their last batch, and what it was made of, from the commit that appended
 it: the job writes how far the batch had read into the commit's `userMetadata`. Where no commit says so, as in a copy of
-the table, its rows have the batch's number. To look at rows takes some seconds.
+the table, its rows have the batch's number: to look at them takes some seconds.
 """
 
 import json
@@ -27,11 +27,14 @@ from halfway.schemas.tables import Table
 COMMITS_LOOKED_AT = 100
 """The newest commits of a table to look through: compactions follow the last append."""
 
-_WITHOUT_ROWS = {"CREATE TABLE", "ADD COLUMNS", "SET TBLPROPERTIES"}
-"""Delta's names of what adds no rows."""
+_WITHOUT_NEW_ROWS = {
+    *("CREATE TABLE", "ADD COLUMNS", "SET TBLPROPERTIES", "UPGRADE PROTOCOL"),
+    *("OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE"),
+}
+"""Delta's names of what adds no rows of another batch."""
 
 
-class _Commit(NamedTuple):
+class TableCommit(NamedTuple):
     """A commit of a table, as its history tells it."""
 
     version: int
@@ -63,14 +66,14 @@ class BatchOrigin:
         return json.dumps(asdict(self))
 
 
-def origin_in(commits: Iterable[str | None], query_id: str) -> BatchOrigin | None:
-    """Return the first origin of a query's batch in the `userMetadata` of commits; None if there is none."""
+def origin_in(commits: Iterable[str | None], query_id: str | None = None) -> BatchOrigin | None:
+    """Return the first origin of a batch, of a query or of any, in the `userMetadata` of commits; None without one."""
     for text in commits:
         try:
             origin = BatchOrigin(**json.loads(text or "null"))
         except (TypeError, ValueError):  # another program's
             continue
-        if origin.query_id == query_id:
+        if query_id in (None, origin.query_id):
             return origin
     return None
 
@@ -96,7 +99,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     origins = {table: origin_in((each.note for each in commits[table]), manifest.query_id) for table in Table}
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
-    untold = [table for table, origin in origins.items() if origin is None and not _is_without_rows(commits[table])]
+    untold = [table for table in Table if not tell_the_last_batch(commits[table], manifest.query_id)]
     for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
@@ -130,15 +133,24 @@ def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> lis
     return [each.note for each in _commits(spark, storage, table)]
 
 
-def _commits(spark: SparkSession, storage: StorageSettings, table: Table) -> list[_Commit]:
+def _commits(spark: SparkSession, storage: StorageSettings, table: Table) -> list[TableCommit]:
     """Return the newest commits of a table, the newest first."""
     history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}")
-    return sorted((_Commit(*row) for row in history.select("version", "operation", "userMetadata").collect()), reverse=True)
+    return sorted((TableCommit(*row) for row in history.select("version", "operation", "userMetadata").collect()), reverse=True)
 
 
-def _is_without_rows(commits: Sequence[_Commit]) -> bool:
-    """Return True if a table has only ever been made, and its columns and properties changed."""
-    return commits[-1].version == 0 and {each.operation for each in commits} <= _WITHOUT_ROWS
+def tell_the_last_batch(commits: Sequence[TableCommit], query_id: str) -> bool:
+    """Return True if the newest commits tell the last batch of a query, or that the table holds none.
+
+    They do not if another program has written rows since, which may be those of a backup.
+    """
+    for each in commits:
+        origin = origin_in([each.note])
+        if origin is None and each.operation not in _WITHOUT_NEW_ROWS:
+            return False
+        if origin is not None and origin.query_id == query_id:
+            return True
+    return commits[-1].version == 0
 
 
 def _batches_after(

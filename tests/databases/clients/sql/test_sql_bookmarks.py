@@ -155,36 +155,37 @@ def test_a_block_that_has_committed_by_itself_is_refused(shop: SqlWorld) -> None
         assert shop.orders() == ["with the bookmark"]
 
 
-@pytest.mark.parametrize("kind", ["session", "connection", "connection of a session"])
+@pytest.mark.parametrize("kind", ["session", "connection", "connection of a session", "connection of a block"])
 def test_a_block_in_the_block_of_the_same_transaction_is_refused_before_it_commits(shop: SqlWorld, kind: str) -> None:
     """Its end would commit the outer one's effect without the outer one's bookmark or messages."""
     if not isinstance(shop.given, Engine):
         pytest.skip("sessions and connections are SQLAlchemy's")
     shop.outbox.create_table()
     mine = bookmarks(shop)
-    with shop.given.connect() if kind == "connection" else Session(shop.given) as using, in_memory_halfway() as halfway:
+    with shop.given.connect() if kind == "connection" else Session(shop.given) as given, in_memory_halfway() as halfway:
+        using: Any = None if kind == "connection of a block" else given
         producer = halfway.producer(shop.outbox)
 
-        def publish(given: Any, item: str, then: Callable[[], None] = lambda: None) -> None:
-            with producer.transaction(given) as tx:
+        def publish(using: Any, item: str, then: Callable[[Any], None] = lambda _: None) -> None:
+            with producer.transaction(using) as tx:
                 order(tx._transaction, item)
                 tx.send("orders", item.encode())
-                then()
+                then(tx.connection)
 
-        def read_on(given: Any, item: str, then: Callable[[], None] = lambda: None) -> None:
-            with mine.advance(Bookmark(0, 1), given) as tx:
+        def read_on(using: Any, item: str, then: Callable[[Any], None] = lambda _: None) -> None:
+            with mine.advance(Bookmark(0, 1), using) as tx:
                 order(tx, item)
-                then()
+                then(tx.connection)
 
-        def inner() -> Any:
-            return using.connection() if kind == "connection of a session" else using
+        def inner(outer: Any) -> Any:
+            return outer.connection() if kind == "connection of a session" else outer
 
         mine.load()
         with pytest.raises(TypeError, match=r"has a block already.*on_commit"):
-            read_on(using, "apples", then=lambda: publish(inner(), "apples"))
+            read_on(using, "apples", then=lambda outer: publish(inner(outer), "apples"))
         mine.load()
         with pytest.raises(TypeError, match="has a block already"):
-            publish(using, "pears", then=lambda: read_on(inner(), "pears"))
+            publish(using, "pears", then=lambda outer: read_on(inner(outer), "pears"))
         mine.load()
         publish(using, "plums")
         read_on(using, "quinces")  # one after the other is right

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -245,8 +246,12 @@ def test_a_session_that_goes_on_after_sqlite_has_rolled_it_back_takes_no_message
         with pytest.raises(RolledBackError, match="rolled this transaction back"):
             shop.order(session, "plums")
         session.rollback()
-        with pytest.raises(OperationalError):  # before the first write, so that no transaction is lost
-            session.execute(sqlalchemy.text("SELECT * FROM missing"))
+        for statement, error in {
+            "SELECT * FROM missing": OperationalError,
+            "WITH other (item) AS (VALUES ('apples')) INSERT INTO orders SELECT item FROM other": IntegrityError,
+        }.items():  # before the first statement for which sqlite3 begins a transaction, so that none is lost
+            with pytest.raises(error):
+                session.execute(sqlalchemy.text(statement))
         shop.order(session, "plums")
         session.commit()
     assert shop.messages() == shop.orders() == ["apples", "plums"]
@@ -270,6 +275,35 @@ def test_the_errors_of_the_table_are_sqlalchemys_too(shop: Shop) -> None:
         outbox = SqlTransactions(shop.engine, lock_wait_ms=1)
         with pytest.raises(OperationalError, match="locked"):
             outbox.create_table()
+        bookmarks = SqlBookmarks(sqlalchemy.create_engine(f"sqlite:///{shop.file}", connect_args={"timeout": 0.01}), "shipping")
+        bookmarks._is_loaded = True
+        with pytest.raises(OperationalError), bookmarks.advance(Bookmark(0, 1)):
+            pass
+    with pytest.raises(OperationalError, match="unable to open"):
+        SqlTransactions(sqlalchemy.create_engine(f"sqlite:///{shop.file}/none")).create_table()
+
+
+def test_a_block_that_cannot_begin_rolls_the_session_back(shop: Shop) -> None:
+    """Otherwise what the session holds would be written once more when the service tries again."""
+    engine = sqlalchemy.create_engine(f"sqlite:///{shop.file}/none")
+    producer = shop.halfway.producer(shop.outbox)
+    with Session(engine) as session:
+        assert session.begin().is_active
+        with pytest.raises(OperationalError), producer.transaction(session):
+            pass
+        assert not session.in_transaction()
+
+
+def test_sessions_of_a_test_have_their_own_blocks_on_its_connection(shop: Shop) -> None:
+    """In production they have two connections."""
+    with shop.engine.connect() as connection, connection.begin() as outer:
+        of_test = partial(Session, connection, join_transaction_mode="create_savepoint")
+        with of_test() as first, shop.producer.transaction(first) as tx:
+            tx.send("orders", b"apples")
+            with of_test() as second, shop.producer.transaction(second) as inner:
+                inner.send("orders", b"pears")
+        outer.rollback()
+    assert shop.messages() == ["pears", "apples"]
 
 
 def _refuse(*_: Any) -> None:

@@ -196,28 +196,57 @@ def test_a_block_of_asyncio_and_a_crash_after_its_commit(tmp_path: Path) -> None
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("moment", ["add", "discard"])
+@pytest.mark.parametrize("moment", ["append", "remove"])
 def test_a_signal_handler_never_waits_for_the_send_that_it_interrupts(moment: str) -> None:
     """It runs in the thread that sends: before the send is counted, or after it, `close` has nothing to wait for."""
     with in_memory_halfway() as halfway:
         producer = halfway.producer(Shop(COMMIT))
         closed: list[bool] = []
 
-        class Interrupted(set[object]):
-            def add(self, caller: object) -> None:
-                if moment == "add":
+        class Interrupted(list[object]):
+            def append(self, caller: object) -> None:
+                if moment == "append":
                     closed.append(producer.close(timeout_s=0.1))
-                super().add(caller)
+                super().append(caller)
 
-            def discard(self, caller: object) -> None:
-                super().discard(caller)
-                if moment == "discard":
+            def remove(self, caller: object) -> None:
+                super().remove(caller)
+                if moment == "remove":
                     closed.append(producer.close(timeout_s=0.1))
 
         producer._instance._callers = Interrupted()
-        with pytest.raises(ProducerClosedError) if moment == "add" else nullcontext():
+        with pytest.raises(ProducerClosedError) if moment == "append" else nullcontext():
             producer.send_in_transaction("orders", b"apples")
         assert closed == [True]
+
+
+def test_close_waits_for_a_block_of_a_thread_whose_other_block_has_ended() -> None:
+    """The pool of a framework enters and leaves a `yield` dependency in two calls, each in any of its threads."""
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(Shop(COMMIT))
+        first, second = producer._instance.sending("thread"), producer._instance.sending("thread")
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not producer.close(timeout_s=0.1)
+        second.__exit__(None, None, None)
+
+
+def test_ctrl_c_while_a_send_is_counted_leaves_nothing_to_wait_for() -> None:
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(Shop(COMMIT))
+
+        class Interrupting(threading.Condition):
+            def __exit__(self, *error: object) -> None:
+                super().__exit__(*error)
+                raise KeyboardInterrupt
+
+        producer.start()
+        producer._instance._changed = Interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            producer.send_in_transaction("orders", b"apples")
+        producer._instance._changed = threading.Condition()
+        assert producer.close(timeout_s=2)
 
 
 def test_a_wrong_setting_is_refused() -> None:

@@ -193,6 +193,37 @@ def test_one_group_that_gets_no_answer_does_not_stop_the_checks_of_others(topics
     assert (watch.absent(), watch.known_s()) == (["d"], now_s - 1)
 
 
+def test_a_client_that_answers_for_no_group_is_made_anew(topics: Topics) -> None:
+    """An error in its own thread would leave it without an answer for ever."""
+    closed: list[int] = []
+    lag = Lag(topics)
+    lag._java_admin = SimpleNamespace(close=lambda: closed.append(1))  # type: ignore[assignment]
+    topics.unanswered = {"a"}
+    lag.round(*GROUPS)
+    assert closed == [], "it has answered for the others"
+    assert lag.round(*GROUPS) == {"a"}, "the others have passed their requests, so that it is the only one asked about"
+    assert (closed, lag._java_admin) == ([1], None)
+
+
+def test_no_check_counts_while_a_group_without_an_answer_has_no_room_in_a_tick(topics: Topics) -> None:
+    long = [f"{number:04}{'x' * 100}" for number in range(400)]
+    topics.committed = {group: {} for group in long}
+    topics.unanswered = set(long)
+    now_s = 1_000.0
+    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
+    client: Any = topics
+    watch._client, watch._check_lag = client, Lag(topics)
+    for _ in range(10):
+        watch.ask()
+        now_s += 1
+    assert (0 < len(watch.absent()) < 400, watch.known_s() < 0) == (True, True)
+    topics.unanswered, topics.committed = set(), {group: {("check", number): 9 for number in range(3)} for group in long}
+    for _ in range(10):
+        watch.ask()
+        now_s += 1
+    assert (watch.absent(), watch.known_s()) == ([], now_s - 1)
+
+
 def test_a_topic_that_the_first_answer_does_not_know_holds_up_its_groups(topics: Topics) -> None:
     gone = topics.requests.pop(("own", 0))
     lag = Lag(topics)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage.lineage import BatchOrigin, origin_in, verify_commits
+from halfway.pipelines.storage.lineage import BatchOrigin, TableCommit, origin_in, tell_the_last_batch, verify_commits
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import LocalFiles
 from halfway.schemas.errors import OwnershipError
@@ -29,6 +29,32 @@ def test_the_newest_origin_of_the_query_is_found_among_other_commits() -> None:
     commits = [None, "made by hand", "[1]", '{"batch_id": 1}', others.to_json(), newest.to_json(), older.to_json()]
     assert origin_in(commits, "q") == newest
     assert origin_in(commits[:5], "q") is None
+
+
+APPEND = "WRITE"
+
+
+@pytest.mark.parametrize(
+    ("commits", "told"),
+    [
+        ([("CREATE TABLE", None), ("ADD COLUMNS", None)], True),
+        ([("CREATE TABLE", None), (APPEND, "q"), ("OPTIMIZE", None), ("VACUUM END", None)], True),
+        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, "other")], True),
+        ([("CREATE TABLE", None), (APPEND, "other")], True),
+        ([("CLONE", None)], False),
+        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, None)], False),
+        ([("CREATE TABLE", None), (APPEND, "q"), ("RESTORE", None), ("OPTIMIZE", None)], False),
+        ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], True),
+    ],
+)
+def test_commits_tell_the_last_batch_unless_another_program_has_written_since(commits: list[tuple[str, str | None]], told: bool) -> None:
+    notes = [query and BatchOrigin.of(query, 1, offsets(p0=1)).to_json() for _, query in commits]
+    history = [TableCommit(version, operation, note) for version, ((operation, _), note) in enumerate(zip(commits, notes, strict=True))]
+    assert tell_the_last_batch(history[::-1], "q") == told
+
+
+def test_a_history_whose_beginning_is_gone_does_not_tell_that_a_query_has_no_batch() -> None:
+    assert not tell_the_last_batch([TableCommit(7, "OPTIMIZE", None)], "q")
 
 
 class RemovedMeanwhile(LocalFiles):
