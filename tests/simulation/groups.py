@@ -28,8 +28,9 @@ class SimulatedLag(check_lag.CheckLag):
         known = set(producer_groups(name for name, group in groups.items() if group.is_known))
         away = {group for group in known if not groups[check_group(group)].members}
         behind = self.behind(known - away, now_ms - self._wait_ms, now_s, now_s - wait_s)
+        has_seen = bool(self._ends) and self._ends[0][0] <= now_s - wait_s
         # A round comes before the batch of its step, which sends checks at the same time.
-        return sorted(away | behind.keys()), self.known_s if self._ends[0][0] > now_s - wait_s else self.known_s - 0.0005
+        return sorted(away | behind.keys()), self.known_s - 0.0005 if has_seen else self.known_s
 
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         found = {}

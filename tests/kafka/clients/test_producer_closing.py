@@ -141,7 +141,7 @@ def test_a_signal_handler_that_interrupts_a_send_cannot_wait_for_it(own_broker: 
 
 
 def _signal_when_sending(producer: TransactionProducer[object]) -> None:
-    until(lambda: producer._instance._sending > 0, "the send has begun")
+    until(lambda: producer._instance._callers != [], "the send has begun")
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
