@@ -61,7 +61,7 @@ def test_a_large_half_is_asked_about_after_max_body_bytes_was_lowered(world: Mak
     assert [len(row.body) for row in w.rows(Table.MESSAGES)] == [LARGEST]
 
 
-@pytest.mark.parametrize("on_driver", [True, False])
+@pytest.mark.parametrize("on_driver", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_check_topic_that_is_too_small_ends_the_job_in_one_line(
     world: MakeWorld, monkeypatch: pytest.MonkeyPatch, on_driver: bool
 ) -> None:

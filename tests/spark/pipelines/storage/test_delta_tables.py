@@ -40,6 +40,9 @@ from tests.support.waiting import until
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
 
+catalog_is_long = pytest.mark.parametrize("storage", ["folders", pytest.param("catalog", marks=pytest.mark.long)], indirect=True)
+
+
 @pytest.fixture(params=["folders", "catalog"])
 def storage(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Iterator[StorageSettings]:
     if request.param == "folders":
@@ -64,6 +67,7 @@ def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, 
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
 
 
+@catalog_is_long
 @pytest.mark.parametrize("next_owner", ["first", "second"])
 def test_tables_of_an_earlier_version_get_their_columns_in_place(spark: SparkSession, storage: StorageSettings, next_owner: str) -> None:
     """At the start of the same checkpoint, or when another one takes the tables over."""
@@ -118,7 +122,8 @@ def test_a_former_owner_appends_nothing_more(spark: SparkSession, storage: Stora
     assert sorted(row["source_offset"] for row in read_table(spark, storage, Table.QUARANTINE).collect()) == [0, 1, 9]
 
 
-@pytest.mark.parametrize("next_owner", ["second", "third"])
+@catalog_is_long
+@pytest.mark.parametrize("next_owner", ["second", pytest.param("third", marks=pytest.mark.long)])
 def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkSession, storage: StorageSettings, next_owner: str) -> None:
     """The second owner was killed between naming itself and fencing the first. It or a third one does that later."""
     create_tables(spark, storage, "first")
@@ -131,6 +136,7 @@ def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkS
     assert read_table(spark, storage, Table.MESSAGES).isEmpty()
 
 
+@catalog_is_long
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_start_takes_nothing_that_another_one_took_meanwhile(spark: SparkSession, storage: StorageSettings, epoch: int) -> None:
     """Both looked when the tables did not exist, or belonged to a former owner. Then one of them was frozen."""
@@ -189,6 +195,7 @@ def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(
     assert read_table(spark, storage, Table.QUARANTINE).isEmpty()
 
 
+@catalog_is_long
 def test_tables_without_the_epoch_get_it_when_they_are_taken_over(spark: SparkSession, storage: StorageSettings) -> None:
     name = table_name(storage, Table.QUARANTINE)
     columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in QUARANTINE_SCHEMA if field.name != "epoch")
@@ -207,6 +214,7 @@ def jobs_of_append(spark: SparkSession, storage: StorageSettings, batch_id: int)
     return len(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
 
 
+@catalog_is_long
 def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, storage: StorageSettings) -> None:
     create_tables(spark, storage, "query")
     jobs_of_append(spark, storage, 0)
@@ -218,6 +226,7 @@ def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, 
     assert jobs_of_append(spark, storage, 2) == 0  # skipped
 
 
+@catalog_is_long
 def test_a_batch_is_still_skipped_after_a_compaction(spark: SparkSession, storage: StorageSettings, tmp_path: Path) -> None:
     create_tables(spark, storage, "query")
     name = table_name(storage, Table.QUARANTINE)
