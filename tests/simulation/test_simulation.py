@@ -23,11 +23,12 @@ from tests.simulation.world import Action, World
 
 TOGETHER = 250
 """Each such part is a test of its own, so that several workers share them."""
-QUICK, ALL = 1000, 5000
-"""`make test` plays the first, `make test-slow` the others."""
+QUICK, SLOW, ALL = 1000, 3000, 5000
+"""`make test` plays the first, `make test-slow` those up to 3,000, `make test-long` the others."""
 PARTS = [
     *range(0, QUICK, TOGETHER),
-    *(pytest.param(first, marks=pytest.mark.slow) for first in range(QUICK, ALL, TOGETHER)),
+    *(pytest.param(first, marks=pytest.mark.slow) for first in range(QUICK, SLOW, TOGETHER)),
+    *(pytest.param(first, marks=pytest.mark.long) for first in range(SLOW, ALL, TOGETHER)),
 ]
 
 
