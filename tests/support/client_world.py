@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from halfway import (
@@ -171,7 +171,12 @@ def committed(settings: KafkaSettings, group: str = GROUP) -> dict[int, int]:
 def members(settings: KafkaSettings) -> list[int]:
     """Return how many partitions of the check topic each member of the group has, in ascending order."""
     client = AdminClient({"bootstrap.servers": settings.servers()})
-    group = client.describe_consumer_groups([check_group(GROUP)])[check_group(GROUP)].result(LIMIT_S)
+    try:
+        group = client.describe_consumer_groups([check_group(GROUP)])[check_group(GROUP)].result(LIMIT_S)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.NOT_COORDINATOR:  # the first group of a broker
+            return []
+        raise
     return sorted(len(member.assignment.topic_partitions) for member in group.members)
 
 
