@@ -127,7 +127,7 @@ def replay_discarded(
         _drop_held(pending, candidates, say)
         if dry_run:
             found = [Discarded(*identity, discard.discarded_ms) for identity, discard in candidates.items()]
-            found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id))
+            found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
             return ReplayResult(0, selected - unproven - left, unproven, left - len(found), found)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
         return ReplayResult(replayed, selected - unproven - left, unproven, left - replayed)

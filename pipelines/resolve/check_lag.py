@@ -127,7 +127,8 @@ class CheckLag:
         found = self._find(moved, old)
         # As new as the round that has seen the old requests.
         now_s = min(began_s, self._ends[0][0] + began_s - before_s)
-        self._told_s = {group: self._told_s[group] if group in may_wait - chosen else now_s for group in groups}
+        put_off = may_wait - chosen
+        self._told_s = {group: self._told_s[group] if group in put_off else now_s for group in groups}
         self.known_s = min(self._told_s.values(), default=now_s)
         untold = (chosen - committed.keys()) | {group for group in groups if self._kafka.check_topic_of(group) in self._refused}
         still = {group: place for group, place in self._waiting.items() if group not in moved}

@@ -1,7 +1,7 @@
 """R15: a place of a check topic that cannot be read counts for its groups as a request that waits."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -97,6 +97,14 @@ class Lag(CheckLag):
         return set(self.behind(groups, OLD_MS, 0.0, -1.0))
 
 
+def watching(topics: Topics, clock: Callable[[], float]) -> GroupWatch:
+    """Return a watch that asks these topics in place of Kafka."""
+    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, clock)
+    client: Any = topics
+    watch._client, watch._check_lag = client, Lag(topics)
+    return watch
+
+
 @pytest.fixture(autouse=True)
 def _no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     class NoConsumer:
@@ -184,9 +192,7 @@ def test_one_group_that_gets_no_answer_does_not_stop_the_checks_of_others(topics
     topics.committed = {"b": {("check", 1): 1_000}, "d": {}}
     topics.unanswered = {"d"}
     now_s = 1_000.0
-    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
-    client: Any = topics
-    watch._client, watch._check_lag = client, Lag(topics)
+    watch = watching(topics, lambda: now_s)
     for _ in range(100):
         watch.ask()
         now_s += 1
@@ -210,9 +216,7 @@ def test_no_check_counts_while_a_group_without_an_answer_has_no_room_in_a_tick(t
     topics.committed = {group: {} for group in long}
     topics.unanswered = set(long)
     now_s = 1_000.0
-    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
-    client: Any = topics
-    watch._client, watch._check_lag = client, Lag(topics)
+    watch = watching(topics, lambda: now_s)
     for _ in range(10):
         watch.ask()
         now_s += 1
@@ -293,9 +297,7 @@ def test_r5_who_is_behind_is_known_from_the_first_round_on_although_a_place_cann
     topics.unreadable = {("check", 1)}
     topics.offsets_fail = {("own", 0): FAILURE}
     now_s = 1_000.0
-    watch = GroupWatch(NO_SPARK, KAFKA, 30_000, lambda: OLD_MS, lambda: now_s)
-    client: Any = topics
-    watch._client, watch._check_lag = client, Lag(topics)
+    watch = watching(topics, lambda: now_s)
     watch.ask()
     assert (set(watch.absent()), watch.known_s()) == ({"a", "c", "apart"}, now_s)
     now_s += 1
