@@ -26,6 +26,8 @@ hypothesis.settings.load_profile("halfway")
 
 _HERE = Path(__file__).parent
 _TIME_LIMITS_S = {"spark": 300, "cluster": 600, "chaos": 600, "simulation": 600}
+_SLOW_MACHINE = 2
+"""A limit is given for a machine on which nothing else runs. It ends what hangs, and never what is slow."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,6 +47,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     limits_s: dict[Path, float] = {}
     for item in items:
         limit = item.get_closest_marker("timeout")
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(_SLOW_MACHINE * limit.args[0]), append=False)
         limits_s[item.path] = max(limits_s.get(item.path, 0), limit.args[0] if limit else 0)
     items.sort(key=lambda item: -limits_s[item.path])
 

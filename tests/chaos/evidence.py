@@ -20,7 +20,8 @@ from tests.chaos.plans import digest
 from tests.chaos.reading import Tick
 from tests.chaos.service_database import ServiceDatabase
 from tests.support.delta_rows import delta_rows
-from tests.support.partition_records import LIMIT_S, headers_of, records_of
+from tests.support.partition_records import headers_of, records_of
+from tests.support.waiting import LIMIT_S
 
 _MS = "CAST(CAST({} AS BIGINT) / 1000 AS BIGINT)"
 _ROW = "transaction_id, half_partition, half_offset, {half_at} AS half_at, {decided} AS decided, check_times, producer_group, body"

@@ -17,7 +17,8 @@ from tests.chaos.launcher import Step
 from tests.chaos.waiting import ChaosError
 from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaNode, can_put_clocks_wrong
-from tests.support.partition_records import LIMIT_S, records_of
+from tests.support.partition_records import records_of
+from tests.support.waiting import LIMIT_S
 
 HOUR_S = 3600
 _CLOCK_TOLERANCE_S = 120

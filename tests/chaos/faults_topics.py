@@ -17,11 +17,10 @@ from halfway.schemas.tables import Table
 from tests.chaos.auditor import Findings
 from tests.chaos.evidence import end_offsets, ids_in, query
 from tests.chaos.faults import CannotBeMadeError, Fault
-from tests.chaos.waiting import ChaosError, until
+from tests.chaos.waiting import LIMIT_S, ChaosError, until
 from tests.chaos.world import JVM_OPTIONS, World
 from tests.support.kafka_topics import set_topic_config
 
-_LIMIT_S = 30.0
 _MOST_PARTITIONS = 4
 _SHORT_WAIT = "-Dspark.network.timeout=30s -Dspark.network.timeoutInterval=30s"
 """By default Spark waits two minutes for records of a deleted topic, while Kafka's client polls without a pause."""
@@ -53,7 +52,7 @@ def more_partitions(world: World, chance: Random) -> None:
         raise CannotBeMadeError(f"both topics have {_MOST_PARTITIONS} partitions already")
     world.wait_for_transactions(chance.randint(1, 20))
     [made] = client.create_partitions([NewPartitions(topic, counts[topic] + 1)]).values()
-    made.result(_LIMIT_S)
+    made.result(LIMIT_S)
     world.job.wait_for_batches(3)
 
 
@@ -116,7 +115,7 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
         record_destroyed(world, None)
         kafka, client = world.settings.kafka, admin_client(world.settings.kafka)
         for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
-            deleted.result(_LIMIT_S)
+            deleted.result(LIMIT_S)
         wait_for_refusal(world)
         until(lambda: kafka.half_topic not in partition_counts(client, [kafka.half_topic]), "the topic's end")
         create_topics(world.settings, 2)
@@ -133,7 +132,7 @@ def delete_records(world: World, topic: str, left: dict[int, int]) -> None:
     places = [TopicPartition(topic, partition, offset) for partition, offset in left.items()]
     client = admin_client(world.settings.kafka)
     for deleted in client.delete_records(places).values():
-        deleted.result(_LIMIT_S)
+        deleted.result(LIMIT_S)
 
 
 def record_destroyed(world: World, left: dict[int, int] | None) -> None:

@@ -23,8 +23,8 @@ from tests.fuzz.generator import Control, Fate
 from tests.fuzz.judge import Judgement, Record, RecordKind, judge, meaning_of
 from tests.fuzz.signing import Signing, is_late
 from tests.support.partition_records import records_of
+from tests.support.waiting import LIMIT_S
 
-_LIMIT_S = 30.0
 _MS = "CAST(CAST({0} AS BIGINT) / 1000 AS BIGINT) AS {0}"
 _MESSAGE = (
     "half_offset, transaction_id, topic, queue_id, tags, keys, body, properties, producer_group, "
@@ -220,7 +220,7 @@ def _check_counts(account: Reconciliation, counts: Mapping[str, int]) -> None:
 def _partitions(settings: Settings, topic: str, *, of_half: bool) -> Iterator[tuple[int, Iterator[tuple[int, Record]]]]:
     config = {"bootstrap.servers": settings.kafka.servers(), "group.id": "accountant", "enable.auto.commit": False, "fetch.wait.max.ms": 20}
     with Consumer(config) as consumer:
-        for partition in consumer.list_topics(topic, timeout=_LIMIT_S).topics[topic].partitions:
+        for partition in consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions:
             yield partition, _records(consumer, topic, partition, of_half=of_half)
 
 

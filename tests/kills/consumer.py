@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from halfway import MessageReader, SqlBookmarks
 from tests.support.message_tables import append, row
+from tests.support.waiting import LIMIT_S
 
-_LIMIT_S = 60.0
 _LAST = "last"
 
 
@@ -82,7 +82,7 @@ def kill_consumers(folder: Path, kills: int, seed: int = 1) -> Killed:
         step = _wait(steps, is_last, chance)
         in_block += step == "i"
         consumer.kill()
-        consumer.join(_LIMIT_S)
+        consumer.join(LIMIT_S)
         steps.close()
     with closing(sqlite3.connect(database)) as connection:
         times = dict.fromkeys(sent, 0) | dict(connection.execute("SELECT id, count(*) FROM effects GROUP BY id"))
@@ -96,7 +96,7 @@ def _wait(steps: Connection, is_last: bool, chance: random.Random) -> str:
         time.sleep(chance.random() * 0.1)  # While it starts, loads its bookmark, or opens the table.
         return step
     wanted = _LAST if is_last else chance.choice("iiic")
-    while step not in {wanted, _LAST} and steps.poll(_LIMIT_S):
+    while step not in {wanted, _LAST} and steps.poll(LIMIT_S):
         step = steps.recv()
     if not is_last and chance.random() < 0.3:
         time.sleep(chance.random() * 0.01)

@@ -24,10 +24,9 @@ from halfway.schemas.headers import check_group, check_id
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_topics import unique_kafka_settings
 from tests.support.partition_records import headers_of
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
-LIMIT_S = 30.0
 GROUP = "shop"
 
 

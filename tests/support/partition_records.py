@@ -5,7 +5,7 @@ from typing import cast
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-LIMIT_S = 30.0
+from tests.support.waiting import LIMIT_S
 
 
 def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -> Iterator[Message]:

@@ -21,7 +21,7 @@ from tests.support.secure_broker import Right
 PAGE = (ROOT / "docs" / "security.md").read_text()
 PASSWORD = 'p"a\\ss;word='
 USERS = {"job": 'job "7"; \\', "client": "client", "operator": "operator", "setup": "setup", "doctor": "doctor", "relay": "relay"}
-LIMIT_S = 15.0
+LIMIT_S = 60.0
 _RESOURCES = {
     "topic": ResourceType.TOPIC,
     "group": ResourceType.GROUP,

@@ -101,7 +101,7 @@ def test_close_ends_without_a_broker(own_broker: LocalBroker) -> None:
         try:
             start_s = time.monotonic()
             assert producer.close() is False
-            assert time.monotonic() - start_s < LIMIT_S
+            assert time.monotonic() - start_s < 2.0 + CLOSE_GRACE_S + BUSY_S
         finally:
             own_broker.start()
     assert committed(kafka) == {}

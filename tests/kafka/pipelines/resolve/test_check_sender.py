@@ -20,8 +20,8 @@ from tests.support.dead_producer import declare_dead
 from tests.support.job_world import half_headers
 from tests.support.kafka_topics import MakeTopics, set_topic_config
 from tests.support.partition_records import topic_records
+from tests.support.waiting import LIMIT_S
 
-LIMIT_S = 30.0
 MIB = 1024**2
 NO_NAME = ("", None)
 """A header without name and value. It counts nothing in the contract, and 2 bytes in Kafka."""

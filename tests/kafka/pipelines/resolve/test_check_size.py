@@ -12,8 +12,8 @@ from halfway.schemas.headers import MAX_HEADERS_BYTES, Source
 from halfway.schemas.tables import Table
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers
 from tests.support.kafka_topics import set_topic_config
+from tests.support.waiting import LIMIT_S
 
-LIMIT_S = 30.0
 MIB = 1024**2
 LARGEST = 4 * MIB
 
