@@ -14,6 +14,7 @@ from halfway.pipelines.cli import (
     messages,
     optimize,
     pending,
+    quarantine,
     relay,
     resolve,
     status,
@@ -78,6 +79,7 @@ app.command("messages")(messages.messages)
 app.command("pending")(pending.pending)
 app.command("commit")(by_hand.commit)
 app.command("rollback")(by_hand.rollback)
+app.command("quarantine")(quarantine.quarantine)
 app.command("replay")(by_hand.replay)
 app.command("erase")(by_hand.erase)
 app.command("relay")(relay.relay)

@@ -253,6 +253,7 @@ def test_commit_with_group_and_incarnation_does_not_read_the_checkpoint(settings
         (["replay", "x", "--all"], 2, "--all"),
         (["replay", "x", "--reason", "expired"], 2, "--all"),
         (["replay", "--all", "--reason", "boredom"], 2, "check_max"),
+        (["quarantine", "--reason", "check_max"], 2, "conflicting_verdict"),
     ],
 )
 def test_wrong_usage_is_refused(settings: Settings, arguments: list[str], code: int, message: str) -> None:

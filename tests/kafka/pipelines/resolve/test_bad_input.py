@@ -18,6 +18,7 @@ from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import MAX_TICK_BYTES, Source
 from halfway.schemas.tables import Table
+from tests.support.commands import facts, invoke
 from tests.support.delta_rows import delta_rows
 from tests.support.job_world import SMALL_JOB, START_MS, Headers, World, half_headers, op_headers
 from tests.support.kafka_topics import unique_topics
@@ -154,6 +155,25 @@ def test_r14_a_bad_record_is_quarantined_whole(aftermath: Aftermath, bad: Bad) -
     assert (raw(row.key), raw(row.value)) == (bad.key, bad.value)
     assert [(header.key, raw(header.value)) for header in row.headers] == bad.headers
     assert row.source_timestamp.timestamp() * 1000 == START_MS + AT_MS
+
+
+def test_the_command_lists_what_was_refused(aftermath: Aftermath) -> None:
+    settings = aftermath.world.settings
+    listed = facts(invoke(settings, "quarantine", "--json"))
+    assert {(each["source_topic"], each["source_partition"], each["source_offset"]) for each in listed} == set(aftermath.quarantine)
+    ticks = [each for each in listed if each["reason"] == "bad_tick"]
+    assert facts(invoke(settings, "quarantine", "--reason", "bad_tick", "--json")) == ticks
+    assert (
+        facts(invoke(settings, "quarantine", "bad", "--limit", "2", "--json"))
+        == [each for each in listed if each["transaction_id"] == "bad"][:2]
+    )
+
+    shown = invoke(settings, "quarantine", "--limit", "1")
+    first = listed[0]
+    assert f"{first['source_topic']} {first['source_partition']}:{first['source_offset']}" in shown.stdout
+    assert first["detail"] in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "... and earlier ones (--limit)"
+    assert invoke(settings, "quarantine", "good0").stdout == "no such record was refused\n"
 
 
 def test_r14_the_stream_goes_on_and_nothing_else_is_quarantined(aftermath: Aftermath) -> None:

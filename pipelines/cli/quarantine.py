@@ -1,0 +1,60 @@
+"""`halfway quarantine`: list the records that were refused."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
+from halfway.pipelines.local.command_settings import command_settings
+from halfway.pipelines.storage.missing_tables import verify_table_exists
+from halfway.schemas.outcomes import DISCARD_REASONS, Reason
+
+SHOWN = 50
+_REASONS = [str(reason) for reason in Reason if reason not in DISCARD_REASONS]
+
+
+def _reason(text: str) -> str:
+    if text not in _REASONS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_REASONS)}")
+    return text
+
+
+def quarantine(
+    transaction_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only records of this transaction.")] = None,
+    *,
+    reason: Annotated[str | None, typer.Option(parser=_reason, metavar="REASON", help="Only those refused for this reason.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {SHOWN}, or all with --json.")] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the records that were refused, latest first, and why. The table `quarantine` holds each of them whole."""
+    from halfway.pipelines.operate.quarantined import newest_quarantined
+    from halfway.pipelines.runtime.reader_session import reader_session
+
+    settings = command_settings(config, overrides)
+    verify_table_exists(settings.storage, "quarantine")
+    at_most = limit or SHOWN
+    with reader_session(settings, say) as session:
+        found = newest_quarantined(session(), settings.storage, limit if as_json else at_most + 1, reason, transaction_id)
+    if as_json:
+        show_json([asdict(each) for each in found])
+        return
+    if not found:
+        typer.echo("no such record was refused" if reason or transaction_id else "no record was refused")
+        return
+    rows = [
+        (
+            utc_text(each.source_timestamp_ms),
+            f"{each.source_topic} {each.source_partition}:{each.source_offset}",
+            each.transaction_id or "",
+            each.reason,
+            each.detail or "",
+        )
+        for each in found[:at_most]
+    ]
+    show_table(["record's time", "place", "transaction", "reason", ""], rows)
+    if len(found) > at_most:
+        typer.echo("... and earlier ones (--limit)")
