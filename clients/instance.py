@@ -87,7 +87,7 @@ class GroupInstance:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_complete: bool | None = None
-        self._callers: list[Hashable] = []
+        self._callers: list[tuple[object, Hashable]] = []
         """Who is in each running send. Frameworks end the blocks of a thread in any order, and in other threads."""
         self._sender: Sender | None = None
         self._checks = self.make_checks(make_workers)
@@ -156,14 +156,16 @@ class GroupInstance:
             KafkaUnavailableError, ProducerClosedError: as `start`.
         """
         self.start()
+        send = (object(), caller)
         try:
             # One fact, and first: a signal handler may come at any moment, and close.
-            self._callers.append(caller)
+            self._callers.append(send)
             with self._changed:
                 sender = self.start()  # It may be closed by now.
             yield sender
         finally:
-            self._callers.remove(caller)
+            with contextlib.suppress(ValueError):  # Ctrl-C came before it was counted.
+                self._callers.remove(send)
             with self._changed:
                 self._changed.notify_all()
 
@@ -173,7 +175,7 @@ class GroupInstance:
         Raises:
             RuntimeError: the caller is sending, or answers a check.
         """
-        if caller in self._callers or self._checks.is_answering_here():
+        if any(each == caller for _, each in list(self._callers)) or self._checks.is_answering_here():
             raise RuntimeError(
                 "close() cannot be called by a listener, in a block, or by a signal handler that interrupts a send, because it waits "
                 "until they end"
@@ -236,12 +238,20 @@ class GroupInstance:
         limit_s = limit_s if deadline_s is None else min(limit_s, deadline_s)
         has_left = self._checks.leave(limit_s)
         self._flush(limit_s)
-        delivered = self._sender.close(limit_s) and not self.records.lost_an_op
+        delivered = sends_done and self._sender.close(limit_s) and not self.records.lost_an_op
+        if not sends_done:
+            threading.Thread(target=self._close_after_sends, name="halfway-close", daemon=True).start()
         done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "acknowledgements": delivered}
         left = ",".join(name for name, is_done in done.items() if not is_done)
         if left:
             log.error("event=close_incomplete left=%r effect=checks_ask_for_missing_outcomes", left)
         return not left
+
+    def _close_after_sends(self) -> None:
+        """Serve the reports of sends that `close` has not waited for: without, they would wait for their time limit."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._callers)
+        self.sender.close(time.monotonic())
 
     def make_sender(self) -> Sender:
         """Return the connection that sends. A test may put another one in its place."""

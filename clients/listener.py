@@ -104,6 +104,7 @@ def remark_of(text: str) -> str:
 def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
     """Log why a listener returned no state. The message's content is not logged."""
     if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
+        _hide_parameters(answer.error)
         log.warning(
             "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
             message.transaction_id,
@@ -111,6 +112,16 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
             type(answer.error).__name__ if answer.error else "no_state",
             exc_info=answer.error,
         )
+
+
+def _hide_parameters(error: BaseException | None) -> None:
+    """Let errors of SQLAlchemy, and those that have led to this one, leave the parameters of the statement out."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if hasattr(error, "hide_parameters"):
+            error.hide_parameters = True
+        error = error.__cause__ or error.__context__
 
 
 def _text_of(error: BaseException) -> str:

@@ -121,7 +121,7 @@ class OpenChecks:
     def add(self, partition: int, offset: int, request: CheckRequest | None, at_ms: int = 0) -> CheckTask | None:
         """Add a record that was read from the check topic.
 
-        An offset that was read before means that the topic was deleted and made anew, or truncated: the partition's
+        An offset that was read before means that the topic was deleted and recreated, or truncated: the partition's
         progress begins again.
 
         Args:

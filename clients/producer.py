@@ -190,10 +190,11 @@ class TransactionProducer(Generic[Arg_contra]):
             try:
                 with telemetry.local_transaction():
                     yield block
+                block.finish()
             except BaseException as error:
-                block.abandon(type(error).__name__)
+                if not block.is_written:
+                    block.abandon(type(error).__name__)
                 raise
-            block.finish()
             self._database.clean_up()
 
     def on_commit(self, session: Any) -> LocalTransaction:

@@ -93,7 +93,7 @@ class OpenTelemetry(Telemetry):
         """Report a send, from its begin to its op: a span, its time, and its error."""
         began_s, labels = time.perf_counter(), dict(self._group)
         try:
-            with self._span("send", destination, self._trace.SpanKind.PRODUCER):
+            with self._span(f"send {destination}", self._trace.SpanKind.PRODUCER, self._attributes("send", destination)):
                 yield
         except BaseException as error:
             labels["error.type"] = type(error).__name__
@@ -104,15 +104,15 @@ class OpenTelemetry(Telemetry):
 
     def local_transaction(self) -> AbstractContextManager[None]:
         """Report a local transaction: a span."""
-        span: AbstractContextManager[None] = self._tracer.start_as_current_span("local transaction", attributes=self._group)
-        return span
+        return self._span("local transaction", self._trace.SpanKind.INTERNAL, self._group)
 
     @contextmanager
     def check(self, message: HalfMessage) -> Iterator[None]:
         """Report the answering of a check: a span in the trace of its half."""
         token = self._context.attach(self._context_of(message))
         try:
-            with self._span("process", self._settings.check_topic_of(message.producer_group), self._trace.SpanKind.CONSUMER):
+            topic = self._settings.check_topic_of(message.producer_group)
+            with self._span(f"process {topic}", self._trace.SpanKind.CONSUMER, self._attributes("process", topic)):
                 yield
         finally:
             self._context.detach(token)
@@ -146,11 +146,17 @@ class OpenTelemetry(Telemetry):
             propagator.inject(carrier, context)
         return carrier
 
-    def _span(self, operation: str, destination: str, kind: Any) -> AbstractContextManager[None]:
-        span: AbstractContextManager[None] = self._tracer.start_as_current_span(
-            f"{operation} {destination}", None, kind, self._attributes(operation, destination)
-        )
-        return span
+    @contextmanager
+    def _span(self, name: str, kind: Any, attributes: Mapping[str, str]) -> Iterator[None]:
+        """Begin a span. Of an error it has the type alone: SQLAlchemy's text has the statement's parameters."""
+        silent = {"record_exception": False, "set_status_on_exception": False}
+        with self._tracer.start_as_current_span(name, None, kind, attributes, **silent) as span:
+            try:
+                yield
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__name__)
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, type(error).__name__))
+                raise
 
     def _attributes(self, operation: str, destination: str) -> dict[str, str]:
         return {

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
-from halfway.schemas.errors import OutcomeUnknownError
+from halfway.schemas.errors import OutcomeUnknownError, RolledBackError
 from halfway.schemas.headers import LocalTransactionState
 
 log = logging.getLogger(__name__)
@@ -221,6 +221,8 @@ class LocalTransaction:
         """
         if self.is_written:
             return
+        if self._state is LocalTransactionState.ROLLBACK:  # Its messages are taken back.
+            raise RolledBackError(f"transaction {self.transaction_id} was rolled back, and is not to commit any more")
         try:
             if self._messages:
                 self._transaction.write_row(self.transaction_id, self._born_at_ms)

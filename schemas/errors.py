@@ -46,11 +46,11 @@ class CheckpointInUseError(HalfwayError):
 
 
 class StateFormatError(HalfwayError):
-    """A state row was written by another version, or is damaged."""
+    """The payload of a state row has another format version, or cannot be decoded."""
 
 
 class StateDamagedError(HalfwayError):
-    """A file of the checkpoint's state is damaged or missing."""
+    """Spark cannot load the state: a file of the checkpoint is damaged or missing."""
 
 
 class JobFailedError(HalfwayError):
@@ -86,7 +86,7 @@ class OutcomeUnknownError(HalfwayError):
 
 
 class SharedGroupError(HalfwayError):
-    """A check asks for what is not of this database: another service's, or from before the table was made anew."""
+    """A check asks for what is not of this database: another service's, or from before the table was recreated."""
 
 
 class BookmarkMovedError(HalfwayError):

@@ -41,7 +41,7 @@ class MessageFiles:
     _log: pa_fs.FileSystem
     _data: pa_fs.FileSystem
     _commit: pa_fs.FileInfo
-    """Size and time of the log's file of this version. A table that was made anew has another one."""
+    """Size and time of the log's file of this version. A table that was recreated has another one."""
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str]) -> Self:

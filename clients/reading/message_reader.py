@@ -85,7 +85,7 @@ class MessageReader:
             after: the bookmark of the last batch that was dealt with; None to read from the beginning.
 
         Raises:
-            TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
+            TableError: there is no table, it was recreated since this reader's first look, or needs Spark to be read.
             TypeError: `after` is no bookmark.
         """
         _verify_bookmark(after)
@@ -103,7 +103,7 @@ class MessageReader:
             The bookmark; None if the table holds no message.
 
         Raises:
-            TableError: there is no table, it was made anew since this reader's first look, or needs Spark to be read.
+            TableError: there is no table, it was recreated since this reader's first look, or needs Spark to be read.
         """
         for _ in range(_TRIES):
             with suppress(FileNotFoundError):  # It was replaced.
@@ -120,7 +120,7 @@ class MessageReader:
             poll_s: how often to look for new messages. A look is one request for one file of the table's log.
 
         Raises:
-            TableError: there is no table, it was made anew meanwhile, or needs Spark to be read.
+            TableError: there is no table, it was recreated meanwhile, or needs Spark to be read.
             TypeError: `after` is no bookmark.
         """
         for batch in self._steps(after):
@@ -173,7 +173,7 @@ class MessageReader:
         files = self._open_files(self._uri, self._options)
         if self._table_id not in (None, files.id):
             raise TableError(
-                f"the table {self._uri} was made anew since it was first read: bookmarks are of the former one. Begin with a new reader, "
+                f"the table {self._uri} was recreated since it was first read: bookmarks are of the former one. Begin with a new reader, "
                 "and with a bookmark of this table or none"
             )
         self._table_id = files.id

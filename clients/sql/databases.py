@@ -9,7 +9,7 @@ from halfway.clients.sql.drivers import driver_of
 from halfway.clients.sql.marked_transaction import MarkedTransaction
 from halfway.clients.sql.sqlalchemy_database import SqlAlchemyDatabase
 from halfway.clients.transaction import DatabaseTransaction
-from halfway.schemas.errors import RolledBackError
+from halfway.schemas.errors import RolledBackError, SettingsError
 
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
@@ -104,6 +104,7 @@ class DjangoDatabase:
         """Enter `transaction.atomic(durable=True)`: Django refuses it inside another one, whose end would decide.
 
         Raises:
+            SettingsError: Django is not in autocommit mode: `atomic` would only be a savepoint, and commit nothing.
             TypeError: `using` is not None.
         """
         if using is not None:
@@ -124,6 +125,11 @@ class DjangoDatabase:
 class _DjangoTransaction(MarkedTransaction):
     def __init__(self, alias: str) -> None:
         self.connection = _django().connections[alias]
+        if not self.connection.in_atomic_block and not self.connection.get_autocommit():
+            raise SettingsError(
+                "Django is not in autocommit mode, in which the end of a block would commit nothing: turn AUTOCOMMIT on, and leave it to "
+                "`transaction.atomic()` to begin transactions"
+            )
         self._atomic = _django().transaction.atomic(using=alias, durable=True)
         self._atomic.__enter__()
         self._is_open = True

@@ -4,6 +4,7 @@ Everything here works on a DB-API connection (PEP 249). SQLAlchemy and Django ha
 SQLAlchemy adapts the connections of aiosqlite and psycopg.
 """
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -17,8 +18,8 @@ has changed (`innodb_snapshot_isolation`), the table of locks is full, a deadloc
 _MAY_ROLL_BACK = {7, 9, 10, 13, 19}
 """The errors of SQLite after which it may have rolled back the transaction: no memory, interrupted, input and output, a
 full disk, a constraint with `OR ROLLBACK` (sqlite.org/lang_transaction.html)."""
-_BEGIN = {"INSERT", "UPDATE", "DELETE", "REPLACE"}
-"""The statements for which sqlite3 begins a transaction."""
+_WRITES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE|WITH)\b", re.IGNORECASE | re.DOTALL)
+"""What writes. sqlite3 begins a transaction before it; not before WITH, after whose error none may have been lost."""
 _LEGACY = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""
 
@@ -114,7 +115,7 @@ class SqliteDriver(Driver):
         """Return True if no transaction is left, after an error of a statement for which sqlite3 begins one."""
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _MAY_ROLL_BACK:  # without what extends the code
             return False
-        return statement.lstrip()[:7].rstrip().upper() in _BEGIN and not below(connection).in_transaction
+        return _WRITES.match(statement) is not None and not below(connection).in_transaction
 
     def set_savepoint(self, connection: Any) -> None:
         """Begin first, where sqlite3 waits for a first write: an outermost savepoint would be the transaction."""

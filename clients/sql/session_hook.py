@@ -22,6 +22,7 @@ class SessionHook:
         """Listen to the session's events, for as long as it is used."""
         self.session, self._database = session, database
         self._block: LocalTransaction | None = None
+        self._transaction: Any = None
         self._forget_commit: Callable[[], None] = lambda: None
         self._is_committed = False
         event = import_module("sqlalchemy.event")
@@ -36,11 +37,13 @@ class SessionHook:
         """
         if self.session.in_nested_transaction():
             raise TypeError(IN_SAVEPOINT)
+        if not self.session.in_transaction():
+            self.session.begin()
+        if self._transaction is not self.session.get_transaction():
+            self._conclude()  # A listener of the service has come before `_after_end`.
         if self._block is None:
-            if not self.session.in_transaction():
-                self.session.begin()
             transaction = _OfSession(self.session, self._database)
-            self._block = make(transaction)
+            self._block, self._transaction = make(transaction), self.session.get_transaction()
             self._forget_commit = transaction.at_commit(self._at_commit)
         return self._block
 
@@ -64,6 +67,11 @@ class SessionHook:
             # Only now has the session given its connection back: the pool may have no second one.
             self._is_committed = False
             self._database.clean_up()
+        if transaction is self._transaction:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        """Conclude the block of a transaction that the session has left, if there is one."""
         if self._block is None:
             return
         block = self._end()
@@ -76,7 +84,7 @@ class SessionHook:
             log.warning("event=session_not_committed transaction_id=%r error=%s", block.transaction_id, type(error).__name__)
 
     def _end(self) -> LocalTransaction:
-        block, self._block = cast(LocalTransaction, self._block), None
+        block, self._block, self._transaction = cast(LocalTransaction, self._block), None, None
         self._forget_commit()
         return block
 

@@ -124,7 +124,7 @@ class SqlTransactions:
         if state is None:
             raise SharedGroupError(
                 f"transaction {message.transaction_id!r} is not of this service's database, so that it cannot be answered here: another "
-                f"service has the producer group {message.producer_group!r} too, or the table {TABLE} was made anew. Give each "
+                f"service has the producer group {message.producer_group!r} too, or the table {TABLE} was recreated. Give each "
                 "service a group of its own"
             )
         return state
@@ -137,7 +137,7 @@ class SqlTransactions:
             born_at_ms: when it began, in ms since 1970 UTC.
 
         Returns:
-            COMMIT, ROLLBACK, or UNKNOWN if its row may have been deleted, or the table was made anew.
+            COMMIT, ROLLBACK, or UNKNOWN if its row may have been deleted, or the table was recreated.
 
         Raises:
             Exception: of the driver, if the place is locked for too long or the database cannot be reached.

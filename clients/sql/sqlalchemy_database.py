@@ -39,7 +39,10 @@ class SqlAlchemyDatabase:
                 "service's transaction: use a file, not a SQLite database in memory"
             )
         self._engine = engine
-        import_module("sqlalchemy.event").listen(engine, "handle_error", _note_rolled_back)
+        event, engines = import_module("sqlalchemy.event"), import_module("sqlalchemy").Engine
+        if not event.contains(engines, "handle_error", _note_rolled_back):
+            # Of all engines, for sessions of another one of this database. And first: the service's own may raise.
+            event.listen(engines, "handle_error", _note_rolled_back, insert=True)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
@@ -60,6 +63,7 @@ class SqlAlchemyDatabase:
                 "to its transaction by producer.on_commit(session)"
             )
         info[_BLOCK] = weakref.ref(transaction)  # A connection that is forgotten goes back to its pool.
+        begun.guard()
         return begun
 
     def _transaction_of(self, using: Any) -> "_ConnectionTransaction | SessionTransaction":
@@ -100,9 +104,33 @@ class _SqlAlchemyTransaction(MarkedTransaction):
     Otherwise a service that runs a block again, as after a serialization failure, would have two classes to catch.
     """
 
+    connection: Any
+    _forget_guard: Callable[[], None] = staticmethod(lambda: None)
+
+    def guard(self) -> None:
+        """Refuse each commit until the end of the block: it would write the data without the messages.
+
+        It may come after the block, when a signal handler has raised an exception in the block's first or last lines.
+        """
+        self._forget_guard = self.at_commit(self._refuse)
+
+    def _refuse(self) -> None:
+        raise RolledBackError(
+            "a transaction was committed that a block is to end, or that a block has left open because a signal came. It is rolled back, "
+            "and no message becomes readable: leave the commit to the block"
+        )
+
+    @abstractmethod
+    def at_commit(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Call `act` before the transaction commits. Returns a function that ends this."""
+
     @abstractmethod
     def place(self) -> tuple[dict[str, Any], Any]:
         """Return the transaction, begun, and where it is noted that a block is to end it."""
+
+    def execute(self, statement: Any, parameters: Any = None) -> Any:
+        """Execute a statement of SQLAlchemy."""
+        return self.connection.execute(statement, parameters)
 
     def errors_as_the_services(self) -> AbstractContextManager[None]:
         return _raised_by_sqlalchemy(errors_of(self.raw()))
@@ -140,6 +168,22 @@ def _refuse_lost(connection: Any) -> None:
         )
 
 
+def _listen(target: Any, name: str, call: Callable[..., None]) -> Callable[[], None]:
+    event = import_module("sqlalchemy.event")
+    event.listen(target, name, call)
+    return partial(event.remove, target, name, call)
+
+
+def _or_roll_back(act: Callable[[], None], connection: Any) -> None:
+    """Call `act` while a connection commits. After an error SQLAlchemy takes the transaction for ended: it ends."""
+    try:
+        act()
+    except BaseException:
+        with suppress(Exception):
+            connection.connection.dbapi_connection.rollback()
+        raise
+
+
 class _ConnectionTransaction(_SqlAlchemyTransaction):
     def __init__(self, connection: Any, *, is_ours: bool) -> None:
         self.connection, self._is_ours = connection, is_ours
@@ -148,9 +192,6 @@ class _ConnectionTransaction(_SqlAlchemyTransaction):
         except BaseException:
             self._close()
             raise
-
-    def execute(self, statement: Any, parameters: Any = None) -> Any:
-        return self.connection.execute(statement, parameters)
 
     def mark(self) -> None:
         _refuse_lost(self.connection)
@@ -165,14 +206,23 @@ class _ConnectionTransaction(_SqlAlchemyTransaction):
     def raw(self) -> Any:
         return self.connection.connection.dbapi_connection
 
+    def at_commit(self, act: Callable[[], None]) -> Callable[[], None]:
+        return _listen(self.connection, "commit", partial(self._act_at, act))
+
+    def _act_at(self, act: Callable[[], None], connection: Any) -> None:
+        if connection.get_transaction() is self._transaction:
+            _or_roll_back(act, connection)
+
     def commit(self, write: Callable[[], None]) -> None:
         write()
+        self._forget_guard()
         self._transaction.commit()
         self._close()
 
     def abandon(self) -> None:
         with suppress(Exception):
             self.connection.rollback()  # whatever transaction it is in: the block may have ended ours
+            self._forget_guard()
         with suppress(Exception):
             self.raw().rollback()  # SQLAlchemy takes a transaction whose commit has failed for ended; SQLite does not
         self._close()
@@ -210,10 +260,6 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self.connection = session
         self._committing: Any = None
         self._root: Any = None
-
-    def execute(self, statement: Any, parameters: Any = None) -> Any:
-        """Execute a statement of SQLAlchemy."""
-        return self.connection.execute(statement, parameters)
 
     def place(self) -> tuple[dict[str, Any], Any]:
         """Return the transaction, and the connection's notes. The connection of a test may have several sessions."""
@@ -262,32 +308,24 @@ class SessionTransaction(_SqlAlchemyTransaction):
             A function that ends this.
         """
         if self._is_of_test:
-            target, name, call = self.connection, "before_commit", partial(self._act_before, act)
-        else:
-            target, name, call = self.connection.connection(), "commit", partial(self._act_at, act)
-        event = import_module("sqlalchemy.event")
-        event.listen(target, name, call)
-        return partial(event.remove, target, name, call)
+            return _listen(self.connection, "before_commit", partial(self._act_before, act, self.connection.get_transaction()))
+        return _listen(self.connection.connection(), "commit", partial(self._act_at, act))
 
-    def _act_before(self, act: Callable[[], None], session: Any) -> None:
-        if not session.in_nested_transaction():
+    def _act_before(self, act: Callable[[], None], transaction: Any, session: Any) -> None:
+        if session.get_transaction() is transaction and not session.in_nested_transaction():
             act()
 
     def _act_at(self, act: Callable[[], None], connection: Any) -> None:
         self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
         try:
-            act()
-        except BaseException:
-            # SQLAlchemy takes a transaction whose commit has failed for ended, and would reuse the connection.
-            with suppress(Exception):
-                self._committing.rollback()
-            raise
+            _or_roll_back(act, connection)
         finally:
             self._committing = None
 
     def commit(self, write: Callable[[], None]) -> None:
         """Commit the session."""
         forget = self.at_commit(write)
+        self._forget_guard()
         try:
             self.connection.commit()
         finally:
@@ -297,3 +335,4 @@ class SessionTransaction(_SqlAlchemyTransaction):
         """Roll the session back."""
         with suppress(Exception):
             self.connection.rollback()
+            self._forget_guard()

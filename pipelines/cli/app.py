@@ -12,12 +12,11 @@ from halfway.pipelines.cli import (
     demo,
     doctor,
     messages,
-    optimize,
     pending,
-    quarantine,
     relay,
     resolve,
     status,
+    tables,
     topics,
     transactions,
 )
@@ -79,9 +78,9 @@ app.command("messages")(messages.messages)
 app.command("pending")(pending.pending)
 app.command("commit")(by_hand.commit)
 app.command("rollback")(by_hand.rollback)
-app.command("quarantine")(quarantine.quarantine)
+app.command("quarantine")(tables.quarantine)
 app.command("replay")(by_hand.replay)
 app.command("erase")(by_hand.erase)
 app.command("relay")(relay.relay)
 app.command("doctor")(doctor.doctor)
-app.command("optimize")(optimize.optimize)
+app.command("optimize")(tables.optimize)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, one_of
 from halfway.pipelines.cli.output import say, show_json, show_table, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, settle
@@ -69,18 +69,13 @@ commit = _command(LocalTransactionState.COMMIT, "Commit a pending transaction by
 rollback = _command(LocalTransactionState.ROLLBACK, "Roll back a pending transaction by hand. Its message is never delivered.")
 
 
-def _reason(text: str) -> str:
-    if text not in _REASONS:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_REASONS)}")
-    return text
-
-
 def replay(
     transaction_ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of discarded transactions.")] = None,
     *,
     all_of_them: Annotated[bool, typer.Option("--all", help="Resend all discarded messages.")] = False,
     reason: Annotated[
-        str | None, typer.Option(parser=_reason, metavar="|".join(_REASONS), help="With --all: only those discarded for this reason.")
+        str | None,
+        typer.Option(parser=one_of(_REASONS), metavar="|".join(_REASONS), help="With --all: only those of this reason."),
     ] = None,
     group: Annotated[str | None, typer.Option(help="With --all: only those of this producer group.")] = None,
     unproven: Annotated[

@@ -1,7 +1,7 @@
 """Defines the options that commands share, and the command group that prints errors as one line."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,17 @@ SetOption = Annotated[
     typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Override one setting. May be repeated.", callback=_checked),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser that refuses any other text."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
+        return text
+
+    return parse
 
 
 _OWN_FILES_ONLY = 0o077

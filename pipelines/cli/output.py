@@ -17,6 +17,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from halfway.schemas.headers import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
+
 _WIDEST = 1_000_000
 """In characters: wider than any row."""
 
@@ -54,7 +56,9 @@ def log_to_stderr() -> None:
 
 
 def utc_text(at_ms: int) -> str:
-    """Return a time (ms since 1970) for people."""
+    """Return a time (ms since 1970) for people. A refused record may have one that no calendar has (R14)."""
+    if not MIN_TIMESTAMP_MS <= at_ms <= MAX_TIMESTAMP_MS:
+        return f"{at_ms} ms"
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from halfway.pipelines.storage.state_reader import StoredState
     from halfway.transforms.views.pending import PendingView
 
-SHOWN = 50
+_SHOWN = 50
 _JSON_COLUMNS = ["transaction_id", "incarnation", "producer_group", "topic", "age_ms", "check_times", "next_due_ms"]
 _ROWS_AT_ONCE = 10_000
 
@@ -36,7 +36,7 @@ def pending(
     older_than: Annotated[
         int | None, typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {SHOWN}, or all with --json.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {_SHOWN}, or all with --json.")] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -55,7 +55,7 @@ def pending(
         others = view.transactions.num_rows
         typer.echo(f"none of the {others} pending transactions is of this group and age" if others else f"nothing is pending{as_of}")
         return
-    shown = wanted.slice(0, limit or SHOWN)
+    shown = wanted.slice(0, limit or _SHOWN)
     rows = [_row(row, view, check_max) for row in shown.to_pylist()]
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)
     if wanted.num_rows > shown.num_rows:

@@ -1,4 +1,4 @@
-"""Scans a topic from a time to its present end, so that a command finds what was sent before."""
+"""Tells what topics retain, for the job and the commands, and scans a topic from a time to its present end."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

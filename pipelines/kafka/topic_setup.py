@@ -181,7 +181,7 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
             (notes if enough else problems).append(room)
         notes.append(retention_problem(settings, check, configs[check]))
     for note in filter(None, notes):
-        log.warning("event=topic_to_mend cause=%r", note)
+        log.warning("event=topic_to_correct cause=%r", note)
     found = [problem for problem in problems if problem]
     if found:
         raise TopicError("; ".join(found))

@@ -1,4 +1,4 @@
-"""The operator's tools: settle, replay, erase, status, doctor, messages of a catalog.
+"""The operator's tools: settle, replay, erase, status, doctor, quarantined records, messages of a catalog.
 
 May import `schemas`, `clients/reading`, `transforms/views`, `kafka`, `relay` and `storage`.
 """

@@ -122,7 +122,7 @@ def sent_halves(scan: TopicScan, candidates: Candidates, settings: Settings, pro
 def refused_halves(spark: SparkSession, storage: StorageSettings, half_topic: str, sent: list[SentHalf]) -> set[SentHalf]:
     """Return those of the halves that `quarantine` holds: the job read them, and they had no effect.
 
-    A half that was lost (R17) had been taken. A record at the place of another one, in a topic that was made anew, has
+    A half that was lost (R17) had been taken. A record at the place of another one, in a topic that was recreated, has
     another time.
     """
     identities = {half[1:]: half for half in sent}

@@ -116,7 +116,7 @@ class Relay:
         if positions.table != table:
             raise RelayError(
                 f"the bookmark of relay {name} ({positions.after or BEFORE_THE_FIRST}) is of another table than the one in storage, "
-                "which was made anew: use another relay.name, and start it once with --begin"
+                "which was recreated: use another relay.name, and start it once with --begin"
             )
         return positions
 
@@ -127,7 +127,7 @@ class Relay:
             TransactionLostError: a transaction did not end, or another relay has taken over.
             KafkaUnavailableError: Kafka cannot be reached.
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
-            TableError: the table is gone, was made anew, or cannot be read.
+            TableError: the table is gone, was recreated, or cannot be read.
         """
 
         def may_go_on() -> bool:

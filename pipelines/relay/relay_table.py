@@ -64,7 +64,7 @@ class RelayTable:
         """Return True if the table has another version than at the last look, or may have: a look at one file.
 
         Raises:
-            TableError: the table is gone, was made anew, or cannot be read.
+            TableError: the table is gone, was recreated, or cannot be read.
         """
         is_due = time.monotonic() >= self._look_anew_s  # the commit after the last one may be gone from the log
         if not is_due and not self._files.has_changed():
@@ -72,7 +72,7 @@ class RelayTable:
         former = self.id
         self.look()
         if self.id != former:
-            raise TableError("the table was made anew")
+            raise TableError("the table was recreated")
         return True
 
     def newest(self, after: Reached | None) -> Bookmark | None:

@@ -50,13 +50,13 @@ class Router:
 
         A service chooses the topic. One that reached Halfway's own topics could settle the transactions of others.
         """
-        mend = "map it to another one in relay.topics, or take it out of relay.allow"
+        remedy = "map it to another one in relay.topics, or take it out of relay.allow"
         if topic in self._own:
-            return Refusal.OWN_TOPIC, f"{topic} is one of Halfway's own topics: {mend}"
+            return Refusal.OWN_TOPIC, f"{topic} is one of Halfway's own topics: {remedy}"
         if topic.startswith(_KAFKAS_OWN):
-            return Refusal.OWN_TOPIC, f"{topic} is one of Kafka's own topics: {mend}"
+            return Refusal.OWN_TOPIC, f"{topic} is one of Kafka's own topics: {remedy}"
         if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
-            return Refusal.NO_TOPIC, f"{topic!r} is no name of a Kafka topic: {mend}"
+            return Refusal.NO_TOPIC, f"{topic!r} is no name of a Kafka topic: {remedy}"
         return None
 
     def record_of(self, message: CommittedMessage, partitions: int) -> RelayedRecord:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 GROUPS_AT_ONCE = 100
 """How many groups are asked about in a round: an answer takes Python 2 ms a group."""
-REQUEST_LIMIT_S = 5.0
-READ_LIMIT_S = 5.0
+_ASK_LIMIT_S = 5.0
+PLACE_LIMIT_S = 5.0
 """How long the first place that cannot be read holds up a round. Each further one gets half of the time of the last."""
 RETRY_ROUNDS = 60
 """How many rounds later such a place is read again: earlier if it got less time."""
@@ -185,7 +185,7 @@ class CheckLag:
             old: the offsets to search, by place.
         """
         found: dict[str, tuple[TopicPlace, int]] = {}
-        limit_s = READ_LIMIT_S
+        limit_s = PLACE_LIMIT_S
         with ExitStack() as stack:
             consumer: Consumer | None = None
             for place in sorted(old, key=lambda place: self._unread.get(place, 0)):
@@ -205,7 +205,7 @@ class CheckLag:
                             waiting = self._first_requests(consumer, place, wanted, end, limit_s)
                         self._note_read(place)
                     except (KafkaException, KafkaUnavailableError) as error:
-                        self._note_unread(place, error, round(RETRY_ROUNDS * limit_s / READ_LIMIT_S))
+                        self._note_unread(place, error, round(RETRY_ROUNDS * limit_s / PLACE_LIMIT_S))
                         limit_s /= 2
                 for group in starts:
                     self._looked.setdefault(group, {})[place] = waiting.get(group, end)
@@ -258,7 +258,7 @@ class CheckLag:
             return {}
         first, since, end = (
             self._client.list_offsets(
-                dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=REQUEST_LIMIT_S
+                dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_LIMIT_S
             )
             for spec in (_FIRST, OffsetSpec.for_timestamp(max(0, before_ms)), _END)
         )
@@ -273,7 +273,7 @@ class CheckLag:
         return found
 
     def _forget_former(self, topic_ids: Mapping[str, str]) -> None:
-        """Forget what was known of topics that have been deleted and made anew: their offsets mean other records."""
+        """Forget what was known of topics that have been deleted and recreated: their offsets mean other records."""
         former = {topic for topic, topic_id in topic_ids.items() if self._topic_ids.get(topic, topic_id) != topic_id}
         self._topic_ids.update(topic_ids)
         if not former:

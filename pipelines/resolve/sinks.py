@@ -145,7 +145,7 @@ class BatchWriter:
         Those that it has discarded are known when their halves are read. There are few of them; of messages there are
         too many.
 
-        A pointer alone does not identify a record: the offsets of a topic that was deleted and made anew start at 0.
+        A pointer alone does not identify a record: the offsets of a topic that was deleted and recreated start at 0.
         A COMMIT makes one message. If its half is in two partitions, the new checkpoint may read the other one first.
         A half of a lower incarnation, or one that came while the id was remembered, makes none beside a message of its
         group (R11, R12): `discarded` may be from an older backup than `messages`.

@@ -15,12 +15,13 @@ from delta.tables import DeltaTable
 from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import StructType
 
-from halfway.pipelines.storage.file_systems import names_in, on_local_disk
+from halfway.pipelines.storage.file_systems import on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
+from halfway.pipelines.storage.state_reader import batches_in
 from halfway.schemas.errors import OwnershipError, SetupError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
@@ -128,7 +129,7 @@ def verify_exists(spark: SparkSession, storage: StorageSettings, table: Table) -
         OwnershipError: the checkpoint has run, so that the table is gone, or elsewhere.
     """
     if not table_exists(spark, storage, table):
-        has_run = any(name.isdecimal() for name in names_in(spark, f"{storage.checkpoint.rstrip('/')}/{OFFSETS}"))
+        has_run = bool(batches_in(spark, storage, OFFSETS))
         raise missing_table(storage, table_name(storage, table), has_run=has_run)
 
 
@@ -282,10 +283,15 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
     """
     options = {"txnAppId": app_id, "txnVersion": str(batch_id), **({"userMetadata": origin} if origin else {})}
     writer = rows.write.format("delta").mode("append").options(**options)
+    with commit_lock(local_warehouse(rows.sparkSession, storage), table):
+        save(writer, storage, table)
+
+
+def save(writer: DataFrameWriter, storage: StorageSettings, table: str) -> None:
+    """Run a writer's append to a table. The caller holds the table's lock."""
     if storage.catalog_schema:
         writer.saveAsTable(table_name(storage, table))
-        return
-    with commit_lock(local_warehouse(rows.sparkSession, storage), table):
+    else:
         writer.save(table_path(storage, table))
 
 

@@ -17,7 +17,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, property_ms, table_name, table_path
+from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, property_ms, save, table_name, table_path
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import PGROUP
@@ -111,10 +111,7 @@ def note_erasure(spark: SparkSession, storage: StorageSettings, row: Row) -> Non
     with commit_lock(local_warehouse(spark, storage), ERASURES):
         create_table(spark, storage, ERASURES, ERASURES_SCHEMA)
         writer = spark.createDataFrame([row], ERASURES_SCHEMA).write.format("delta").mode("append")
-        if storage.catalog_schema:
-            writer.saveAsTable(table_name(storage, ERASURES))
-        else:
-            writer.save(table_path(storage, ERASURES))
+        save(writer, storage, ERASURES)
 
 
 def old_files_kept_ms(spark: SparkSession, storage: StorageSettings, table: Table) -> int:

@@ -150,7 +150,7 @@ def _verify_topics(storage: StorageSettings, manifest: Manifest, topic_ids: Mapp
     for topic, known in manifest.topic_ids.items():
         if topic_ids.get(topic, known) != known:
             _refuse(
-                f"the topic {topic} is not the one that the checkpoint {storage.checkpoint} has read: it was deleted and made anew, or "
+                f"the topic {topic} is not the one that the checkpoint {storage.checkpoint} has read: it was deleted and recreated, or "
                 "kafka.bootstrap_servers names another Kafka. Set that back, or start a new checkpoint (another storage.checkpoint) with "
                 "`halfway resolve --adopt`"
             )

@@ -108,7 +108,7 @@ def test_the_first_service_publishes_its_order(environ: dict[str, str], tmp_path
     assert len([line for line in code.splitlines() if line.strip()]) <= 10
     (tmp_path / "shop.py").write_text(code)
     install, *commands = SERVICE.replace("9092", str(free_port())).splitlines()
-    assert install.startswith("pip install '.[job,spark,tables]'")
+    assert install.startswith("pip install -e '.[job,spark,tables,metrics]'")
     done = shell("\n".join(["set -e; trap 'halfway broker stop' EXIT", *commands]), environ, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     [message] = [line for line in done.stdout.splitlines() if "apples" in line]

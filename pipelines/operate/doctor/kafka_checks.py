@@ -145,7 +145,7 @@ def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         yield Finding("clock", Health.OK, "not compared: the half topic has CreateTime")
         return
-    ahead_ms = broker_ms - (_said_ms(tick) or 0)
+    ahead_ms = broker_ms - (_tick_ms(tick) or 0)
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
@@ -159,11 +159,11 @@ def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:
         tail = OffsetRange(max(first, end - _TAIL), end)
         tick = None
         for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S):
-            tick = record if _said_ms(record) is not None else tick
+            tick = record if _tick_ms(record) is not None else tick
     return tick
 
 
-def _said_ms(record: Message) -> int | None:
+def _tick_ms(record: Message) -> int | None:
     """Return the time that a tick tells; None if the record is none, or a forged one."""
     headers = dict(headers_of(record) or ())
     said = headers.get(TICK) or b""

@@ -3,30 +3,23 @@
 Local folders are read as plain files, because Spark takes 10 s to start. Other places are read with Spark.
 """
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-import pyarrow.parquet as pq
 
 from halfway.pipelines.kafka.admin import admin_client, topic_ids
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
-from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, notes_in, verify_commits
+from halfway.pipelines.storage.lineage import notes_in, verify_commits
+from halfway.pipelines.storage.local_ownership import local_folder, local_notes, read_local_ownership, reading
 from halfway.pipelines.storage.locks import is_in_use
-from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
-from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, LocalFiles
 from halfway.schemas.errors import HalfwayError, SetupError
-from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.schemas.tables import Table
 
 
@@ -68,10 +61,10 @@ def _ownership(settings: Settings) -> Iterator[Finding]:
         spark = spark_session(settings)
         found, files, notes = read_ownership(spark, storage), HadoopFiles(spark, storage), partial(notes_in, spark, storage)
     else:
-        found, files, notes = read_local_ownership(storage), LocalFiles(_local(storage.checkpoint)), partial(_local_notes, storage)
+        found, files, notes = read_local_ownership(storage), LocalFiles(local_folder(storage.checkpoint)), partial(local_notes, storage)
     verify_ownership(settings, found, _topic_ids(settings.kafka, found), adopt=False)
     if found.query_id is not None and found.tables.keys() == set(Table):
-        with _reading(storage):
+        with reading(storage):
             verify_commits(files, storage, found.query_id, notes)
     new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
@@ -84,65 +77,3 @@ def _topic_ids(kafka: KafkaSettings, found: Ownership) -> Mapping[str, str]:
     with suppress(HalfwayError):  # `kafka_findings` says so
         return topic_ids(admin_client(kafka), (kafka.half_topic, kafka.op_topic))
     return {}
-
-
-def read_local_ownership(places: StorageSettings) -> Ownership:
-    """Read which checkpoint and tables belong together from their files on this machine, without Spark.
-
-    Raises:
-        SetupError: a file cannot be read or is damaged.
-    """
-    checkpoint = _local(places.checkpoint)
-    with _reading(places):
-        logs = {table: _log_of(places, table) for table in Table}
-        manifest = _json(checkpoint / MANIFEST_FILE)
-        return Ownership(
-            manifest=Manifest.from_json(manifest) if manifest else None,
-            query_id=_json(checkpoint / METADATA_FILE).get("id"),
-            last_batch_id=max(LocalFiles(checkpoint).batches(OFFSETS), default=None),
-            tables={table: Owner.of(_table_properties(log)) for table, log in logs.items() if log.is_dir()},
-        )
-
-
-def _local_notes(places: StorageSettings, table: Table) -> Iterator[str | None]:
-    """Yield the `userMetadata` of the newest commits of a table, the newest first."""
-    for commit in sorted(_log_of(places, table).glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]:
-        actions = map(json.loads, commit.read_text().splitlines())
-        yield next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
-
-
-@contextmanager
-def _reading(places: StorageSettings) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise SetupError(f"cannot read the checkpoint {places.checkpoint} or the tables in {places.warehouse}: {error}") from None
-
-
-def _log_of(places: StorageSettings, table: Table) -> Path:
-    return _local(places.warehouse) / table / "_delta_log"
-
-
-def _local(uri: str) -> Path:
-    folder = local_path(uri)
-    if folder is None:
-        raise SetupError("storage is not on this machine")
-    return folder
-
-
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return content
-
-
-def _table_properties(log: Path) -> dict[str, str]:
-    """Return a Delta table's properties from its log: the newest checkpoint and the JSON file of each later commit."""
-    version = _json(log / "_last_checkpoint").get("version", -1)
-    properties: dict[str, str] = {}
-    for part in log.glob(f"{version:020d}.checkpoint*.parquet"):
-        actions = pq.read_table(part, columns=["metaData"])["metaData"].drop_null().to_pylist()
-        properties = dict(actions[0]["configuration"]) if actions else properties
-    while (commit := log / f"{(version := version + 1):020d}.json").exists():
-        for line in commit.read_text().splitlines():
-            properties = json.loads(line).get("metaData", {}).get("configuration", properties)
-    return properties

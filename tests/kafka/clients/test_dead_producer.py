@@ -1,4 +1,4 @@
-"""A producer that librdkafka has declared dead is made anew, and until that works its instance is not in the group."""
+"""A producer that librdkafka has declared dead is replaced, and until that works its instance is not in the group."""
 
 import logging
 import os

@@ -3,14 +3,17 @@
 import logging
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from halfway import LocalTransactionState, ProducerClosedError, TransactionProducer
+from halfway import LocalTransactionState, ProducerClosedError, SqlTransactions, TransactionProducer
 from halfway.clients.instance import CLOSE_GRACE_S
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings
@@ -73,6 +76,21 @@ def test_close_gives_up_in_time_and_the_op_still_goes_out(kafka: KafkaSettings) 
         gate.opened.set()
         assert sending.result(LIMIT_S).state is COMMIT
     assert [name for name, _ in ops(kafka, at_least=1)] == ["t1"]
+
+
+def test_a_block_that_close_has_not_waited_for_still_commits(kafka: KafkaSettings, tmp_path: Path) -> None:
+    """Its halves are sent after `close` has given up, and their reports are served."""
+    producer = TransactionProducer(kafka, GROUP, SqlTransactions(lambda: sqlite3.connect(tmp_path / "shop.db")), send_timeout_ms=60_000)
+    with producer.transaction() as tx:
+        tx.send("orders", b"apples")
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(producer.close, 0.5).result(LIMIT_S) is False
+        until(lambda: "halfway-close" in {thread.name for thread in threading.enumerate()}, "close has given up")
+        start_s = time.monotonic()
+    assert time.monotonic() - start_s < 60
+    assert [result.state for result in tx.results] == [COMMIT]
+    assert [headers["ACTION"] for _, headers in ops(kafka, at_least=1)] == ["COMMIT"]
+    until(lambda: "halfway-close" not in {thread.name for thread in threading.enumerate()}, "the rest of close is done")
 
 
 def test_close_by_a_listener_is_refused(kafka: KafkaSettings) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from fastapi import FastAPI, Request
 from opentelemetry import baggage, context, metrics, propagate, trace
 from opentelemetry.sdk.metrics import MeterProvider
@@ -24,6 +25,7 @@ from halfway.schemas.records import Record
 from halfway.testing import InMemoryHalfway, in_memory_halfway
 from tests.support.client_world import Listener, fail
 
+ADA = "ada@example.com"
 CALLER = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "baggage": "tenant=blue"}
 TRACE = 0x0AF7651916CD43DD8448EB211C80319C
 
@@ -123,6 +125,36 @@ def test_one_trace_leads_from_the_request_to_the_consumer(
     attributes = spans["send transactions.op"].attributes
     assert attributes is not None
     assert (attributes["messaging.system"], attributes["messaging.destination.name"]) == ("kafka", "transactions.op")
+
+
+@pytest.mark.parametrize("kind", ["block", "listener"])
+def test_an_error_has_its_type_alone(reported: Reported, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """The text of SQLAlchemy's errors has the parameters of the statement, in spans and in the log."""
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+
+    def insert_twice(*_: object) -> None:
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("CREATE TABLE people (mail TEXT UNIQUE)"))
+            try:
+                for _ in range(2):
+                    connection.execute(sqlalchemy.text("INSERT INTO people VALUES (:mail)"), {"mail": ADA})
+            except sqlalchemy.exc.IntegrityError as error:
+                raise ZeroDivisionError from error
+
+    with in_memory_halfway() as halfway:
+        if kind == "block":
+            with pytest.raises(ZeroDivisionError), halfway.producer(SqlTransactions(engine)).transaction():
+                insert_twice()
+        else:
+            halfway.producer(Listener(insert_twice)).send_in_transaction("orders", b"apples")
+            assert "event=listener_gave_no_answer" in caplog.text
+            assert "UNIQUE constraint failed" in caplog.text, "the driver's own text says what was wrong"
+    spans = reported.spans()
+    if kind == "block":
+        assert {(span.attributes or {})["error.type"] for span in spans.values()} == {"ZeroDivisionError"}
+        assert {span.status.description for span in spans.values()} == {"ZeroDivisionError"}
+    assert ADA not in caplog.text + "".join(span.to_json() for span in spans.values())
+    engine.dispose()
 
 
 def test_the_span_of_a_check_names_the_topic_of_its_group(reported: Reported) -> None:

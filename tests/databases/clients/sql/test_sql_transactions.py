@@ -371,6 +371,9 @@ def test_a_block_that_has_ended_its_transaction_and_goes_on_sends_nothing(shop: 
     shop.order(transaction, "apples")
     try:
         getattr(transaction.connection, end)()
+    except RolledBackError:
+        assert isinstance(shop.given, sqlalchemy.Engine), "only SQLAlchemy tells of a commit before it is done"
+        end = "rollback"
     except Exception:  # Django refuses both in a block, which then is as before.
         transaction.finish()
         assert (shop.sender.actions(), shop.orders()) == (["COMMIT"], ["apples"])
@@ -502,7 +505,7 @@ def test_a_table_that_was_made_anew_is_not_asked_about_what_came_before(shop: Sq
     shop.run("DROP TABLE halfway_transactions")
     for statement in SqlTransactions.ddl():
         shop.run(statement)
-    with pytest.raises(SharedGroupError, match="made anew"):
+    with pytest.raises(SharedGroupError, match="recreated"):
         shop.outbox.check_local_transaction(check_of(f"{transaction.transaction_id}.0"))
 
 
@@ -620,7 +623,10 @@ def test_a_block_that_fails_leaves_nothing_for_the_next_commit_of_its_connection
     with shop.given.connect() as connection:
         transaction = shop.begin(connection)
         shop.order(transaction, "apples")
-        getattr(connection, end)()
+        if end == "commit":
+            with pytest.raises(RolledBackError, match="leave the commit to the block"):
+                connection.commit()
+        connection.rollback()
         shop.order(transaction, "pears", messages=0)
         if fails:
             transaction.abandon("ValueError")
@@ -629,7 +635,7 @@ def test_a_block_that_fails_leaves_nothing_for_the_next_commit_of_its_connection
                 transaction.finish()
         connection.execute(sqlalchemy.text("INSERT INTO orders VALUES ('plums')"))
         connection.commit()
-    assert shop.orders() == (["apples", "plums"] if end == "commit" else ["plums"])
+    assert shop.orders() == ["plums"]
 
 
 def test_a_scoped_session_is_the_session_of_its_thread(shop: SqlWorld) -> None:
@@ -701,6 +707,19 @@ def test_a_block_that_django_is_told_to_roll_back_while_it_sends_is_rolled_back(
     with pytest.raises(RolledBackError, match="Django rolls this block back"):
         transaction.finish()
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
+    used.close()
+
+
+@pytest.mark.usefixtures("django_databases")
+def test_a_block_is_refused_where_django_would_not_commit_at_its_end(postgres: PostgresServer) -> None:
+    """Without autocommit mode `atomic` is a savepoint, also if `durable`."""
+    import django.db
+
+    used = django.db.connections["postgresql"]
+    shop = SqlWorld("postgresql", used, postgres.connect)
+    used.set_autocommit(False)
+    with pytest.raises(SettingsError, match="not in autocommit mode"):
+        shop.begin()
     used.close()
 
 

@@ -202,7 +202,7 @@ def test_r15_a_check_topic_that_loses_requests_is_logged_at_a_start(
     create_topics(settings, 1)
     set_topic_config(settings, settings.kafka.check_topic, "retention.ms", retention_ms)
     verify_topics(admin_client(settings.kafka), settings)
-    assert caplog.text.count("event=topic_to_mend") == is_noted
+    assert caplog.text.count("event=topic_to_correct") == is_noted
     if is_noted:
         assert f"topic {settings.kafka.check_topic} keeps check requests for" in caplog.text
 

@@ -20,12 +20,13 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
 from halfway.pipelines.operate.doctor.machine_checks import disk_findings
-from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
+from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import verify_folder_writable
+from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.ownership import read_ownership
 from halfway.schemas.errors import SetupError

@@ -158,7 +158,7 @@ def test_topics_that_were_made_anew_are_refused_also_when_they_have_grown(world:
         again.half(f"new{number}", 200)
         again.op(f"new{number}", b"COMMIT", 201)
     again.tick(300)
-    with pytest.raises(OwnershipError, match=r"it was deleted and made anew, .* --adopt"):
+    with pytest.raises(OwnershipError, match=r"it was deleted and recreated, .* --adopt"):
         again.resolve()
     lose_checkpoint(again, tmp_path)
     again.resolve(adopt=True)

@@ -241,7 +241,7 @@ def test_a_table_that_is_made_anew_with_more_commits_is_not_followed(table: Path
     shutil.rmtree(table)
     for batch in range(8):
         append(table, [row((0, batch), 1000 + batch)])
-    with pytest.raises(TableError, match="was made anew"):
+    with pytest.raises(TableError, match="was recreated"):
         found.extend(followed)
     assert ids(found) == [["t0", "t1", "t2", "t3"]]
 
@@ -256,9 +256,9 @@ def test_a_table_that_is_made_anew_is_not_read_on(table: Path, monkeypatch: pyte
     table.rename(table.with_name("former"))
     for number in range(3):
         append(table, [row((0, number), number)])
-    with pytest.raises(TableError, match="was made anew"):
+    with pytest.raises(TableError, match="was recreated"):
         next(follow)
-    with pytest.raises(TableError, match="was made anew"):
+    with pytest.raises(TableError, match="was recreated"):
         list(reader.read())
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from halfway import Bookmark, RolledBackError, SendError, SqlBookmarks, SqlTransactions
+from halfway.clients.transaction import LocalTransaction
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 
 
@@ -235,23 +236,20 @@ def test_a_check_is_answered_by_a_connection_that_leaves_texts_in_bytes(shop: Sh
     assert shop.messages() == shop.orders() == ["apples"]
 
 
-def test_a_session_that_goes_on_after_sqlite_has_rolled_it_back_takes_no_message(shop: Shop) -> None:
+@pytest.mark.parametrize("with_other", ["", "/* other */ -- fruit\n", "WITH other (item) AS (VALUES ('figs')) "])
+def test_a_session_that_goes_on_after_sqlite_has_rolled_it_back_takes_no_message(shop: Shop, with_other: str) -> None:
     with Session(shop.engine) as session:
         session.execute(sqlalchemy.text("CREATE UNIQUE INDEX one_of_each ON orders (item)"))
         shop.order(session, "apples")
         session.commit()
         session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
         with pytest.raises(IntegrityError):
-            session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO orders VALUES ('apples')"))
+            session.execute(sqlalchemy.text(f"{with_other}INSERT OR ROLLBACK INTO orders VALUES ('apples')"))
         with pytest.raises(RolledBackError, match="rolled this transaction back"):
             shop.order(session, "plums")
         session.rollback()
-        for statement, error in {
-            "SELECT * FROM missing": OperationalError,
-            "WITH other (item) AS (VALUES ('apples')) INSERT INTO orders SELECT item FROM other": IntegrityError,
-        }.items():  # before the first statement for which sqlite3 begins a transaction, so that none is lost
-            with pytest.raises(error):
-                session.execute(sqlalchemy.text(statement))
+        with pytest.raises(OperationalError):  # before there is a transaction, so that none is lost
+            session.execute(sqlalchemy.text("SELECT * FROM missing"))
         shop.order(session, "plums")
         session.commit()
     assert shop.messages() == shop.orders() == ["apples", "plums"]
@@ -466,3 +464,76 @@ def test_a_database_in_memory_is_refused(pool: Any) -> None:
     """A check would run in the service's own transaction."""
     with pytest.raises(TypeError, match="use a file"):
         SqlTransactions(sqlalchemy.create_engine("sqlite://", poolclass=pool))
+
+
+@pytest.mark.parametrize("kind", [Session, sqlalchemy.Connection])
+def test_a_block_that_a_signal_has_left_open_lets_nobody_commit(shop: Shop, kind: type[Session] | type[sqlalchemy.Connection]) -> None:
+    """As Celery's SoftTimeLimitExceeded does in the first or last lines of a block, which then does not end."""
+    with kind(shop.engine) as used:
+        left = shop.producer.transaction(used)
+        tx = left.__enter__()
+        tx.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        tx.send("orders", b"apples")
+        used.execute(sqlalchemy.text("INSERT INTO orders VALUES ('failed')"))
+        with pytest.raises(RolledBackError, match="a signal"):
+            used.commit()
+        used.rollback()
+        used.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+        used.commit()
+    assert (shop.orders(), shop.messages()) == (["pears"], [])
+    with pytest.raises((RolledBackError, sqlalchemy.exc.InvalidRequestError)):
+        left.__exit__(None, None, None)
+    assert (shop.orders(), shop.messages()) == (["pears"], [])
+
+
+def test_a_signal_between_two_steps_of_the_end_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The halves are stored, and the row is not written."""
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalTransaction, "conclude", interrupt)
+    with Session(shop.engine) as session:
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        with pytest.raises(KeyboardInterrupt), shop.producer.transaction(session) as tx:
+            tx.send("orders", b"apples")
+        session.commit()
+    assert (shop.orders(), shop.messages(), shop.halfway.pending()) == ([], [], [])
+
+
+@pytest.mark.parametrize("ended", ["commit", "rollback"])
+def test_messages_may_be_added_while_the_session_ends_its_former_transaction(shop: Shop, ended: str) -> None:
+    """A listener of the class is called before the one that ends the block."""
+    made = sessionmaker(shop.engine)
+    audited: list[str] = []
+
+    @event.listens_for(made, "after_transaction_end")
+    def audit(session: Session, transaction: Any) -> None:
+        if transaction.parent is None and not audited:
+            audited.append(shop.order(session, "audit"))
+
+    with made() as session:
+        shop.order(session, "apples")
+        getattr(session, ended)()
+        session.commit()
+    assert shop.messages() == shop.orders() == ["apples", "audit"][ended == "rollback" :]
+
+
+@pytest.mark.parametrize("engine", ["its own", "another one"])
+def test_an_error_listener_of_the_service_hides_no_rollback(shop: Shop, engine: str) -> None:
+    """SQLAlchemy calls no further listener after one that raises."""
+    used = sqlalchemy.create_engine(f"sqlite:///{shop.file}")
+
+    @event.listens_for(used, "handle_error")
+    def refuse(_: Any) -> None:
+        raise ZeroDivisionError
+
+    shop.producer = shop.halfway.producer(SqlTransactions(used if engine == "its own" else shop.engine))
+    with Session(used) as session:
+        session.execute(sqlalchemy.text("CREATE UNIQUE INDEX one_of_each ON orders (item)"))
+        session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+        with pytest.raises(ZeroDivisionError):
+            session.execute(sqlalchemy.text("INSERT OR ROLLBACK INTO orders VALUES ('apples')"))
+        with pytest.raises(RolledBackError, match="rolled this transaction back"):
+            shop.order(session, "pears")
+    used.dispose()

@@ -31,7 +31,10 @@ COMMANDS = [
     ["topics", "create"],
     ["transactions"],
     ["transactions", "ddl"],
-    *([name] for name in ("resolve", "demo", "status", "messages", "pending", "commit", "rollback", "replay", "erase", "relay")),
+    ["resolve"],
+    ["demo"],
+    *([name] for name in ("status", "messages", "pending", "commit", "rollback", "replay", "quarantine", "erase")),
+    ["relay"],
     ["doctor"],
     ["optimize"],
 ]

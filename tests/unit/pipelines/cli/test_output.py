@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.options import HalfwayGroup
-from halfway.pipelines.cli.output import log_to_stderr, printable, say, show_json, show_table, tell
+from halfway.pipelines.cli.output import log_to_stderr, printable, say, show_json, show_table, tell, utc_text
 from halfway.schemas.errors import NotPendingError
 
 HOSTILE = "\x1b]0;owned\x07\x9b2J\r\n\u202eid\u2028\x00\x7f"
@@ -30,6 +30,15 @@ def test_what_does_not_print_is_escaped(show: Callable[[str], None]) -> None:
     expected = SHOWN.replace(r"\r\n", " ").replace(r"\u2028", " ") if show is fail else SHOWN
     assert f"before{expected}after" in done.output
     assert all(character.isprintable() for character in done.output.replace("\n", ""))
+
+
+def test_a_time_that_no_calendar_has_is_shown_as_it_is() -> None:
+    """A record with such a time is in `quarantine`."""
+    assert [utc_text(at_ms) for at_ms in (253_402_300_799_999, 253_402_300_800_000, -62_135_596_800_001)] == [
+        "9999-12-31 23:59:59 UTC",
+        "253402300800000 ms",
+        "-62135596800001 ms",
+    ]
 
 
 def test_json_is_the_same_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:

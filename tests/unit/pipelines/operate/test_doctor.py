@@ -15,11 +15,12 @@ from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.operate.doctor import machine_checks as checks
 from halfway.pipelines.operate.doctor.finding import Finding, Health
 from halfway.pipelines.operate.doctor.kafka_checks import copy_problems
-from halfway.pipelines.operate.doctor.storage_checks import read_local_ownership, storage_findings
+from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.pipelines.resolve.metrics import JobMetrics
 from halfway.pipelines.runtime.metrics_server import served
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.lineage import BatchOrigin
+from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings

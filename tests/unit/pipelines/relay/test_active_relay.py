@@ -320,7 +320,7 @@ def test_topics_that_go_on_and_the_others_take_turns(tmp_path: Path, monkeypatch
 
 
 def test_a_stopped_topic_is_not_tried_with_the_messages_of_another_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The table was made anew, with fewer commits, so that a look at the next one shows nothing."""
+    """The table was recreated, with fewer commits, so that a look at the next one shows nothing."""
     kafka = fake_kafka(random.Random(0), monkeypatch)
     kafka.losses, kafka.missing = 0.0, {"late"}
     settings = settings_for(tmp_path, **{"relay.retry_interval": 1})
@@ -338,6 +338,6 @@ def test_a_stopped_topic_is_not_tried_with_the_messages_of_another_table(tmp_pat
     kafka.missing = set()
     kafka.clock.now_s += 100
     assert not table.has_news()
-    with pytest.raises(TableError, match="made anew"):
+    with pytest.raises(TableError, match="recreated"):
         active.try_stopped(lambda: True)
     assert kafka.sent == before

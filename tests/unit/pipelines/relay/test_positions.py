@@ -40,7 +40,7 @@ def test_stops_that_do_not_change_are_not_copied() -> None:
 
 
 def test_stops_that_the_topic_has_lost_are_missed() -> None:
-    """Retention, or a topic that was made anew under a relay, may take them and leave the bookmark."""
+    """Retention, or a topic that was recreated under a relay, may take them and leave the bookmark."""
     _, *stops = changes("relay", None, STOPPED, TOPICS)
     kept, _ = changes("relay", STOPPED, STOPPED.with_stops({"orders": None}), TOPICS)
     assert [positions_of([kept, *each])["relay"].lost for each in ([], stops[:1])] == [1, 0]

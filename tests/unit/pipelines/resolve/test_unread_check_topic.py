@@ -284,7 +284,7 @@ def test_places_that_cannot_be_read_take_a_bounded_time_and_hide_no_other(topics
     read: list[TopicPlace] = []
     for _ in range(2 * check_lag.RETRY_ROUNDS):
         assert lag.round("c") == {"c"}
-        assert topics.lost_s <= 2 * check_lag.READ_LIMIT_S
+        assert topics.lost_s <= 2 * check_lag.PLACE_LIMIT_S
         read += topics.read
     assert set(read) == set(many)
     topics.unreadable = set()

@@ -1,31 +1,25 @@
-"""`halfway quarantine`: list the records that were refused."""
+"""`halfway quarantine` and `halfway optimize`: what the tables hold of refused records, and in how many files."""
 
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, one_of
 from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.outcomes import DISCARD_REASONS, Reason
 
-SHOWN = 50
+_SHOWN = 50
 _REASONS = [str(reason) for reason in Reason if reason not in DISCARD_REASONS]
-
-
-def _reason(text: str) -> str:
-    if text not in _REASONS:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_REASONS)}")
-    return text
 
 
 def quarantine(
     transaction_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only records of this transaction.")] = None,
     *,
-    reason: Annotated[str | None, typer.Option(parser=_reason, metavar="REASON", help="Only those refused for this reason.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {SHOWN}, or all with --json.")] = None,
+    reason: Annotated[str | None, typer.Option(parser=one_of(_REASONS), metavar="REASON", help="Only those of this reason.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {_SHOWN}, or all with --json.")] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -36,7 +30,7 @@ def quarantine(
 
     settings = command_settings(config, overrides)
     verify_table_exists(settings.storage, "quarantine")
-    at_most = limit or SHOWN
+    at_most = limit or _SHOWN
     with reader_session(settings, say) as session:
         found = newest_quarantined(session(), settings.storage, limit if as_json else at_most + 1, reason, transaction_id)
     if as_json:
@@ -58,3 +52,18 @@ def quarantine(
     show_table(["record's time", "place", "transaction", "reason", ""], rows)
     if len(found) > at_most:
         typer.echo("... and earlier ones (--limit)")
+
+
+def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Compact the small files of the tables. Run it about once an hour; the job may keep running."""
+    from halfway.pipelines.runtime.session import own_session, spark_session
+    from halfway.pipelines.storage.compaction import compact_tables
+
+    settings = command_settings(config, overrides)
+    with own_session():
+        done = compact_tables(spark_session(settings), settings.storage)
+    if as_json:
+        show_json([asdict(compaction) for compaction in done])
+        return
+    rows = [(one.table, one.files_removed, one.files_added, one.files, f"{one.bytes / 1024**2:.1f}", one.log_files_removed) for one in done]
+    show_table(["table", "files replaced", "by", "files now", "MiB now", "log files deleted"], rows)
