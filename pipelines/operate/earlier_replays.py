@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,13 +96,23 @@ def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
     return len(unproven)
 
 
-def sent_halves(scan: TopicScan, candidates: Candidates, settings: Settings, progress: Callable[[int, int], None]) -> Iterator[SentHalf]:
+def sent_halves(
+    scan: TopicScan, candidates: Candidates, settings: Settings, read_to: Mapping[int, int], progress: Callable[[int, int], None]
+) -> Iterator[SentHalf]:
     """Yield the halves of a higher incarnation that the half topic holds since the discard, whatever their outcome.
 
     The clock that gave one its time may be behind the one that gave the discard its horizon. One from before the
     discard was refused, which `refused_halves` finds out.
 
-    The job refuses a half that is not signed as it must be, so it counts for nothing here either.
+    The job will refuse a half that is not signed as it must be, so it counts for nothing here either. Those that it has
+    read were judged by the keys of their time, which `refused_halves` finds out too.
+
+    Args:
+        scan: the half topic.
+        candidates: the messages to replay.
+        settings: the job's.
+        read_to: by partition, the offset after the last record that the job has read.
+        progress: called with what is done, and of how much.
     """
     kafka, most_apart_ms = settings.kafka, 2 * settings.resolution.max_clock_skew
     keyring = kafka.signing.keyring()
@@ -110,7 +120,10 @@ def sent_halves(scan: TopicScan, candidates: Candidates, settings: Settings, pro
     for record in scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress):
         key, at_ms = record.key(), record.timestamp()[1]
         transaction_id = key.decode(errors="replace") if key is not None else ""
-        half = _half_of(record, kafka.half_topic, keyring) if transaction_id in ids else None
+        if transaction_id not in ids:
+            continue
+        is_read = (record.offset() or 0) < read_to.get(record.partition() or 0, 0)
+        half = _half_of(record, kafka.half_topic, None if is_read else keyring)
         if half is None:
             continue
         identity = transaction_id, half.producer_group

@@ -22,7 +22,7 @@ The guarantee has these limits:
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -116,13 +116,13 @@ def replay_discarded(
             return ReplayResult(0, 0, 0, 0)
         selected, unproven = len(candidates), 0
         drop_committed(spark, settings.storage, candidates)
-        pending = _pending(spark, settings.storage, candidates)
+        pending, read_to = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
         if candidates:
             with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
-                _drop_sent(spark, settings, scan, candidates, say)
+                _drop_sent(spark, settings, scan, candidates, say, read_to=read_to)
         left = len(candidates)
         _drop_held(pending, candidates, say)
         if dry_run:
@@ -157,16 +157,26 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     return found
 
 
-def _pending(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> pa.Table:
-    """Return the pending transactions (PENDING_SCHEMA) that have the id of a candidate."""
-    return pending_of(candidates, view_pending(read_state(lambda: spark, storage).rows).transactions)
+def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) -> tuple[pa.Table, Mapping[int, int]]:
+    """Return what is pending (PENDING_SCHEMA) under ids of candidates, and how far the job has read the half topic."""
+    stored = read_state(lambda: spark, settings.storage)
+    return pending_of(candidates, view_pending(stored.rows).transactions), stored.read_to.get(settings.kafka.half_topic, {})
 
 
-def _drop_sent(spark: SparkSession, settings: Settings, scan: TopicScan, candidates: Candidates, say: Callable[[str], None]) -> None:
+def _drop_sent(
+    spark: SparkSession,
+    settings: Settings,
+    scan: TopicScan,
+    candidates: Candidates,
+    say: Callable[[str], None],
+    *,
+    read_to: Mapping[int, int],
+) -> None:
     """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it."""
     if not candidates:
         return
-    sent = list(sent_halves(scan, candidates, settings, ProgressLine(say, "searching the half topic for earlier replays")))
+    progress = ProgressLine(say, "searching the half topic for earlier replays")
+    sent = list(sent_halves(scan, candidates, settings, read_to, progress))
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
     for half in sent:
         if half not in refused:

@@ -31,15 +31,17 @@ from halfway.pipelines.runtime.collector import without_collector
 from halfway.pipelines.storage.delta_tables import upgrade_tables
 from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
-from halfway.pipelines.storage.lineage import verify_lineage
+from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
+from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.errors import AccessError, JobFailedError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
@@ -193,7 +195,7 @@ class ResolveJob:
             log.warning("event=rights_not_known cause=%r", str(error))
 
     def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest) -> None:
-        writer = BatchWriter(self._settings, manifest)
+        writer = BatchWriter(self._settings, manifest, appended_in(HadoopFiles(spark, self._settings.storage)))
         query = self._start(spark, manifest, writer)
         self.is_running = True
         log.info("event=query_started")
@@ -254,14 +256,14 @@ class ResolveJob:
             report = writer.write(outcomes, batch_id)
             if report.horizon_ms is not None:
                 self._sent.add(report.horizon_ms, any_due=report.any_due)
-            self._write_status(outcomes.sparkSession, report)
+            self._write_status(outcomes.sparkSession, report, writer.appended)
             writer.look_ahead(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise
         self._reports.append(report)
 
-    def _write_status(self, spark: SparkSession, report: BatchReport) -> None:
+    def _write_status(self, spark: SparkSession, report: BatchReport, appended: Mapping[Table, int]) -> None:
         """Write the file that `halfway status`, the demo and the next start read."""
         status: dict[str, Any] = {
             "batch_id": report.batch_id,
@@ -270,6 +272,7 @@ class ResolveJob:
             "horizon_ms": report.horizon_ms,
             "pending": report.pending,
             "counts": dict(report.counts),
+            "appended": appended,
             "sent_checks": self._sent.to_json(),
             "groups_listed_ms_ago": self._listed_groups(),
         }

@@ -1,7 +1,7 @@
 """Writes one batch: its outcomes to Delta exactly once, then its check requests to Kafka (decision 5)."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from time import monotonic
@@ -43,13 +43,15 @@ _APPEND_TRIES = 5
 class BatchWriter:
     """Writes batches. Called once for each batch id, and again with the same id after a crash."""
 
-    def __init__(self, settings: Settings, manifest: Manifest) -> None:
+    def __init__(self, settings: Settings, manifest: Manifest, appended: Mapping[Table, int]) -> None:
         """Prepare to write for a query.
 
         Args:
             settings: the job's settings.
             manifest: names the query that owns the tables, and their epoch.
+            appended: the last batch that former runs have appended to each table.
         """
+        self.appended = dict(appended)
         self._settings = settings
         self._kafka = settings.kafka
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
@@ -59,7 +61,7 @@ class BatchWriter:
         self._check_sender = CheckSender(self._kafka)
         self._may_be_repeat = True
         self._known: dict[int, BucketReport] = {}
-        self._appended: set[Table] = set()
+        self._log_to_read: set[Table] = set()
         self._proved: set[str] = set()
         self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
         self._last_origin: BatchOrigin | None = None
@@ -100,8 +102,8 @@ class BatchWriter:
         Every few seconds, find out whether another checkpoint has taken the tables over: a job that appends nothing
         would not notice. The next batch then fails.
         """
-        while self._appended:
-            self._ahead.submit(self._read_log_ahead, spark, self._appended.pop())
+        while self._log_to_read:
+            self._ahead.submit(self._read_log_ahead, spark, self._log_to_read.pop())
         if monotonic() - self._looked_s >= _OWNER_CHECK_S:
             self._looked_s = monotonic()
             self._ahead.submit(self._look_for_owner, spark)
@@ -202,7 +204,8 @@ class BatchWriter:
         if app_id not in self._proved:
             verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, batch_id)
             self._proved.add(app_id)
-        self._appended.add(table)
+        self._log_to_read.add(table)
+        self.appended[table] = batch_id
 
     def _origin(self, spark: SparkSession, batch_id: int) -> BatchOrigin:
         if self._last_origin is None or self._last_origin.batch_id != batch_id:

@@ -1,9 +1,12 @@
-"""Finds out whether a checkpoint is the one that its tables were written with, or an older copy of it (decision 6).
+"""Finds out whether checkpoint and tables are of one time, or one of them is from a backup (decision 6).
 
 An older copy would number its batches from its own position, and Delta would skip those whose numbers the tables have,
 although they hold other rows. The tables know their last batch, and what it was made of, from the commit that appended
 it: the job writes how far the batch had read into the commit's `userMetadata`. Where no commit says so, as in a copy of
 the table, its rows have the batch's number: to look at them takes some seconds.
+
+Tables that are older than their checkpoint lack messages that nobody would write again. The checkpoint knows the last
+batch that was appended to each table from `STATUS_FILE`.
 """
 
 import json
@@ -17,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.delta_tables import read_table, table_name
-from halfway.pipelines.storage.manifest import Manifest
+from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, ends_in
+from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in, status_in
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
@@ -84,7 +87,7 @@ def origin_of(files: CheckpointFiles, query_id: str, batch_id: int) -> BatchOrig
 
 
 def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> None:
-    """Refuse a checkpoint that is older than its tables, or that they were not written with. No job runs on it.
+    """Refuse checkpoint and tables of which one is older, or that were not written together. No job runs on them.
 
     Args:
         spark: the session.
@@ -103,11 +106,15 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
-    _verify_read(HadoopFiles(spark, storage), storage, origins)
+    files = HadoopFiles(spark, storage)
+    _verify_read(files, storage, origins)
+    _verify_not_older(storage, appended_in(files), {table: _last_batch(commits[table], manifest.query_id) for table in Table})
 
 
 def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, notes: Callable[[Table], Iterable[str | None]]) -> None:
-    """Refuse a checkpoint that has not read what the last commits of its query were made of. A job may run on it.
+    """Refuse a checkpoint that has not read what the last commits of its query were made of, or has appended more.
+
+    A job may run on it.
 
     Args:
         files: the checkpoint's.
@@ -118,14 +125,52 @@ def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: s
     Raises:
         OwnershipError: the message says what to do.
     """
-    # Before the checkpoint: a job that runs plans a batch before it commits it.
-    _verify_read(files, storage, {table: origin_in(notes(table), query_id) for table in Table})
+    # The tables after what says which batches they have, and before which batches were planned: a job may run.
+    appended = appended_in(files)
+    origins = {table: origin_in(notes(table), query_id) for table in Table}
+    _verify_read(files, storage, origins)
+    _verify_not_older(storage, appended, {table: None if origin is None else origin.batch_id for table, origin in origins.items()})
 
 
 def _verify_read(files: CheckpointFiles, storage: StorageSettings, origins: Mapping[Table, BatchOrigin | None]) -> None:
     for table, origin in origins.items():
         if origin is not None and not _has_read(files, origin):
             _refuse(storage, f"has not read what batch {origin.batch_id} of the table {table_name(storage, table)} was made of")
+
+
+def appended_in(files: CheckpointFiles) -> dict[Table, int]:
+    """Return the last batch that the job has appended to each table, as far as the checkpoint says so.
+
+    A batch that was not committed is left out: it runs again, and the power cut that has kept its commit from the disk
+    may have taken its append too.
+    """
+    last = max(files.batches(COMMITS), default=-1)
+    said = status_in(files.text(STATUS_FILE)) or {}
+    return {Table(table): batch_id for table, batch_id in said.get("appended", {}).items() if batch_id <= last}
+
+
+def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
+    """Return the last batch of a query that a table holds, -1 if none or if it was restored since; None if unknown."""
+    for each in commits:
+        origin = origin_in([each.note], query_id)
+        if origin is not None:
+            return origin.batch_id
+        if each.operation == "RESTORE":
+            return -1
+        if origin_in([each.note]) is None and each.operation not in _WITHOUT_NEW_ROWS:
+            return None
+    return -1 if commits[-1].version == 0 else None
+
+
+def _verify_not_older(storage: StorageSettings, appended: Mapping[Table, int], held: Mapping[Table, int | None]) -> None:
+    for table, batch_id in appended.items():
+        last = held[table]
+        if last is not None and last < batch_id:
+            raise OwnershipError(
+                f"the table {table_name(storage, table)} lacks batch {batch_id}, which the checkpoint {storage.checkpoint} has appended to "
+                "it: it was restored from a backup, and the messages since would be lost. Restore the newest one, or set "
+                "storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
+            )
 
 
 def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str | None]:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
-from halfway.pipelines.storage.lineage import origin_of
+from halfway.pipelines.storage.lineage import appended_in, origin_of
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import verify_not_skipped
 from halfway.pipelines.storage.state_reader import HadoopFiles
@@ -57,6 +57,8 @@ class SimulatedWriter(BatchWriter):
         self._job = job
         self._settings = job.settings
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
+        storage: Any = job.storage
+        self.appended = appended_in(HadoopFiles(storage, job.settings.storage))
         self._may_be_repeat = True
         self._taken_over = None
 
@@ -164,6 +166,7 @@ class SimulatedWriter(BatchWriter):
         storage.append(table, app_id, report.batch_id, rows, self._job.name, origin)
         self._verify_still_owner(storage, table)
         verify_not_skipped(storage, self._settings.storage, table, app_id, report.batch_id)
+        self.appended[table] = report.batch_id
         self._job.step(f"after {table}")
 
     def _fetch(self, outcomes: list[Outcome]) -> Found:

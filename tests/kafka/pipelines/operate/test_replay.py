@@ -9,7 +9,10 @@ from collections.abc import Iterable
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
+from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.topic_scan import TopicScan
+from halfway.pipelines.operate.earlier_replays import Candidates, LatestDiscard, sent_halves
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
@@ -153,6 +156,20 @@ def test_a_replay_that_a_slow_clock_has_dated_before_the_discard_is_found(world:
     discard(w, "a")
     w.half("a", 20_000, INCARNATION=b"1")
     assert replayed(w, "--all") == (0, 1, 0)
+
+
+def test_a_half_that_the_job_has_read_is_not_judged_by_the_keys_of_today(world: MakeWorld) -> None:
+    """It was taken before the group's key was changed, or it had one. A half that is not read yet will be refused."""
+    w = world()
+    partition, offset = w.half("a", 40_000, INCARNATION=b"1")
+    keys = {"kafka.signing.cluster": "test", "kafka.signing.keys": {"g": "k" * 32}}
+    signing = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "none:1", **keys}).kafka.signing
+    settings = w.settings.model_copy(update={"kafka": w.settings.kafka.model_copy(update={"signing": signing})})
+    discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS, 0, 0)}
+    with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
+        for read_to, is_found in ((offset + 1, True), (offset, False)):
+            found = list(sent_halves(scan, discarded, settings, {partition: read_to}, lambda *_: None))
+            assert [(half.partition, half.offset) for half in found] == [(partition, offset)] * is_found
 
 
 @pytest.mark.long

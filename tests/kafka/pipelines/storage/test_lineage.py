@@ -67,6 +67,27 @@ def test_an_older_checkpoint_is_refused_and_the_newest_goes_on(world: MakeWorld,
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2", "t3"}
 
 
+@pytest.mark.parametrize("how", ["files", pytest.param("in place", marks=pytest.mark.long)])
+def test_tables_that_are_older_than_their_checkpoint_are_refused(world: MakeWorld, tmp_path: Path, how: str) -> None:
+    """What was committed since the backup would be lost, and nobody would say so."""
+    w = world()
+    table = Path(w.settings.storage.warehouse, Table.MESSAGES)
+    send(w, 1)
+    shutil.copytree(table, tmp_path / "backup")
+    send(w, 2)
+    w.tick(3)
+    w.resolve()  # a batch that appends nothing
+    if how == "files":
+        shutil.rmtree(table)
+        shutil.copytree(tmp_path / "backup", table)
+        w.spark.catalog.clearCache()
+        assert "lacks batch 1" in told_by_doctor(w, Health.PROBLEM)
+    else:
+        w.spark.sql(f"RESTORE TABLE delta.`{table}` TO VERSION AS OF 1")
+    with pytest.raises(OwnershipError, match=r"the table .*messages`? lacks batch 1, which the checkpoint .*--adopt"):
+        w.resolve()
+
+
 @pytest.mark.long
 def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Path) -> None:
     """Both have a batch 1, and the tables hold that of the second copy."""

@@ -62,7 +62,8 @@ class RemovedMeanwhile(LocalFiles):
 
     def batches(self, of: str) -> list[int]:
         found = super().batches(of)
-        (self.folder / of / str(found[0])).unlink()
+        for first in found[:1]:
+            (self.folder / of / str(first)).unlink()
         return found
 
 
