@@ -173,8 +173,8 @@ class TransactionProducer(Generic[Arg_contra]):
 
         Raises:
             SendError: Kafka has not stored a half, or has not confirmed it. The database is rolled back.
-            RolledBackError: a check came first, or the block has ended the transaction itself and gone on. The database
-                is rolled back: run the block again.
+            RolledBackError: a check came first, or the block has ended the transaction itself. The database is rolled
+                back: run the block again.
             OutcomeUnknownError: the answer to the commit was lost, and the database cannot be asked.
             Exception: of the block, or of the database. The database is rolled back.
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.

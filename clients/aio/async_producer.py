@@ -182,8 +182,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
 
         Raises:
             SendError: Kafka has not stored a half, or has not confirmed it. The database is rolled back.
-            RolledBackError: a check came first, or the block has ended the transaction itself and gone on. The database
-                is rolled back: run the block again.
+            RolledBackError: a check came first, or the block has ended the transaction itself. The database is rolled
+                back: run the block again.
             OutcomeUnknownError: the answer to the commit was lost, and the database cannot be asked.
             Exception: of the block, or of the database. The database is rolled back.
             KafkaUnavailableError: the first send starts the producer, and librdkafka rejects the settings.
@@ -207,11 +207,12 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
                 try:
                     with telemetry.local_transaction():
                         yield AsyncLocalTransaction(block, connection)
+                    await database.run(block.prepare)
+                    await to_its_end(database.run(block.conclude))
                 except BaseException as error:
-                    await to_its_end(database.run(block.abandon, type(error).__name__))
+                    if not block.is_written:
+                        await to_its_end(database.run(block.abandon, type(error).__name__))
                     raise
-                await database.run(block.prepare)
-                await to_its_end(database.run(block.conclude))
             await database.run(database.database.clean_up)
 
     async def on_commit(self, session: Any) -> AsyncLocalTransaction:

@@ -83,6 +83,7 @@ class SqlBookmarks:
         Raises:
             BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has ended its
                 transaction itself and gone on.
+            RolledBackError: the block has committed the session or connection itself.
             ValueError: the bookmark is not after the one before, or was not loaded.
             SettingsError: the connection commits each statement by itself.
             TypeError: another block is to end the transaction.
