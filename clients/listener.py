@@ -116,12 +116,14 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
 
 def _hide_parameters(error: BaseException | None) -> None:
     """Let errors of SQLAlchemy, and those that have led to this one, leave the parameters of the statement out."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if hasattr(error, "hide_parameters"):
-            error.hide_parameters = True
-        error = error.__cause__ or error.__context__
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            if hasattr(each, "hide_parameters"):
+                each.hide_parameters = True
+            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 
 def _text_of(error: BaseException) -> str:

@@ -1,6 +1,5 @@
 """Tracks which checks are open and answered, and the offset to commit in each partition. No Kafka and no clock."""
 
-import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Collection, Mapping
@@ -9,13 +8,12 @@ from typing import NamedTuple
 
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
-from halfway.schemas.headers import LocalTransactionState
 
 REMEMBERED_ANSWERS = 10_000
-UNKNOWN_REMEMBERED_MS = 60_000
-"""How long a check that was answered UNKNOWN is not answered again, by the times of its records. A request that a job
-repeats after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks
-anew, and it may be the last call (R8)."""
+REMEMBERED_MS = 60_000
+"""How long a check that was answered is not answered again, by the times of its records. A request that a job repeats
+after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks anew.
+It may be the last call (R8), and the verdict may be lost with the op topic."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 """At this sum of the bodies the consumer pauses, whatever the number of checks."""
 
@@ -76,12 +74,6 @@ class CheckTask:
         """Return what tells this check from others."""
         return _identity(self.request)
 
-    @property
-    def answered_until_ms(self) -> float:
-        """Return the record time from which the check is answered once more: never after a verdict."""
-        is_unknown = self.answer is not None and self.answer.state is LocalTransactionState.UNKNOWN
-        return self.at_ms + UNKNOWN_REMEMBERED_MS if is_unknown else math.inf
-
 
 class OpenChecks:
     """The checks that one instance has read. Safe for threads.
@@ -98,7 +90,7 @@ class OpenChecks:
         self._progress: dict[int, PartitionProgress] = {}
         self._open: dict[_Identity, CheckTask] = {}
         self._open_bytes = 0
-        self._answered_until_ms: OrderedDict[_Identity, float] = OrderedDict()
+        self._answered_until_ms: OrderedDict[_Identity, int] = OrderedDict()
         self._put_off: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
@@ -138,7 +130,7 @@ class OpenChecks:
             if not progress.begin(offset):
                 progress = self._progress[partition] = PartitionProgress(position=offset)
                 progress.begin(offset)
-            if request is None or at_ms < self._answered_until_ms.get(_identity(request), -math.inf):
+            if request is None or at_ms < self._answered_until_ms.get(_identity(request), at_ms):
                 progress.finish(offset)
                 return None
             if _identity(request) in self._open:
@@ -184,7 +176,7 @@ class OpenChecks:
         """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
             self._close(task)
-            self._answered_until_ms[task.identity] = task.answered_until_ms
+            self._answered_until_ms[task.identity] = task.at_ms + REMEMBERED_MS
             if len(self._answered_until_ms) > REMEMBERED_ANSWERS:
                 self._answered_until_ms.popitem(last=False)
             for progress, offset in task.sources:

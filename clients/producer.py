@@ -192,8 +192,7 @@ class TransactionProducer(Generic[Arg_contra]):
                     yield block
                 block.finish()
             except BaseException as error:
-                if not block.is_written:
-                    block.abandon(type(error).__name__)
+                block.fail(error)
                 raise
             self._database.clean_up()
 

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
@@ -72,6 +73,9 @@ class DatabaseTransaction(Protocol):
 
     def abandon(self) -> None:
         """Roll back and let go. Raises nothing, also if the connection is lost."""
+
+    def abandon_after(self, error: BaseException) -> None:
+        """Roll back after an error of the block, unless the connection may be in another transaction by now."""
 
 
 class Outcomes(Protocol):
@@ -248,12 +252,20 @@ class LocalTransaction:
         else:
             self._say(LocalTransactionState.COMMIT)
 
+    def fail(self, error: BaseException) -> None:
+        """Roll back after an error of the block, unless the transaction may have committed."""
+        if not self.is_written:
+            self._roll_back(type(error).__name__, partial(self._transaction.abandon_after, error))
+
     def abandon(self, cause: str) -> None:
         """Roll back. The commit was not tried, so that the transaction can never commit. A second call does nothing."""
+        self._roll_back(cause, self._transaction.abandon)
+
+    def _roll_back(self, cause: str, end: Callable[[], None]) -> None:
         if self._state is LocalTransactionState.ROLLBACK:
             return
         try:
-            self._transaction.abandon()
+            end()
         finally:  # A task may be cancelled once more meanwhile.
             self._state, self._is_open = LocalTransactionState.ROLLBACK, False
             stored = [half.message for half in self._halves]

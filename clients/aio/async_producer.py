@@ -210,8 +210,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
                     await database.run(block.prepare)
                     await to_its_end(database.run(block.conclude))
                 except BaseException as error:
-                    if not block.is_written:
-                        await to_its_end(database.run(block.abandon, type(error).__name__))
+                    await to_its_end(database.run(block.fail, error))
                     raise
             await database.run(database.database.clean_up)
 

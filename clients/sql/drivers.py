@@ -18,7 +18,7 @@ has changed (`innodb_snapshot_isolation`), the table of locks is full, a deadloc
 _MAY_ROLL_BACK = {7, 9, 10, 13, 19}
 """The errors of SQLite after which it may have rolled back the transaction: no memory, interrupted, input and output, a
 full disk, a constraint with `OR ROLLBACK` (sqlite.org/lang_transaction.html)."""
-_WRITES = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:INSERT|UPDATE|DELETE|REPLACE|WITH)\b", re.IGNORECASE | re.DOTALL)
+_WRITES = re.compile(r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*+\*/)*+(?:INSERT|UPDATE|DELETE|REPLACE|WITH)\b", re.IGNORECASE)
 """What writes. sqlite3 begins a transaction before it; not before WITH, after whose error none may have been lost."""
 _LEGACY = -1
 """`sqlite3.LEGACY_TRANSACTION_CONTROL` of Python 3.12 and newer. With `autocommit=True`, `commit()` does nothing."""

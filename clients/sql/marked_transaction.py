@@ -15,12 +15,28 @@ OVER = "was over before its block: the block has rolled it back or committed it,
 class MarkedTransaction(ABC):
     """A transaction with a DB-API connection below it."""
 
+    is_ours = True
+    """False if the service has begun it, and may begin the next one on the same connection."""
+
     def flush(self) -> None:  # noqa: B027  # only a session holds statements back
         """Do nothing: statements were executed at once."""
 
     def is_nested(self) -> bool:
         """Return False: the DB-API does not tell of savepoints."""
         return False
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Roll back and let go. Raises nothing, also if the connection is lost."""
+
+    def abandon_after(self, error: BaseException) -> None:
+        """Roll back after an error of the block.
+
+        A GeneratorExit tells that a block is freed which a signal has left open. By then a session of the service may
+        be in its next transaction.
+        """
+        if self.is_ours or not isinstance(error, GeneratorExit):
+            self.abandon()
 
     @abstractmethod
     def raw(self) -> Any:

@@ -43,12 +43,13 @@ class SessionHook:
             self._conclude()  # A listener of the service has come before `_after_end`.
         if self._block is None:
             transaction = _OfSession(self.session, self._database)
-            self._block, self._transaction = make(transaction), self.session.get_transaction()
+            block = make(transaction)
             self._forget_commit = transaction.at_commit(self._at_commit)
+            self._block, self._transaction = block, self.session.get_transaction()  # last: a signal may come at any moment
         return self._block
 
     def _at_commit(self) -> None:
-        if self._block is not None:
+        if self._block is not None and not self._block.is_written:
             self._block.prepare()
             self._block.write_row()
 

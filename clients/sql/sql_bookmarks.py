@@ -101,8 +101,8 @@ class SqlBookmarks:
                 self._move(transaction.raw(), bookmark)
             yield transaction
             transaction.commit(lambda: self._verify_not_over(transaction))
-        except BaseException:
-            transaction.abandon()
+        except BaseException as error:
+            transaction.abandon_after(error)
             raise
         self._position, self._is_loaded = bookmark, True
 

@@ -41,8 +41,8 @@ class SqlAlchemyDatabase:
         self._engine = engine
         event, engines = import_module("sqlalchemy.event"), import_module("sqlalchemy").Engine
         if not event.contains(engines, "handle_error", _note_rolled_back):
-            # Of all engines, for sessions of another one of this database. And first: the service's own may raise.
-            event.listen(engines, "handle_error", _note_rolled_back, insert=True)
+            # Of the class: for sessions of another engine of this database, and called before what an engine has.
+            event.listen(engines, "handle_error", _note_rolled_back)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
@@ -105,6 +105,7 @@ class _SqlAlchemyTransaction(MarkedTransaction):
     """
 
     connection: Any
+    _is_refused = False
     _forget_guard: Callable[[], None] = staticmethod(lambda: None)
 
     def guard(self) -> None:
@@ -115,10 +116,20 @@ class _SqlAlchemyTransaction(MarkedTransaction):
         self._forget_guard = self.at_commit(self._refuse)
 
     def _refuse(self) -> None:
+        self._is_refused = True
         raise RolledBackError(
             "a transaction was committed that a block is to end, or that a block has left open because a signal came. It is rolled back, "
             "and no message becomes readable: leave the commit to the block"
         )
+
+    def flush(self) -> None:
+        """Execute what is held back.
+
+        Raises:
+            RolledBackError: a commit was refused, and the block has gone on.
+        """
+        if self._is_refused:
+            self._refuse()
 
     @abstractmethod
     def at_commit(self, act: Callable[[], None]) -> Callable[[], None]:
@@ -163,8 +174,8 @@ def _refuse_lost(connection: Any) -> None:
     lost = connection.info.get(_LOST, _no_transaction)()
     if lost is not None and lost is connection.get_transaction():
         raise RolledBackError(
-            "the database has rolled this transaction back, as after a deadlock, so that it takes no message. Let such an error end the "
-            "transaction, and run it again"
+            "the database has rolled this transaction back, or may have, as after a deadlock, so that it takes no message. Let such an "
+            "error end the transaction, and run it again"
         )
 
 
@@ -186,7 +197,7 @@ def _or_roll_back(act: Callable[[], None], connection: Any) -> None:
 
 class _ConnectionTransaction(_SqlAlchemyTransaction):
     def __init__(self, connection: Any, *, is_ours: bool) -> None:
-        self.connection, self._is_ours = connection, is_ours
+        self.connection, self.is_ours = connection, is_ours
         try:
             self._transaction = connection.get_transaction() or connection.begin()
         except BaseException:
@@ -228,7 +239,7 @@ class _ConnectionTransaction(_SqlAlchemyTransaction):
         self._close()
 
     def _close(self) -> None:
-        if self._is_ours:
+        if self.is_ours:
             with suppress(Exception):
                 self.connection.close()
 
@@ -239,6 +250,8 @@ class SessionTransaction(_SqlAlchemyTransaction):
     They share one mark, which is that of the first block and which the first row takes away: in MariaDB a second
     savepoint of a name replaces the first, and elsewhere hides that the first one's transaction is over.
     """
+
+    is_ours = False
 
     def __init__(self, session: Any) -> None:
         """Use the session.
@@ -284,6 +297,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
 
     def flush(self) -> None:
         """Execute what the session still holds."""
+        super().flush()
         self.connection.flush()
 
     def is_nested(self) -> bool:

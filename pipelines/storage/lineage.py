@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from hashlib import sha256
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -44,6 +44,8 @@ class TableCommit(NamedTuple):
     operation: str
     note: str | None
     """Its `userMetadata`."""
+    restored: int | None = None
+    """The version to which it has put the table back, if its operation is RESTORE and it says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     Raises:
         OwnershipError: the message says what to do.
     """
-    commits = {table: _commits(spark, storage, table) for table in Table}
+    commits = {table: commits_in(spark, storage, table) for table in Table}
     origins = {table: origin_in((each.note for each in commits[table]), manifest.query_id) for table in Table}
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
@@ -111,7 +113,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     _verify_not_older(storage, appended_in(files), {table: _last_batch(commits[table], manifest.query_id) for table in Table})
 
 
-def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, notes: Callable[[Table], Iterable[str | None]]) -> None:
+def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, read: Callable[[Table], Sequence[TableCommit]]) -> None:
     """Refuse a checkpoint that has not read what the last commits of its query were made of, or has appended more.
 
     A job may run on it.
@@ -120,16 +122,16 @@ def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: s
         files: the checkpoint's.
         storage: where checkpoint and tables are.
         query_id: the checkpoint's.
-        notes: returns the `userMetadata` of the newest commits of a table, the newest first.
+        read: returns the newest commits of a table, the newest first.
 
     Raises:
         OwnershipError: the message says what to do.
     """
     # The tables after what says which batches they have, and before which batches were planned: a job may run.
     appended = appended_in(files)
-    origins = {table: origin_in(notes(table), query_id) for table in Table}
-    _verify_read(files, storage, origins)
-    _verify_not_older(storage, appended, {table: None if origin is None else origin.batch_id for table, origin in origins.items()})
+    commits = {table: read(table) for table in Table}
+    _verify_read(files, storage, {table: origin_in((each.note for each in commits[table]), query_id) for table in Table})
+    _verify_not_older(storage, appended, {table: _last_batch(commits[table], query_id) for table in Table})
 
 
 def _verify_read(files: CheckpointFiles, storage: StorageSettings, origins: Mapping[Table, BatchOrigin | None]) -> None:
@@ -150,16 +152,21 @@ def appended_in(files: CheckpointFiles) -> dict[Table, int]:
 
 
 def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
-    """Return the last batch of a query that a table holds, -1 if none or if it was restored since; None if unknown."""
+    """Return the last batch of a query that a table holds, -1 if it may hold none; None if its commits do not tell."""
+    end = commits[0].version if commits else 0
     for each in commits:
+        if each.version > end:  # A later RESTORE has taken it back.
+            continue
         origin = origin_in([each.note], query_id)
         if origin is not None:
             return origin.batch_id
         if each.operation == "RESTORE":
-            return -1
-        if origin_in([each.note]) is None and each.operation not in _WITHOUT_NEW_ROWS:
+            if each.restored is None:
+                return -1
+            end = each.restored
+        elif origin_in([each.note]) is None and each.operation not in _WITHOUT_NEW_ROWS:
             return None
-    return -1 if commits[-1].version == 0 else None
+    return -1 if commits and commits[-1].version == 0 else None
 
 
 def _verify_not_older(storage: StorageSettings, appended: Mapping[Table, int], held: Mapping[Table, int | None]) -> None:
@@ -173,15 +180,17 @@ def _verify_not_older(storage: StorageSettings, appended: Mapping[Table, int], h
             )
 
 
-def notes_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str | None]:
-    """Return the `userMetadata` of the newest commits of a table, the newest first."""
-    return [each.note for each in _commits(spark, storage, table)]
-
-
-def _commits(spark: SparkSession, storage: StorageSettings, table: Table) -> list[TableCommit]:
+def commits_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[TableCommit]:
     """Return the newest commits of a table, the newest first."""
     history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}")
-    return sorted((TableCommit(*row) for row in history.select("version", "operation", "userMetadata").collect()), reverse=True)
+    rows = history.select("version", "operation", "userMetadata", "operationParameters").collect()
+    return sorted((commit_of(*row) for row in rows), key=lambda each: each.version, reverse=True)
+
+
+def commit_of(version: int, operation: str, note: str | None, parameters: Mapping[str, Any] | None) -> TableCommit:
+    """Return a commit from what Delta notes of it. A RESTORE by a time does not tell its version."""
+    restored = (parameters or {}).get("version") if operation == "RESTORE" else None
+    return TableCommit(version, operation, note, None if restored is None else int(restored))
 
 
 def tell_the_last_batch(commits: Sequence[TableCommit], query_id: str) -> bool:

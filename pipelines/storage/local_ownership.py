@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.file_systems import local_path
-from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT
+from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, TableCommit, commit_of
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.ownership import Ownership
@@ -38,11 +38,15 @@ def read_local_ownership(storage: StorageSettings) -> Ownership:
         )
 
 
-def local_notes(storage: StorageSettings, table: Table) -> Iterator[str | None]:
-    """Yield the `userMetadata` of the newest commits of a table, the newest first."""
-    for commit in sorted(_log_of(storage, table).glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]:
-        actions = map(json.loads, commit.read_text().splitlines())
-        yield next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
+def local_commits(storage: StorageSettings, table: Table) -> list[TableCommit]:
+    """Return the newest commits of a table, the newest first."""
+    return [_commit_in(file) for file in sorted(_log_of(storage, table).glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]]
+
+
+def _commit_in(file: Path) -> TableCommit:
+    actions = map(json.loads, file.read_text().splitlines())
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    return commit_of(int(file.name.partition(".")[0]), info.get("operation", ""), info.get("userMetadata"), info.get("operationParameters"))
 
 
 @contextmanager

@@ -198,7 +198,7 @@ def _commits_the_newest_answer(self: Any, offset: int) -> None:
 _begin = open_checks.PartitionProgress.begin
 
 
-def _remembers_unknown(self: Any, task: Any) -> None:
+def _remembers_answers(self: Any, task: Any) -> None:
     _finish(self, task)
     self._answered_until_ms[task.identity] = math.inf
 
@@ -284,7 +284,7 @@ PLANTED = (
     Planted("replay: the same incarnation", replay, "next_half", _same_incarnation),
     Planted("client: commits what it has read", open_checks.PartitionProgress, "begin", _commits_what_it_has_read),
     Planted("client: commits the newest answer", open_checks.PartitionProgress, "finish", _commits_the_newest_answer),
-    Planted("client: a check that was answered UNKNOWN is not answered again", open_checks.OpenChecks, "finish", _remembers_unknown),
+    Planted("client: a check that was answered is not answered again", open_checks.OpenChecks, "finish", _remembers_answers),
     Planted("bucket: checks are not counted", bucket, "_to_state", _without_checks, is_full=True),
     Planted("bucket: ids are not looked up", bucket.Bucket, "_has_id_of", lambda self, _: pc.less(self.entries["offset"], 0), is_full=True),
     Planted("packing: ops go to another bucket than halves", packing, "_bucket_numbers", _ops_elsewhere, is_full=True),

@@ -244,9 +244,9 @@ class _Commits:
     def select(self, *_: str) -> Self:
         return self
 
-    def collect(self) -> list[tuple[int, str, str | None]]:
-        made = (0, "CREATE TABLE", None)
-        return [made, *((version, "WRITE", commit.metadata) for version, commit in enumerate(self._commits, 1))]
+    def collect(self) -> list[tuple[int, str, str | None, None]]:
+        made = (0, "CREATE TABLE", None, None)
+        return [made, *((version, "WRITE", commit.metadata, None) for version, commit in enumerate(self._commits, 1))]
 
 
 def _place_of(row: Row) -> tuple[str, int, int, int]:

@@ -1,8 +1,9 @@
 """`session.commit()` sends the messages of its transaction: order and message, both or neither, without a block."""
 
+import gc
 import sqlite3
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 from halfway import Bookmark, RolledBackError, SendError, SqlBookmarks, SqlTransactions
+from halfway.clients.sql.drivers import _WRITES
+from halfway.clients.sql.sqlalchemy_database import SessionTransaction
 from halfway.clients.transaction import LocalTransaction
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 
@@ -480,10 +483,52 @@ def test_a_block_that_a_signal_has_left_open_lets_nobody_commit(shop: Shop, kind
         used.rollback()
         used.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
         used.commit()
-    assert (shop.orders(), shop.messages()) == (["pears"], [])
-    with pytest.raises((RolledBackError, sqlalchemy.exc.InvalidRequestError)):
-        left.__exit__(None, None, None)
-    assert (shop.orders(), shop.messages()) == (["pears"], [])
+        # The block is freed, in the middle of the next transaction.
+        used.execute(sqlalchemy.text("INSERT INTO orders VALUES ('plums')"))
+        del left, tx
+        gc.collect()
+        used.commit()
+    assert (shop.orders(), shop.messages(), shop.halfway.pending()) == (["pears", "plums"], [], [])
+
+
+@pytest.mark.parametrize("kind", ["session", "connection", "session of a test"])
+def test_a_block_that_goes_on_after_a_refused_commit_is_rolled_back(shop: Shop, kind: str) -> None:
+    with shop.engine.connect() as connection, connection.begin() if kind == "session of a test" else nullcontext():
+        of_test = Session(connection, join_transaction_mode="create_savepoint")
+        used = {"session": Session(shop.engine), "connection": connection, "session of a test": of_test}[kind]
+
+        def goes_on() -> None:
+            with shop.producer.transaction(used) as tx:
+                tx.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+                tx.send("orders", b"apples")
+                with suppress(RolledBackError):
+                    used.commit()
+
+        with used, pytest.raises(RolledBackError, match="leave the commit to the block"):
+            goes_on()
+    assert (shop.orders(), shop.messages()) == ([], [])
+
+
+def test_a_signal_before_the_commit_is_listened_to_leaves_no_block(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = SessionTransaction.at_commit
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(SessionTransaction, "at_commit", listen)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SessionTransaction, "at_commit", interrupted)
+    with Session(shop.engine) as session:
+        with pytest.raises(KeyboardInterrupt):
+            shop.order(session, "apples")
+        shop.order(session, "pears")
+        session.commit()
+    assert (shop.orders(), shop.messages()) == (["apples", "pears"], ["pears"])
+
+
+@pytest.mark.parametrize("statement", ["/* a */" * 50 + "CREATE TABLE t (i)", "/* a */ SELECT '/* b */ DELETE'", "-- a\nSELECT 'INSERT'"])
+def test_comments_make_no_statement_a_write(statement: str) -> None:
+    assert _WRITES.match(statement) is None
+    assert _WRITES.match(statement.partition("C")[0].partition("S")[0] + "Delete FROM t")
 
 
 def test_a_signal_between_two_steps_of_the_end_rolls_back(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

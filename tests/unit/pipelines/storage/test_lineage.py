@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage.lineage import BatchOrigin, TableCommit, origin_in, tell_the_last_batch, verify_commits
+from halfway.pipelines.storage.lineage import (
+    BatchOrigin,
+    TableCommit,
+    _last_batch,
+    commit_of,
+    origin_in,
+    tell_the_last_batch,
+    verify_commits,
+)
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import LocalFiles
 from halfway.schemas.errors import OwnershipError
@@ -57,6 +65,34 @@ def test_a_history_whose_beginning_is_gone_does_not_tell_that_a_query_has_no_bat
     assert not tell_the_last_batch([TableCommit(7, "OPTIMIZE", None)], "q")
 
 
+def commit(note: str) -> TableCommit:
+    return TableCommit(7, APPEND, note)
+
+
+@pytest.mark.parametrize(
+    ("operations", "last"),
+    [
+        (["1", "2"], 2),
+        (["1", "OPTIMIZE", "DELETE"], 1),
+        ([], -1),
+        (["1", "2", ("RESTORE", 1)], 1),
+        (["1", "2", ("RESTORE", 1), ("RESTORE", 2)], 2),
+        (["1", "2", ("RESTORE", 1), "3"], 3),
+        (["1", "2", ("RESTORE", 0)], -1),
+        (["1", "2", ("RESTORE", None)], -1),
+        (["1", APPEND], None),
+        (["1", "CLONE"], None),
+    ],
+)
+def test_the_last_batch_that_a_table_holds(operations: list[str | tuple[str, int | None]], last: int | None) -> None:
+    history = [commit_of(0, "CREATE TABLE", None, {"isManaged": "false"})]
+    for version, each in enumerate(operations, 1):
+        operation, restored = each if isinstance(each, tuple) else (each, None)
+        note = BatchOrigin.of("q", int(operation), offsets(p0=1)).to_json() if operation.isdecimal() else None
+        history.append(commit_of(version, APPEND if note else operation, note, {"version": restored, "timestamp": None}))
+    assert _last_batch(history[::-1], "q") == last
+
+
 class RemovedMeanwhile(LocalFiles):
     """A checkpoint whose job removes its oldest batch after a reader has listed it."""
 
@@ -73,7 +109,7 @@ def test_a_batch_that_a_running_job_removes_meanwhile_is_passed_over(tmp_path: P
     for batch_id, end in ((4, 40), (5, 50)):
         (tmp_path / OFFSETS / str(batch_id)).write_text(offsets(p0=end))
     origin = BatchOrigin.of("q", 4, offsets(p0=40)).to_json()
-    verify_commits(RemovedMeanwhile(tmp_path), storage, "q", lambda table: [origin] if table is Table.MESSAGES else [])
+    verify_commits(RemovedMeanwhile(tmp_path), storage, "q", lambda table: [commit(origin)] if table is Table.MESSAGES else [])
     ahead = BatchOrigin.of("q", 4, offsets(p0=51)).to_json()
     with pytest.raises(OwnershipError, match="has not read what batch 4"):
-        verify_commits(LocalFiles(tmp_path), storage, "q", lambda _: [ahead])
+        verify_commits(LocalFiles(tmp_path), storage, "q", lambda _: [commit(ahead)])
