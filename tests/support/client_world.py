@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,9 +83,17 @@ def own_topics(broker: LocalBroker, *leave_out: str) -> KafkaSettings:
 
 def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None:
     """Create topics with two partitions, and wait until every partition has a leader that answers."""
-    client = AdminClient({"bootstrap.servers": settings.servers()})
-    for made in client.create_topics([NewTopic(name, num_partitions=2, config=config) for name in names]).values():
-        made.result(LIMIT_S)
+
+    def are_made() -> bool:
+        # A new client each time: one that finds a broker without a controller, as after a freeze, may never look again
+        # (librdkafka #5301).
+        client = AdminClient({"bootstrap.servers": settings.servers()})
+        made = client.create_topics(
+            [NewTopic(name, num_partitions=2, config=config) for name in names], operation_timeout=5, request_timeout=10
+        )
+        return all(_is_made(topic) for topic in made.values())
+
+    until(are_made, "the topics are made")
     with Consumer({"bootstrap.servers": settings.servers(), "group.id": "reader"}) as consumer:
 
         def is_there(place: TopicPartition) -> bool:
@@ -95,6 +104,14 @@ def make_topics(settings: KafkaSettings, names: set[str], **config: str) -> None
 
         for name in names:
             until(lambda name=name: all(is_there(TopicPartition(name, number)) for number in range(2)), f"{name} is there")
+
+
+def _is_made(topic: Future[None]) -> bool:
+    try:
+        topic.result(LIMIT_S)
+    except KafkaException as error:
+        return bool(error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS)
+    return True
 
 
 def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message]:

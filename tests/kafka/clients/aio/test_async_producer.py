@@ -289,8 +289,8 @@ def test_the_loop_is_never_busy_for_5_ms(kafka: KafkaSettings, monkeypatch: pyte
 
     asyncio.run(main())
     assert len(turns.used_s) > 2000
-    # One turn is this test's own sends of checks. The machine may have been taken away from a few others.
-    assert sorted(turns.used_s)[-4] < BLOCK_S
+    # One turn is this test's own sends of checks. The machine may have been taken away from others.
+    assert sorted(turns.used_s)[-len(turns.used_s) // 100] < BLOCK_S
 
 
 def test_the_loop_goes_on_while_kafka_does_not_answer(own_broker: LocalBroker, caplog: pytest.LogCaptureFixture) -> None:
