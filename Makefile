@@ -59,7 +59,7 @@ test: setup jars ## run all tests but the slow and the long ones, with a real Ka
 	@$(PY) -m pytest -m "not slow and not long" --numprocesses 3 --dist worksteal --durations 20
 
 test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
-	@$(PY) -m pytest -m slow --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
+	@$(PY) -m pytest -m "slow and not long" --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
 
 test-long: setup jars ## run the tests on the real parts whose rules unit tests or the simulator hold too; an hour
 	@$(PY) -m pytest -m long --numprocesses 2 --dist load --maxschedchunk 1 --durations 20

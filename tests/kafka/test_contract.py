@@ -205,6 +205,7 @@ def test_the_page_names_every_header() -> None:
     assert own | {*names.HALF_HEADERS, *names.OP_HEADERS, *names.CHECK_HEADERS, *names.DELAY_HEADERS} <= cells
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
 def test_the_java_client_works(world: MakeWorld) -> None:
     w = world()

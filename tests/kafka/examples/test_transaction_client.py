@@ -3,11 +3,14 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from benchmarks.service import CLIENT_SOURCE, java_program
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld
 
 
+@pytest.mark.slow
 def test_checks_are_answered_after_a_failure(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=1)
     kafka = w.settings.kafka

@@ -31,6 +31,7 @@ RULED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_record_of_every_shape_is_accounted_for(world: MakeWorld, tmp_path: Path) -> None:
     w = world(partitions=PARTITIONS, **{**SETTINGS, "kafka.max_offsets_per_trigger": 12_000, "trigger.available_now": False})
@@ -68,6 +69,7 @@ def with_mistakes(settings: Settings, warehouse: Path) -> Settings:
     return settings.model_copy(update={"storage": settings.storage.model_copy(update={"warehouse": str(warehouse)})})
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_signed_forged_and_copied_records_are_accounted_for(topics: MakeTopics, spark: SparkSession, tmp_path: Path) -> None:
     places = {f"storage.{name}": str(tmp_path / name) for name in ("warehouse", "checkpoint")}

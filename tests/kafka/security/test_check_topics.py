@@ -65,6 +65,7 @@ def refusal(kafka: KafkaSettings, topic: str, group: str) -> int:
     return errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_service_answers_its_own_checks_and_reads_no_other_bodies(
     spark: SparkSession, configure: Configure, services: dict[str, dict[str, object]]

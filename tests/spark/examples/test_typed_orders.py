@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from examples.typed_orders import append_batch, last_bookmark, stream
@@ -10,6 +11,7 @@ from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 from tests.support.message_tables import message_rows
 
 
+@pytest.mark.slow
 def test_batch_and_stream_go_on_from_one_bookmark(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
     create_tables(spark, storage, "query")

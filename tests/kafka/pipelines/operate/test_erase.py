@@ -79,6 +79,7 @@ def without_id(rows: dict[str, Row], transaction_id: str) -> dict[str, Row]:
 SENT_COLUMNS = ("body", "tags", "keys", "properties", "value", "headers", "detail")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_was_sent_is_erased_and_the_rest_stays(w: World) -> None:
     before = {table: w.by_id(table) for table in Table}
@@ -121,6 +122,7 @@ def test_what_is_pending_unknown_or_of_another_group_stays(w: World, monkeypatch
     assert w.by_id(Table.MESSAGES)["committed"].body == SECRET
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
     """A replay that was sent a moment ago would bring the body back."""
@@ -142,6 +144,7 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
     assert erase(w, "discarded").rows == {"messages": 1, "discarded": 1, "quarantine": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the bodies first, and sends them one after the other."""

@@ -44,6 +44,7 @@ class Traffic:
         return {name: self.world.ids(name) for name in self.topics}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_relay_that_is_killed_at_any_step_sends_each_message_once(world: RelayWorld) -> None:
     chance, traffic = random.Random(19), Traffic(world)

@@ -32,6 +32,7 @@ def lose_checkpoint(world: World, folder: Path) -> None:
     world.settings = world.settings.model_copy(update={"storage": storage})
 
 
+@pytest.mark.slow
 def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_path: Path) -> None:
     w = world(**{"resolution.transactionCheckMax": 1})
     w.half("done", 0)
@@ -144,6 +145,7 @@ def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: M
     assert set(again.by_id(Table.MESSAGES)) == {"old", "new"}
 
 
+@pytest.mark.slow
 def test_topics_that_were_made_anew_are_refused_also_when_they_have_grown(world: MakeWorld, tmp_path: Path) -> None:
     """Spark compares offsets alone: it would skip what the new topics hold before those that it has read to."""
     w = world(partitions=1)
@@ -173,6 +175,7 @@ def make_topics_anew(world: World) -> None:
     create_topics(world.settings, 1)
 
 
+@pytest.mark.slow
 def test_a_replay_of_a_discarded_message_comes_out_after_adopt(world: MakeWorld, tmp_path: Path) -> None:
     """The former incarnation must not come back as pending, or its successor would be refused (R12)."""
     w = world(partitions=1, **{"resolution.transactionCheckMax": 1})

@@ -40,6 +40,7 @@ def wait_for_the_end(job: LaunchedJob, limit_s: float) -> None:
     assert "has taken over the table" in job.last_words(), job.last_words()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_frozen_job_that_wakes_writes_nothing(world: MakeWorld, tmp_path: Path, old_job: list[LaunchedJob]) -> None:
     """It is held between the count of a batch and its first append, with commits, a discard, bad records and checks."""
@@ -89,6 +90,7 @@ def test_a_job_that_appends_nothing_notices_that_its_tables_were_taken(
     wait_for_the_end(job, 30)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_append_that_delta_leaves_out_ends_the_job(world: MakeWorld, tmp_path: Path) -> None:
     """The tables name this job as their owner, and its query is fenced. No message may vanish, whatever led to it."""

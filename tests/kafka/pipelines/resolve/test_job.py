@@ -77,6 +77,7 @@ def test_a_row_has_defaults_an_empty_body_for_null_and_the_last_of_two_propertie
     assert (row.born_at, row.incarnation) == (at(5), 0)
 
 
+@pytest.mark.slow
 def test_a_silent_half_is_checked_and_discarded_over_several_runs(world: MakeWorld) -> None:
     w = world(**{"resolution.transactionCheckMax": 2})
     partition, offset = w.half("a", 0, b"hello", own=b"kept", TAGS=b"T")
@@ -197,6 +198,7 @@ def test_r15_a_tick_names_absent_groups(world: MakeWorld) -> None:
     assert report.counts[Count.PUT_OFF] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("needed_for", [pytest.param("check", marks=pytest.mark.long), "commit"])
 def test_r17_a_deleted_half_is_quarantined_once_and_settled(world: MakeWorld, needed_for: str) -> None:
     w = world(partitions=1)

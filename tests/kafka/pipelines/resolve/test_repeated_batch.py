@@ -40,6 +40,7 @@ def with_changes(w: World, **changes: object) -> Settings:
     return w.settings.model_copy(update={"resolution": w.settings.resolution.model_copy(update=changes)})
 
 
+@pytest.mark.slow
 def test_r16_a_repeated_batch_keeps_its_settings_and_the_next_has_the_new_ones(world: MakeWorld, crash: Crash) -> None:
     w = world(**{"resolution.transactionCheckMax": 1, "resolution.max_body_bytes": 1_000, "resolution.transactionTimeOut": 6_000})
     w.half("asked")
