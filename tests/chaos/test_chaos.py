@@ -22,7 +22,7 @@ FAULTS = (
 def test_three_faults_lose_nothing_double_nothing_and_get_nothing_wrong(tmp_path: Path) -> None:
     out = tmp_path / "chaos.json"
     command = [sys.executable, "-m", "tests.chaos", "--only", ";".join(FAULTS), "--brokers", "1", "--seed", "7", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=880)
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=1780)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     facts: dict[str, Any] = json.loads(out.read_text())
     assert (facts["faults"], facts["lost"], facts["twice"], facts["wrong"]) == (len(FAULTS), 0, 0, 0)

@@ -151,7 +151,7 @@ class World:
             if group not in self.clients or self.clients[group].poll() is not None:
                 self.start_client(group)
 
-    def recover(self, *, also_checked: bool = False, limit_s: float = 2 * LIMIT_S) -> float:
+    def recover(self, *, also_checked: bool = False, limit_s: float = LIMIT_S) -> float:
         """Start what is down until every message committed so far is readable, and return the seconds that took.
 
         Without `also_checked`, messages whose service answers COMMIT only to a check do not count. A start that adopts
