@@ -156,6 +156,7 @@ def test_of_two_jobs_on_one_checkpoint_no_row_is_written_twice(job: JobOnS3) -> 
     job.until_delivered()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_batch_costs_a_bounded_number_of_requests(job: JobOnS3, capsys: pytest.CaptureFixture[str]) -> None:
     """Prints the figures of docs/cluster.md: how often a batch asks the store, by what it asks for."""

@@ -144,7 +144,7 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
     assert erase(w, "discarded").rows == {"messages": 1, "discarded": 1, "quarantine": 0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the bodies first, and sends them one after the other."""

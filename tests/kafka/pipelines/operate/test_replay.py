@@ -223,7 +223,7 @@ def test_a_replay_that_the_job_refused_is_sent_again_when_the_id_is_free(world: 
     assert replayed(w, "a") == (0, 1, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_message_whose_id_its_own_group_uses_again_is_named_and_not_sent(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a")

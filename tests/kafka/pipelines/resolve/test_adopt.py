@@ -145,7 +145,7 @@ def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: M
     assert set(again.by_id(Table.MESSAGES)) == {"old", "new"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_topics_that_were_made_anew_are_refused_also_when_they_have_grown(world: MakeWorld, tmp_path: Path) -> None:
     """Spark compares offsets alone: it would skip what the new topics hold before those that it has read to."""
     w = world(partitions=1)

@@ -45,7 +45,7 @@ def test_a_repeated_batch_writes_nothing_twice_to_a_catalog(catalog_world: World
     assert {table: w.rows(table) for table in Table} == before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_messages_of_a_catalog_are_read_as_those_of_a_folder(catalog_world: World, tmp_path: Path) -> None:
     w = catalog_world

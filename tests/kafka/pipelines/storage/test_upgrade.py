@@ -46,7 +46,7 @@ def test_the_first_format_and_this_one_are_kept() -> None:
     assert {1, FORMAT_VERSION} <= set(KEPT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "version", [pytest.param(version, marks=pytest.mark.long) if version == 1 else version for version in KEPT if version not in OPENED]
 )
