@@ -32,6 +32,8 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Override one setting. May be repeated.", callback=_checked),
 ]
+SHOWN_ROWS = 50
+LimitOption = Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {SHOWN_ROWS}, or all with --json.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

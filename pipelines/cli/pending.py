@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, LimitOption, SetOption
 from halfway.pipelines.cli.output import say, show_table, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import Settings, parse_duration_ms
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from halfway.pipelines.storage.state_reader import StoredState
     from halfway.transforms.views.pending import PendingView
 
-_SHOWN = 50
 _JSON_COLUMNS = ["transaction_id", "incarnation", "producer_group", "topic", "age_ms", "check_times", "next_due_ms"]
 _ROWS_AT_ONCE = 10_000
 
@@ -36,7 +35,7 @@ def pending(
     older_than: Annotated[
         int | None, typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {_SHOWN}, or all with --json.")] = None,
+    limit: LimitOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -55,7 +54,7 @@ def pending(
         others = view.transactions.num_rows
         typer.echo(f"none of the {others} pending transactions is of this group and age" if others else f"nothing is pending{as_of}")
         return
-    shown = wanted.slice(0, limit or _SHOWN)
+    shown = wanted.slice(0, limit or SHOWN_ROWS)
     rows = [_row(row, view, check_max) for row in shown.to_pylist()]
     show_table(["transaction", "inc.", "group", "topic", "age", "checks", "due in", "waits for"], rows)
     if wanted.num_rows > shown.num_rows:

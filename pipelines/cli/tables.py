@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, one_of
+from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, LimitOption, SetOption, one_of
 from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.outcomes import DISCARD_REASONS, Reason
 
-_SHOWN = 50
 _REASONS = [str(reason) for reason in Reason if reason not in DISCARD_REASONS]
 
 
@@ -19,7 +18,7 @@ def quarantine(
     transaction_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only records of this transaction.")] = None,
     *,
     reason: Annotated[str | None, typer.Option(parser=one_of(_REASONS), metavar="REASON", help="Only those of this reason.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help=f"Show at most this many. Default: {_SHOWN}, or all with --json.")] = None,
+    limit: LimitOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -30,7 +29,7 @@ def quarantine(
 
     settings = command_settings(config, overrides)
     verify_table_exists(settings.storage, "quarantine")
-    at_most = limit or _SHOWN
+    at_most = limit or SHOWN_ROWS
     with reader_session(settings, say) as session:
         found = newest_quarantined(session(), settings.storage, limit if as_json else at_most + 1, reason, transaction_id)
     if as_json:

@@ -157,14 +157,14 @@ def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
     for each in commits:
         if each.version > end:  # A later RESTORE has taken it back.
             continue
-        origin = origin_in([each.note], query_id)
-        if origin is not None:
+        origin = origin_in([each.note])
+        if origin is not None and origin.query_id == query_id:
             return origin.batch_id
         if each.operation == "RESTORE":
             if each.restored is None:
                 return -1
             end = each.restored
-        elif origin_in([each.note]) is None and each.operation not in _WITHOUT_NEW_ROWS:
+        elif origin is None and each.operation not in _WITHOUT_NEW_ROWS:
             return None
     return -1 if commits and commits[-1].version == 0 else None
 
