@@ -13,6 +13,14 @@ class SetupError(HalfwayError):
     """Something that the machine needs is missing or wrong: Java, a JAR, a free port, disk space."""
 
 
+class MissingPackageError(SetupError):
+    """A package is not installed that one of Halfway's extras brings."""
+
+    def __init__(self, user: str, package: str | None, extras: str) -> None:
+        """Say who needs the package, and how to install the extras that bring it."""
+        super().__init__(f"{user} needs {package}, which is not installed: pip install '.[{extras}]' in a clone of Halfway")
+
+
 class BrokerError(HalfwayError):
     """The local development broker does not start, stop or answer."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.schemas.bookmark import Bookmark
-from halfway.schemas.errors import SetupError, TableError
+from halfway.schemas.errors import MissingPackageError, TableError
 from halfway.schemas.settings import StorageSettings
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class MessageReader:
             `AWS_ACCESS_KEY_ID` and the like, where delta-rs finds them.
 
     Raises:
-        SetupError: deltalake or pyarrow is not installed.
+        MissingPackageError: deltalake or pyarrow is not installed.
         TableError: the table is in a catalog.
         TypeError: `source` is neither settings nor a path.
         ValueError: `tags` has another form, or a limit is below 1.
@@ -59,7 +59,7 @@ class MessageReader:
         try:
             from halfway.clients.reading import message_files, message_merge, message_rows  # noqa: PLC0415  # deltalake is an extra
         except ModuleNotFoundError as error:
-            raise SetupError(f"a MessageReader needs {error.name}: pip install '.[tables]' in a clone of Halfway") from None
+            raise MissingPackageError("a MessageReader", error.name, "tables") from None
         if not isinstance(source, (StorageSettings, str)):
             raise TypeError(f"a MessageReader reads storage settings, as load_settings().storage, or a table's folder: not {source!r:.60}")
         if max_rows < 1 or max_bytes < 1:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, one_of
-from halfway.pipelines.cli.output import say, show_json, show_table, tell, utc_text
+from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, SetOption, one_of
+from halfway.pipelines.cli.output import say, show_first, show_json, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.operate.settle import Target, settle
 from halfway.pipelines.storage.missing_tables import verify_table_exists
@@ -18,7 +18,6 @@ from halfway.schemas.records import encode_key
 if TYPE_CHECKING:
     from halfway.pipelines.operate.erase import Erasure
 
-_SHOWN = 50
 _REASONS = tuple(map(str, DISCARD_REASONS))
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The transaction's id.")]
 RemarkOption = Annotated[str | None, typer.Option(help="The reason. The op record keeps it with your name.")]
@@ -111,9 +110,7 @@ def replay(
         return
     if result.would_resend:
         rows = [(each.transaction_id, each.producer_group, utc_text(each.discarded_at_ms)) for each in result.would_resend]
-        show_table(["transaction", "group", "discarded"], rows[:_SHOWN])
-        if len(rows) > _SHOWN:
-            typer.echo(f"... and {len(rows) - _SHOWN} later ones (--json shows all)")
+        show_first(["transaction", "group", "discarded"], rows, "later ones", at_most=SHOWN_ROWS)
     resent = f"{len(result.would_resend)} would be resent" if dry_run else f"{result.replayed} resent"
     typer.echo(f"{resent}, {result.already_replayed} already resent")
     if result.unproven:

@@ -1,8 +1,7 @@
 """Defines the options that commands share, and the command group that prints errors as one line."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +10,7 @@ from typer.core import TyperGroup
 
 from halfway.pipelines.cli.output import say
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, override_pair
-from halfway.schemas.errors import HalfwayError, SettingsError, SetupError
+from halfway.schemas.errors import HalfwayError, MissingPackageError, SettingsError
 
 
 def _checked(overrides: list[str] | None) -> list[str] | None:
@@ -52,21 +51,9 @@ _OWN_FILES_ONLY = 0o077
 _EXTRA_OF = {
     **dict.fromkeys(("pyspark", "py4j", "delta", "pandas", "pyarrow"), "job,spark"),
     **dict.fromkeys(("deltalake", "duckdb"), "tables"),
+    "prometheus_client": "metrics",
 }
 """Package → the extra that brings it. A command imports what it needs when it runs."""
-
-
-@contextmanager
-def metrics_extra_installed() -> Iterator[None]:
-    """Refuse `metrics.port` if what the block imports is missing: prometheus-client is an extra.
-
-    Raises:
-        SetupError: prometheus-client is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise SetupError(f"metrics.port is set and needs {error.name}: pip install '.[metrics]' in a clone of Halfway") from None
 
 
 def _warn_of_other_code() -> None:
@@ -100,6 +87,7 @@ class HalfwayGroup(TyperGroup):
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRA_OF:
                 raise
-            told = f"this command needs {package}, which is not installed: pip install '.[{_EXTRA_OF[package]}]' in a clone of Halfway"
+            user = "metrics.port" if package == "prometheus_client" else "this command"
+            told = str(MissingPackageError(user, package, _EXTRA_OF[package]))
         say(f"error: {' '.join(told.split())}")
         raise typer.Exit(1)

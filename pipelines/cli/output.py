@@ -98,3 +98,10 @@ def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
     with console.capture() as drawn:
         console.print(table)
     typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], others: str, *, at_most: int) -> None:
+    """Print a table of the first rows, and how many `others` there are, if there are more."""
+    show_table(columns, rows[:at_most])
+    if len(rows) > at_most:
+        typer.echo(f"... and {len(rows) - at_most} {others} (--json shows all)")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption, metrics_extra_installed
+from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.positions import Reached
@@ -59,14 +59,10 @@ def _begin(text: str | None) -> Begin | None:
 
 
 def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[None]:
-    """Return a context that serves the metrics, if they are on.
-
-    Raises:
-        SetupError: metrics are on, and prometheus-client is not installed.
-    """
+    """Return a context that serves the metrics, if they are on."""
     if not metrics.port:
         return nullcontext()
-    with metrics_extra_installed():
-        from halfway.pipelines.relay.relay_metrics import RelayMetrics
-        from halfway.pipelines.runtime.metrics_server import served
+    from halfway.pipelines.relay.relay_metrics import RelayMetrics
+    from halfway.pipelines.runtime.metrics_server import served
+
     return served(RelayMetrics(running), metrics)

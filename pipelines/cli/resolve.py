@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from halfway.pipelines.cli.options import ConfigOption, SetOption, metrics_extra_installed
+from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
@@ -98,17 +98,13 @@ def _end_now(number: int) -> NoReturn:
 
 
 def _watchers(settings: Settings) -> "tuple[list[Callable[[BatchReport], None]], AbstractContextManager[None]]":
-    """Return the functions to call after each batch, and a context that serves metrics if they are on.
-
-    Raises:
-        SetupError: metrics are on, and prometheus-client is not installed.
-    """
+    """Return the functions to call after each batch, and a context that serves metrics if they are on."""
     from halfway.pipelines.resolve.progress import ProgressLog
 
     if not settings.metrics.port:
         return [ProgressLog()], nullcontext()
-    with metrics_extra_installed():
-        from halfway.pipelines.resolve.metrics import JobMetrics
-        from halfway.pipelines.runtime.metrics_server import served
+    from halfway.pipelines.resolve.metrics import JobMetrics
+    from halfway.pipelines.runtime.metrics_server import served
+
     metrics = JobMetrics(settings.state.buckets)
     return [ProgressLog(), metrics], served(metrics, settings.metrics)

@@ -4,10 +4,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import typer
-
 from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
-from halfway.pipelines.cli.output import say, show_json, show_table, utc_text
+from halfway.pipelines.cli.output import say, show_first, show_json, show_table, utc_text
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import Settings
 from halfway.transforms.views.durations import duration_text
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from halfway.pipelines.operate.status import Status
     from halfway.pipelines.relay.relay_status import RelayStatus
 
-_SHOWN_GROUPS = 20
+_SHOWN_ROWS = 20
 
 
 def status(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
@@ -64,14 +62,11 @@ def _json_facts(now: "Status") -> dict[str, object]:
 
 
 def _show_groups(now: "Status") -> None:
-    groups = now.pending_by_group
     rows = [
         (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away" if group.is_away else "")
-        for group in groups[:_SHOWN_GROUPS]
+        for group in now.pending_by_group
     ]
-    show_table(["group", "pending", "oldest", ""], rows)
-    if len(groups) > _SHOWN_GROUPS:
-        typer.echo(f"... and {len(groups) - _SHOWN_GROUPS} smaller groups (--json shows all)")
+    show_first(["group", "pending", "oldest", ""], rows, "smaller groups", at_most=_SHOWN_ROWS)
 
 
 def _show_relays(relays: "list[RelayStatus]") -> None:
@@ -81,9 +76,7 @@ def _show_relays(relays: "list[RelayStatus]") -> None:
     show_table(["relay", "bookmark", "instances"], rows)
     stopped = [(topic.topic, topic.transaction_id, topic.cause) for each in relays for topic in each.stopped]
     if stopped:
-        show_table(["stopped topic", "at message", ""], stopped[:_SHOWN_GROUPS])
-    if len(stopped) > _SHOWN_GROUPS:
-        typer.echo(f"... and {len(stopped) - _SHOWN_GROUPS} more stopped topics (--json shows all)")
+        show_first(["stopped topic", "at message", ""], stopped, "more stopped topics", at_most=_SHOWN_ROWS)
 
 
 def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from halfway.conf.loader import conf_file
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.paths import allow_no_other_to_write, changeable_by_others, home, locked
-from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.errors import HalfwayError, MissingPackageError, SetupError
 
 JarSet = Literal["spark", "kafka", "databases", "s3"]
 _WHAT = {
@@ -180,7 +180,7 @@ def _ivy_jar() -> Path:
     places = list(spec.submodule_search_locations or []) if spec else []
     found = [jar for place in places for jar in sorted(Path(place).glob("jars/ivy-*.jar"))]
     if not found:
-        raise SetupError("PySpark with its jars folder is missing: run `make setup`, or `pip install '.[job,spark]'` in a clone of Halfway")
+        raise MissingPackageError("Spark", "the jars folder of PySpark", "job,spark")
     return found[-1]
 
 

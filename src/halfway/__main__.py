@@ -5,8 +5,6 @@ import os
 import signal
 import sys
 
-_NEEDS = "error: the command needs {}, which is not installed: pip install '.[job,spark]' in a clone of Halfway"
-
 
 def main() -> None:
     """Run the command, or say in one line what to install for it."""
@@ -23,7 +21,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
-        sys.exit(_NEEDS.format(error.name))
+        from halfway.schemas.errors import MissingPackageError  # noqa: PLC0415
+
+        sys.exit(f"error: {MissingPackageError('the command', error.name, 'job,spark')}")
     app(prog_name="halfway")
 
 

@@ -15,6 +15,7 @@ from halfway.pipelines.runtime.jars import jars_present
 from halfway.pipelines.runtime.java import MIN_VERSION, find_java
 from halfway.pipelines.runtime.session import is_submitted
 from halfway.pipelines.storage.file_systems import local_path
+from halfway.schemas.errors import MissingPackageError
 from halfway.schemas.settings import MetricsSettings, StorageSettings
 
 MIN_PYTHON = (3, 11)
@@ -84,7 +85,7 @@ def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:
         yield Finding("metrics", Health.OK, "off: metrics.port is 0")
         return
     if util.find_spec("prometheus_client") is None:
-        yield Finding("metrics", Health.PROBLEM, "prometheus-client is not installed: pip install '.[metrics]' in a clone of Halfway")
+        yield Finding("metrics", Health.PROBLEM, str(MissingPackageError("metrics.port", "prometheus-client", "metrics")))
         return
     place = f"http://{settings.host}:{settings.port}/metrics"
     try:

@@ -133,7 +133,10 @@ def test_the_metrics_port_is_free_or_a_jobs_or_taken(monkeypatch: pytest.MonkeyP
         assert state is Health.PROBLEM
         assert "set metrics.port to a free one" in text
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert found() == (Health.PROBLEM, "prometheus-client is not installed: pip install '.[metrics]' in a clone of Halfway")
+    assert found() == (
+        Health.PROBLEM,
+        "metrics.port needs prometheus-client, which is not installed: pip install '.[metrics]' in a clone of Halfway",
+    )
 
 
 def test_a_damaged_checkpoint_is_a_finding_and_no_traceback(tmp_path: Path) -> None:

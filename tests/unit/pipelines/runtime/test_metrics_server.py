@@ -37,5 +37,5 @@ def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest
     result = CliRunner().invoke(app, ["resolve", "--set", "metrics.port=1", "--set", "kafka.bootstrap_servers=127.0.0.1:1"])
     assert (result.exit_code, result.stderr) == (
         1,
-        "error: metrics.port is set and needs prometheus_client: pip install '.[metrics]' in a clone of Halfway\n",
+        "error: metrics.port needs prometheus_client, which is not installed: pip install '.[metrics]' in a clone of Halfway\n",
     )
