@@ -63,7 +63,7 @@ class GroupInstance:
             waits until each record is queued.
 
     Raises:
-        ValueError: the group is empty.
+        ValueError: the group is empty or breaks the contract.
         SettingsError: `settings` names no Kafka, or requires signatures and has no key for the group.
     """
 
@@ -78,6 +78,7 @@ class GroupInstance:
         flush: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Store the configuration. Does not connect."""
+        # Refuses a group that no half could name.
         HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group).headers()
         settings.servers()
         self.settings, self.group, self._limits = settings, group, limits

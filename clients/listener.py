@@ -9,6 +9,7 @@ from typing_extensions import TypeVar
 
 from halfway.clients.messages import CheckRequest, HalfMessage
 from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.records import type_of
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +91,7 @@ def answered(returned: object) -> Answer:
     """Return the answer of a listener that has returned a value."""
     if isinstance(returned, LocalTransactionState):
         return Answer(returned)
-    kind = "None" if returned is None else f"a {type(returned).__name__}"
-    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"the listener returned {kind}, not a LocalTransactionState"))
+    return Answer(LocalTransactionState.UNKNOWN, remark_of(f"the listener returned {type_of(returned)}, not a LocalTransactionState"))
 
 
 def remark_of(text: str) -> str:

@@ -12,7 +12,7 @@ from halfway.clients.messages import CheckRequest
 REMEMBERED_ANSWERS = 10_000
 REMEMBERED_MS = 60_000
 """How long a check that was answered is not answered again, by the times of its records. A request that a job repeats
-after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks anew.
+after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks from 1.
 It may be the last call (R8), and the verdict may be lost with the op topic."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 """At this sum of the bodies the consumer pauses, whatever the number of checks."""

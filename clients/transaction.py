@@ -132,7 +132,7 @@ class LocalTransaction:
 
     @property
     def results(self) -> list[SendResult]:
-        """Return the result of each send, in order, once the block has ended; none if Kafka has not all halves."""
+        """Return the result of each send, in order, once the block has ended; empty unless Kafka has all halves."""
         return [half.result(self._state) for half in self._halves]
 
     @property

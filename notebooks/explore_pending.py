@@ -90,7 +90,7 @@ if kafka.bootstrap_servers and asked_since_ms is not None:
 elif asked_since_ms is not None:
     page.say("No Kafka is configured, so the answers are not known. They count as missing.")
 stuck = pending_frames.stuck(pending, answers, facts.absent_groups).toPandas()
-stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_ms"]]
+stuck["oldest"] = [duration_text(max(0, ms)) if pd.notna(ms) else "" for ms in stuck["oldest_age_ms"]]
 columns = ["producer_group", "why", "transactions", "oldest", "most_checks", "remark", "example"]
 page.table("Why it is pending", stuck[columns].fillna(""))
 page.table(

@@ -1,4 +1,4 @@
-"""A bucket's report after each batch: the `detail` of its REPORT row. Progress line and metrics are made from it."""
+"""A bucket's report after each batch: the `outcomes` of its REPORT row. Progress line and metrics are made from it."""
 
 import json
 from collections import Counter

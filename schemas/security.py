@@ -20,7 +20,7 @@ class SettingsGroup(BaseModel):
 
 
 def parse_text(expected: str) -> Callable[[object], object]:
-    """Return what parses a value that holds several: a string, as from the environment, is JSON, and None is empty.
+    """Return a parser for a setting with several values: a string, as from the environment, is JSON, and None is empty.
 
     Args:
         expected: an example, for the error.

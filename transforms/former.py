@@ -24,7 +24,7 @@ class _Records:
 
 @dataclass(frozen=True, slots=True)
 class FormerRecords:
-    """The records that former checkpoints have discarded or quarantined, and from when on all halves are known."""
+    """The records that former checkpoints have discarded or quarantined, and before when every half is deleted."""
 
     records: dict[SourcePartition, _Records] = field(default_factory=dict)
     halves_since_ms: int = 0

@@ -243,7 +243,8 @@ class _Resolver:
         """
         known = self.transactions.get(half.transaction_id)
         if half.valid_ms and half.valid_ms < self.read_before_ms:
-            self._quarantine(half, Reason.BAD_SIGNATURE, f"the signature was valid until {half.valid_ms}, and it is {self.read_before_ms}")
+            detail = f"the signature was valid until {half.valid_ms} ms, and the read mark is {self.read_before_ms} ms"
+            self._quarantine(half, Reason.BAD_SIGNATURE, detail)
         elif known is None or _starts_afresh(half, known):
             started = Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
             self.transactions[half.transaction_id] = started
@@ -412,7 +413,7 @@ def _starts_afresh(half: Half, known: Transaction) -> bool:
 
 
 def _outcome_of(kind: Kind, known: Transaction, decided_ms: int, reason: str = "") -> Outcome:
-    """Return a commit, check or discard of a half."""
+    """Return an outcome of a half: its commit, check or discard, or the quarantine of one that is lost."""
     half = known.half
     return Outcome(
         kind=kind,

@@ -51,7 +51,7 @@ class AsyncLocalTransaction:
 
     @property
     def results(self) -> list[SendResult]:
-        """Return the result of each send, in order, once the block has ended; none if Kafka has not all halves."""
+        """Return the result of each send, in order, once the block has ended; empty unless Kafka has all halves."""
         return self._transaction.results
 
     async def execute(self, statement: Any, parameters: Any = None) -> Any:

@@ -6,18 +6,18 @@ from halfway.clients.kafka.client_log import ClientLog
 from halfway.schemas.settings import KafkaSettings
 
 FOLLOW_LEADERS: dict[str, Any] = {
-    # A broker that froze does not say that another one leads by now. librdkafka asks for that after 5 minutes by
-    # default, maybe the same broker, and gives a broker up that does not answer for a minute.
+    # A frozen broker does not report that another one leads by now. By default librdkafka refreshes its metadata every
+    # 5 minutes, maybe from that broker, and gives up a broker that does not answer after a minute.
     "topic.metadata.refresh.interval.ms": 5_000,
     "socket.timeout.ms": 10_000,
 }
-"""The option of every client of a replicated Kafka, so that it goes on with the new leader of a partition."""
+"""The options of every client of a replicated Kafka, so that it goes on with the new leader of a partition."""
 
 PRODUCER_OPTIONS: dict[str, Any] = {
     "acks": "all",
     "enable.idempotence": True,
     **FOLLOW_LEADERS,
-    # As long as a record may take, by default. Then there would be no time to send it to another leader.
+    # The default of 30 s is as long as a record may take (`send_timeout_ms`): no time would be left for another leader.
     "request.timeout.ms": 10_000,
     # Java's default. All records of an id are then in one partition, whichever client sends them (docs/contract.md).
     "partitioner": "murmur2_random",

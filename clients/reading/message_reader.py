@@ -208,7 +208,10 @@ class MessageReader:
             self.warn_of_ahead(after, end)
 
     def _has_no_file(self) -> TableError:
-        return TableError(f"the table {self._uri} names a data file that does not exist")
+        return TableError(
+            f"the table {self._uri} names a data file that does not exist: something other than VACUUM has deleted it, such as a lifecycle "
+            "rule of the store. Restore the file, and read on from the last bookmark"
+        )
 
 
 def _verify_bookmark(after: object) -> None:

@@ -46,7 +46,7 @@ class DbApiDatabase:
             TypeError: `using` is not None.
         """
         if using is not None:
-            raise TypeError("transaction(...) takes a Session or Connection only if SqlTransactions has a SQLAlchemy engine")
+            raise TypeError("a Session or Connection can only be passed where the database was given as a SQLAlchemy engine: leave it out")
         return _DbApiTransaction(self._connect())
 
     @contextmanager
@@ -108,7 +108,7 @@ class DjangoDatabase:
             TypeError: `using` is not None.
         """
         if using is not None:
-            raise TypeError("transaction() takes no argument with Django")
+            raise TypeError("no Session or Connection can be passed with Django: leave it out")
         return _DjangoTransaction(self._alias)
 
     @contextmanager

@@ -83,9 +83,9 @@ class SqlBookmarks:
         Raises:
             BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has ended its
                 transaction itself and gone on.
-            RolledBackError: the block has committed the session or connection itself.
+            RolledBackError: the block has committed the session or connection itself, or Django rolls the block back.
             ValueError: the bookmark is not after the one before, or was not loaded.
-            SettingsError: the connection commits each statement by itself.
+            SettingsError: the connection commits each statement by itself, or Django is not in autocommit mode.
             TypeError: another block is to end the transaction.
             Exception: what the block or the driver raises. If the commit failed, `load` tells whether it counts.
         """

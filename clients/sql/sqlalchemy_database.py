@@ -80,8 +80,8 @@ class SqlAlchemyDatabase:
     def own_connection(self) -> Iterator[Any]:
         """Lend the DB-API connection of a pooled connection. After an error, which is SQLAlchemy's, it is thrown away.
 
-        If the database has ended it, as in its restart, the pool makes all others anew too, as SQLAlchemy would: they
-        have ended as well, and each would cost a check.
+        If the database has closed it, as in a restart, the pool replaces all others too, as SQLAlchemy would: they are
+        closed as well, and each would cost a check.
         """
         dialect = self._engine.dialect
         with _raised_by_sqlalchemy(dialect.dbapi):
@@ -137,7 +137,7 @@ class _SqlAlchemyTransaction(MarkedTransaction):
 
     @abstractmethod
     def place(self) -> tuple[dict[str, Any], Any]:
-        """Return the transaction, begun, and where it is noted that a block is to end it."""
+        """Return where it is noted that a block is to end the transaction, and the transaction, begun."""
 
     def execute(self, statement: Any, parameters: Any = None) -> Any:
         """Execute a statement of SQLAlchemy."""
@@ -275,7 +275,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self._root: Any = None
 
     def place(self) -> tuple[dict[str, Any], Any]:
-        """Return the transaction, and the connection's notes. The connection of a test may have several sessions."""
+        """Return the connection's notes, and the transaction. The connection of a test may have several sessions."""
         session = self.connection
         transaction = session.get_transaction() or session.begin()
         return (session if self._is_of_test else session.connection()).info, transaction

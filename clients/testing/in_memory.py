@@ -186,8 +186,7 @@ class InMemoryHalfway:
             self._due_checks.append(self._check_of(outcome))
 
     def _check_of(self, outcome: Outcome) -> CheckRequest:
-        record = self._halves[outcome.offset].to_record()
-        half = HalfMessage.from_record(record.key, record.value, record.headers)
+        half = self._halves[outcome.offset]
         fields: dict[str, Any] = {name: getattr(half, name) for name in HalfMessage.__dataclass_fields__}
         name = check_id(half.transaction_id, 0, outcome.offset, outcome.check_times)
         return CheckRequest(**fields, check_times=outcome.check_times, check_id=name)

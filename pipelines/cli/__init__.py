@@ -1,4 +1,4 @@
-"""The command line, one file for each command; those by hand share one. Only the entry points import it.
+"""The command line, one file for each command or few related ones. Only the entry points import it.
 
 May import everything.
 """

@@ -1,4 +1,4 @@
-"""The command line, `halfway` or `python -m halfway`: assembles the commands, one module each."""
+"""The command line, `halfway` or `python -m halfway`: assembles the commands of the other modules."""
 
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version

@@ -46,7 +46,8 @@ def relay(
     stopped = running.report.positions.stopped if running.report.positions is not None else {}
     if available_now and stopped:
         named, stop = next(iter(sorted(stopped.items())))
-        raise RelayError(f"{len(stopped)} topics are stopped, first {named} at message {stop.transaction_id}: {stop.cause}")
+        count = "a topic is stopped" if len(stopped) == 1 else f"{len(stopped)} topics are stopped, first"
+        raise RelayError(f"{count}: {named} at message {stop.transaction_id}: {stop.cause}")
 
 
 def _begin(text: str | None) -> Begin | None:

@@ -13,7 +13,7 @@ from halfway.transforms.views.quiet import quiet_text
 from halfway.transforms.views.totals import QUARANTINED, counted, quarantined_in
 
 if TYPE_CHECKING:
-    from halfway.pipelines.kafka.transactions import OpenTransaction
+    from halfway.pipelines.kafka.open_transactions import OpenTransaction
     from halfway.pipelines.operate.status import Status
     from halfway.pipelines.relay.relay_status import RelayStatus
 
@@ -63,7 +63,7 @@ def _json_facts(now: "Status") -> dict[str, object]:
 
 def _show_groups(now: "Status") -> None:
     rows = [
-        (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away" if group.is_away else "")
+        (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away or behind" if group.is_away else "")
         for group in now.pending_by_group
     ]
     show_first(["group", "pending", "oldest", ""], rows, "smaller groups", at_most=_SHOWN_ROWS)

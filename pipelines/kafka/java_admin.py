@@ -150,7 +150,7 @@ def _errors() -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         cause = error.java_exception.getCause() or error.java_exception
-        raise KafkaUnavailableError(f"Kafka does not answer: {' '.join(str(cause.toString()).split())}") from None
+        raise KafkaUnavailableError(f"Kafka's admin client has failed: {' '.join(str(cause.toString()).split())}") from None
     except (Py4JError, TypeError) as error:
         # A class that is missing is a package for Py4J, which cannot be called.
         raise KafkaUnavailableError(f"Kafka's admin client does not work in Spark's JVM: {type(error).__name__}") from None

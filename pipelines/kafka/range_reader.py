@@ -127,12 +127,12 @@ def _ends(consumer: Consumer, place: TopicPartition, limit_s: float) -> OffsetRa
     Raises:
         KafkaException: Kafka refuses the request, or does not answer within `limit_s`.
     """
-    deadline = monotonic() + limit_s
+    deadline_s = monotonic() + limit_s
     while True:
         try:
             return OffsetRange(*consumer.get_watermark_offsets(place, timeout=min(limit_s, REQUEST_LIMIT_S)))
         except KafkaException as error:
-            if error.args[0].code() not in _MOVED or monotonic() >= deadline:
+            if error.args[0].code() not in _MOVED or monotonic() >= deadline_s:
                 raise
             sleep(_END_POLL_S)
             _look_up(consumer, place.topic)
@@ -261,9 +261,9 @@ class PartitionReader:
         low until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to
         come back.
         """
-        deadline = monotonic() + self._limit_s
+        deadline_s = monotonic() + self._limit_s
         while offset >= self._high:
-            if monotonic() >= deadline:
+            if monotonic() >= deadline_s:
                 raise KafkaUnavailableError(
                     f"{self._place[0]} ends at offset {self._high} of partition {self._place[1]}, and {offset} was read from there before: "
                     "is a broker still down, or has one lost records?"
@@ -278,8 +278,8 @@ class PartitionReader:
 
     def _next(self, offset: int, last: int) -> Message | None:
         """Return the next record; None at the partition's end, or where retention has just deleted the offset."""
-        deadline = monotonic() + self._limit_s
-        while monotonic() < deadline:
+        deadline_s = monotonic() + self._limit_s
+        while monotonic() < deadline_s:
             record = next(self._fetched, None)
             if record is None:
                 self._fetched = iter(self._consumer.consume(max(1, min(last + 1 - self._position, _AT_ONCE)), timeout=_POLL_S))

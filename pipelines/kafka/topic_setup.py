@@ -208,9 +208,9 @@ def _create(client: Admin, topic: str, partitions: int, replication: int, config
 
 def _wait_until_known(client: Admin, topics: list[str]) -> None:
     """Wait until the brokers know new topics. The answer to a creation comes from the controller alone."""
-    deadline = time.monotonic() + REQUEST_LIMIT_S
+    deadline_s = time.monotonic() + REQUEST_LIMIT_S
     while len(partition_counts(client, topics)) < len(topics):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             raise KafkaUnavailableError(f"topics were created, but no broker knows them after {REQUEST_LIMIT_S:g} s: {', '.join(topics)}")
         time.sleep(_POLL_S)
 

@@ -79,9 +79,9 @@ def end_process(pid: int, child: "subprocess.Popen[bytes] | None", limit_s: floa
 
 def wait_until(condition: Callable[[], bool], limit_s: float) -> bool:
     """Wait until `condition` holds. Return False if it does not hold within `limit_s`."""
-    deadline = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     while not condition():
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= deadline_s:
             return False
         time.sleep(_POLL_S)
     return True

@@ -9,9 +9,9 @@ from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.open_transactions import OpenTransaction, open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges
 from halfway.pipelines.kafka.topic_scan import retained_ranges
-from halfway.pipelines.kafka.transactions import OpenTransaction, open_transactions
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.locks import is_in_use

@@ -295,7 +295,7 @@ class ActiveRelay:
         self._count_alone(records)
 
     def _renew(self) -> None:
-        """Make the producer anew: after a refusal librdkafka fails its next transaction (karafka/waterdrop#501).
+        """Replace the producer: after a refusal librdkafka fails its next transaction (karafka/waterdrop#501).
 
         Raises:
             TransactionLostError: another relay has taken over, and has written since.

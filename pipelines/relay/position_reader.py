@@ -42,7 +42,10 @@ def read_positions(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GR
 def _wait_for(consumer: Consumer, client: Admin, topic: str, ends: dict[int, int], deadline_s: float) -> None:
     while any(kept.end < ends[partition] for partition, kept in retained(consumer, client, topic).items()):
         if time.monotonic() >= deadline_s:
-            raise KafkaUnavailableError(f"a transaction in {topic} stays open, so that the bookmark cannot be read")
+            raise KafkaUnavailableError(
+                f"a transaction in {topic} stays open, so that the bookmark cannot be read: end its producer, or abort it with "
+                "kafka-transactions.sh"
+            )
         time.sleep(_POLL_S)
 
 

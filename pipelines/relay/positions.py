@@ -111,7 +111,7 @@ class RelayPositions:
     stopped: Mapping[str, Stop] = field(default_factory=dict)
     """By the topic that messages name."""
     lost: int = 0
-    """How many stops the topic has lost, as where it was not compacted but cut."""
+    """How many stops the relay's topic has lost, for example because its `cleanup.policy` was `delete`."""
 
     def moved(self, after: Reached) -> Self:
         """Return the positions after everything up to `after` was sent, except to the stopped topics."""

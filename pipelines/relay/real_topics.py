@@ -46,7 +46,7 @@ class RealTopics:
         return {name: found.get(name) or self._known[name][1] for name in names}
 
     def forget(self) -> None:
-        """Ask anew from now on."""
+        """Forget what Kafka has said, so that the next call asks again."""
         self._known.clear()
 
     def _asked(self, names: Collection[str]) -> dict[str, RealTopic]:

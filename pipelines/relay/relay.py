@@ -1,4 +1,4 @@
-"""Runs the relay: verifies where it begins, waits until it is active, and begins anew when it was interrupted."""
+"""Runs the relay: verifies where it begins, waits until it is active, and starts again after an interruption."""
 
 import logging
 import threading

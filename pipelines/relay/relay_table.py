@@ -13,7 +13,7 @@ from halfway.schemas.settings import StorageSettings
 
 MESSAGES_AT_ONCE = 2_000
 _BYTES_AT_ONCE = 16 * 1024 * 1024
-_LOOK_ANEW_S = 30.0
+_LOOK_AGAIN_S = 30.0
 
 
 class Portion(NamedTuple):
@@ -44,7 +44,7 @@ class RelayTable:
 
         self._open = MessageFiles.open
         self._files = self._open(self._uri, {})
-        self._look_anew_s = 0.0
+        self._look_again_s = 0.0
 
     @property
     def id(self) -> str:
@@ -58,7 +58,7 @@ class RelayTable:
             TableError: the table is gone, or cannot be read.
         """
         self._files = self._open(self._uri, {})
-        self._look_anew_s = time.monotonic() + _LOOK_ANEW_S
+        self._look_again_s = time.monotonic() + _LOOK_AGAIN_S
 
     def has_news(self) -> bool:
         """Return True if the table has another version than at the last look, or may have: a look at one file.
@@ -66,7 +66,7 @@ class RelayTable:
         Raises:
             TableError: the table is gone, was recreated, or cannot be read.
         """
-        is_due = time.monotonic() >= self._look_anew_s  # the commit after the last one may be gone from the log
+        is_due = time.monotonic() >= self._look_again_s  # the commit after the last one may be gone from the log
         if not is_due and not self._files.has_changed():
             return False
         former = self.id

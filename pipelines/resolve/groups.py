@@ -131,7 +131,7 @@ class GroupWatch:
 
     def _wait_for_answer(self) -> None:
         if not self._has_answer.wait(_FIRST_ANSWER_LIMIT_S):
-            raise KafkaUnavailableError("Kafka has not told yet which producer groups are there")
+            raise KafkaUnavailableError("Kafka has not listed its consumer groups yet: check that all its brokers answer")
 
     def ask(self) -> None:
         """Ask Kafka once, and keep its answer."""

@@ -68,7 +68,7 @@ class JobMetrics(Collector):
             "How far the horizon, up to which everything is read, is behind the clock here; below 0 if it is ahead.",
             lag_s,
         )
-        text = "Backlog: records that Kafka had when the last batch was planned, and that it left, being above its limit."
+        text = "Backlog: records that Kafka had when the last batch was planned, and that the batch left because of its limit."
         yield _gauges("unread_records", text, "topic", self._unread)
 
 

@@ -23,8 +23,6 @@ class BatchReport:
     unread: dict[str, int] | None = None
     """The backlog that the batch left: by topic, the records that Kafka had when the batch was planned and that are
     above its limit; None if they are not known."""
-    lost: int = 0
-    """Halves that could not be read back (R17)."""
 
     @property
     def counts(self) -> Counter[str]:

@@ -76,7 +76,7 @@ class BatchWriter:
         """
         if self._taken_over is not None:
             raise self._taken_over
-        started = monotonic()
+        started_s = monotonic()
         report = BatchReport(batch_id)
         packs.persist()
         try:
@@ -93,7 +93,7 @@ class BatchWriter:
         finally:
             packs.unpersist()
         self._may_be_repeat = False
-        report.seconds = monotonic() - started
+        report.seconds = monotonic() - started_s
         return report
 
     def look_ahead(self, spark: SparkSession) -> None:
@@ -226,8 +226,7 @@ class BatchWriter:
             if report.counts[Count.LOST]:
                 log.error("event=half_lost_notice batch_id=%d halves=%d", report.batch_id, report.counts[Count.LOST])
                 known = self._known_lost(rows.sparkSession, report)
-                same_place = (rows["source_partition"] == known["known_partition"]) & (rows["source_offset"] == known["known_offset"])
-                same = same_place & (rows["transaction_id"] == known["known_id"])
+                same = _is_same_half(rows, "source_partition", "source_offset", known)
                 rows = rows.join(known, same & (rows["reason"] == str(Reason.HALF_LOST)), "left_anti")
             self._append_once(rows, Table.QUARANTINE, report.batch_id)
 
@@ -248,12 +247,9 @@ class BatchWriter:
         spark = frames[0].sparkSession
         lost = reduce(DataFrame.union, frames)
         known = self._known_lost(spark, report)
-        same_place = (lost["partition"] == known["known_partition"]) & (lost["offset"] == known["known_offset"])
-        same = same_place & (lost["transaction_id"] == known["known_id"])
-        rows = lost.join(known, same, "left_anti").persist()
+        rows = lost.join(known, _is_same_half(lost, "partition", "offset", known), "left_anti").persist()
         try:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
-            report.lost = len(pointers)
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
             quarantined = row_makers.to_half_lost(rows, self._bookmark(report), self._kafka.half_topic)
             self._append_once(quarantined, Table.QUARANTINE, report.batch_id, Reason.HALF_LOST)
@@ -276,3 +272,9 @@ class BatchWriter:
             signature = keyring.sign_as_job(Signable(topic, key, sha256_of(None), headers)) if keyring else None
             writer.put(topic, key, None, [*headers, (SIGNATURE, signature.encode())] if signature else headers)
         writer.flush()
+
+
+def _is_same_half(rows: DataFrame, partition: str, offset: str, known: DataFrame) -> Column:
+    """Return the condition on lost halves that are known. A recreated topic has other ids at the same offsets."""
+    same_place = (rows[partition] == known["known_partition"]) & (rows[offset] == known["known_offset"])
+    return same_place & (rows["transaction_id"] == known["known_id"])

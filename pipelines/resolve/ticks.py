@@ -86,11 +86,11 @@ class TickPublisher:
             self._thread.join(timeout=_DELIVERY_LIMIT_MS / 1000 + 10)
 
     def _run(self) -> None:
-        due = time.monotonic()
+        due_s = time.monotonic()
         while not self._stopped.is_set():
             self.publish()
-            due = max(due + self._interval_s, time.monotonic())
-            self._stopped.wait(due - time.monotonic())
+            due_s = max(due_s + self._interval_s, time.monotonic())
+            self._stopped.wait(due_s - time.monotonic())
 
     def _try(self) -> str | None:
         topics = (self._kafka.half_topic, self._kafka.op_topic)

@@ -83,9 +83,9 @@ def locked(path: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        deadline = monotonic() + limit_s
+        deadline_s = monotonic() + limit_s
         while not _lock_at_once(file):
-            if monotonic() > deadline:
+            if monotonic() > deadline_s:
                 raise SetupError(
                     f"another process has held the lock {path} for {limit_s:.0f} s: `lsof {path}` names it; end it, and try again"
                 )

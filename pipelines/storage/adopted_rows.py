@@ -50,8 +50,8 @@ def former_records(
 ) -> pa.Table:
     """Return the records that the tables hold from before an epoch (FORMER_SCHEMA), without committed halves.
 
-    A lost half (R17) is left out: it was not there to be dealt with. So are records that will not be read again: with
-    those of years, the driver could not take them all.
+    A lost half (R17) is left out, because no former checkpoint could read it. Records that will not be read again are
+    left out too: those of years would not fit into the driver's memory.
 
     Args:
         spark: the session.

@@ -126,7 +126,7 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
     folder = local_warehouse(spark, storage)
     if folder is None:
         return 0
-    with commit_lock(local_warehouse(spark, storage), table):
+    with commit_lock(folder, table):
         files = list(_log_files(folder / table / "_delta_log"))
         checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet")]
         kept_ms = property_ms(spark, storage, table, "delta.logRetentionDuration", "interval 30 days")

@@ -202,7 +202,7 @@ def create_table(
     try:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({own})")
     except (PySparkException, Py4JJavaError):
-        # Delta fails if the table has come to be meanwhile, and has other properties.
+        # Delta fails if another process has created the table meanwhile, with other properties.
         if not table_exists(spark, storage, table):
             raise
 

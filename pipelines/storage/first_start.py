@@ -26,7 +26,7 @@ class TopicFacts(NamedTuple):
     ids: Mapping[str, str]
     """Kafka's id of each topic."""
     deleted_before_ms: int
-    """From when on the half topic holds every half; 0 if always."""
+    """The time before which Kafka has deleted every half; 0 if it may hold an older one."""
     ends: Callable[[], Mapping[str, Mapping[int, int]]]
     """Returns, by topic and partition, the offset after the last record that there is now."""
 

@@ -104,7 +104,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     origins = {table: origin_in((each.note for each in commits[table]), manifest.query_id) for table in Table}
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
-    untold = [table for table in Table if not tell_the_last_batch(commits[table], manifest.query_id)]
+    untold = [table for table in Table if not is_last_batch_told(commits[table], manifest.query_id)]
     for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
@@ -193,7 +193,7 @@ def commit_of(version: int, operation: str, note: str | None, parameters: Mappin
     return TableCommit(version, operation, note, None if restored is None else int(restored))
 
 
-def tell_the_last_batch(commits: Sequence[TableCommit], query_id: str) -> bool:
+def is_last_batch_told(commits: Sequence[TableCommit], query_id: str) -> bool:
     """Return True if the newest commits tell the last batch of a query, or that the table holds none.
 
     They do not if another program has written rows since, which may be those of a backup.

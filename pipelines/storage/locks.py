@@ -83,9 +83,9 @@ def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIM
     with (warehouse / f".{table}.lock").open("a+") as lock:
         if not _lock_at_once(lock):
             log.info("event=table_in_use table=%s process=%r effect=waiting", table, _holder(lock))
-            deadline = monotonic() + limit_s
+            deadline_s = monotonic() + limit_s
             while not _lock_at_once(lock):
-                if monotonic() > deadline:
+                if monotonic() > deadline_s:
                     raise CheckpointInUseError(
                         f"process {_holder(lock)} has been committing to the table {table} in {warehouse} for more than {limit_s:.0f} s: "
                         "if it is frozen, end it (kill -9) and start again"

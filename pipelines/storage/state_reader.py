@@ -1,7 +1,7 @@
 """Reads the job's state from its checkpoint, with or without a running job.
 
-A local checkpoint is read by `state_files`, any other with Spark's `statestore` source. Either locks and writes
-nothing: a committed batch does not change. Spark keeps a hundred of them.
+A local checkpoint is read by `state_files`, any other with Spark's `statestore` source. Neither locks or
+writes anything: a committed batch does not change. Spark keeps a hundred of them.
 """
 
 import json

@@ -28,8 +28,8 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
         (first batch, settings), in order: those of the last planned batch if they differ, and the present ones.
 
     Raises:
-        OwnershipError: the batch to repeat began under other signing keys, which are not recorded.
-        OwnershipError: the file is damaged.
+        OwnershipError: the batch to repeat began under other signing keys, which are not recorded, or the file is
+            damaged.
     """
     storage = settings.storage
     planned = max(batches_in(spark, storage, OFFSETS), default=-1)

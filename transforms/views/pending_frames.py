@@ -168,7 +168,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
         absent_groups: the groups that are away (R15).
 
     Returns:
-        producer_group, why (a `Why`), transactions, oldest_ms, most_checks, remark (of one of the answers), example
+        producer_group, why (a `Why`), transactions, oldest_age_ms, most_checks, remark (of one of the answers), example
         (the id of the oldest).
     """
     is_unknown = F.col("action").isin([said for said, action in h.ACTIONS.items() if action is h.LocalTransactionState.UNKNOWN])
@@ -182,12 +182,12 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
     told = pending.join(answers, "transaction_id", "left").select("*", why.alias("why"))
     by_group = told.groupBy("producer_group", "why").agg(
         _transactions(),
-        F.max("age_ms").alias("oldest_ms"),
+        F.max("age_ms").alias("oldest_age_ms"),
         F.max("check_times").alias("most_checks"),
         F.max("remark").alias("remark"),
         F.min_by("transaction_id", F.struct("start_ms", "transaction_id")).alias("example"),
     )
-    return by_group.orderBy(F.desc("oldest_ms"), "producer_group", "why")
+    return by_group.orderBy(F.desc("oldest_age_ms"), "producer_group", "why")
 
 
 def _rows(batch: pa.RecordBatch) -> list[tuple[int, bytes]]:

@@ -10,11 +10,11 @@ from confluent_kafka.admin import TopicDescription
 
 from halfway.clients.kafka.diagnosis import missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
+from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
-from halfway.pipelines.kafka.transactions import open_transactions
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
@@ -39,7 +39,7 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     yield from errors_as_findings("topics", lambda: _topics(clients[0], settings, reports))
     descriptions: dict[str, TopicDescription] = {}
     yield from errors_as_findings("access", lambda: _access(clients[0], settings.kafka, descriptions))
-    yield from _copies(reports, descriptions)
+    yield from _replicas(reports, descriptions)
     timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.signing.accept_unsigned:
@@ -85,44 +85,44 @@ def _access(client: Admin, settings: KafkaSettings, descriptions: dict[str, Topi
         yield Finding("access", Health.OK, "this user may read and write what the job reads and writes")
 
 
-def _copies(reports: list[TopicReport], descriptions: Mapping[str, TopicDescription]) -> Iterator[Finding]:
+def _replicas(reports: list[TopicReport], descriptions: Mapping[str, TopicDescription]) -> Iterator[Finding]:
     """Check the number of replicas, how many are in sync, and `min.insync.replicas`."""
     wrong: list[Finding] = []
     for report in reports:
         partitions = descriptions[report.topic].partitions if report.topic in descriptions else []
         # The partition with the fewest in-sync replicas stands for its topic.
-        in_sync, copies = min(((len(partition.isr), len(partition.replicas)) for partition in partitions), default=(0, 0))
-        for state, text in copy_problems(copies, in_sync, report.min_insync_replicas):
-            wrong.append(Finding("copies", state, f"{report.topic} {text}"))
+        in_sync, replicas = min(((len(partition.isr), len(partition.replicas)) for partition in partitions), default=(0, 0))
+        for state, text in replica_problems(replicas, in_sync, report.min_insync_replicas):
+            wrong.append(Finding("replicas", state, f"{report.topic} {text}"))
     yield from wrong
     if reports and not wrong:
-        yield Finding("copies", Health.OK, "no message is lost if one broker is lost")
+        yield Finding("replicas", Health.OK, "no message is lost if one broker is lost")
 
 
-def copy_problems(copies: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[Health, str]]:
+def replica_problems(replicas: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[Health, str]]:
     """Yield what is wrong with the replication of a topic.
 
     Args:
-        copies: replicas of its worst partition; 0 if they are unknown.
+        replicas: replicas of its worst partition; 0 if they are unknown.
         in_sync: how many of them are in sync.
         min_in_sync: `min.insync.replicas`.
     """
-    if not copies:
+    if not replicas:
         return
-    if in_sync < min(min_in_sync, copies) or min_in_sync > copies:
-        remedy = f"start the brokers that are down, or set min.insync.replicas to at most {max(1, copies - 1)}"
+    if in_sync < min(min_in_sync, replicas) or min_in_sync > replicas:
+        remedy = f"start the brokers that are down, or set min.insync.replicas to at most {max(1, replicas - 1)}"
         yield (
             Health.PROBLEM,
-            f"takes no writes: {in_sync} of {copies} copies are in sync, and min.insync.replicas is {min_in_sync}; {remedy}",
+            f"takes no writes: {in_sync} of {replicas} replicas are in sync, and min.insync.replicas is {min_in_sync}; {remedy}",
         )
-    elif in_sync < copies:
-        yield Health.WARNING, f"has {in_sync} of {copies} copies in sync: a broker is down or slow"
-    if copies == 1:
-        yield Health.WARNING, "has one copy: losing its broker loses messages; use 3 copies and min.insync.replicas=2 in production"
+    elif in_sync < replicas:
+        yield Health.WARNING, f"has {in_sync} of {replicas} replicas in sync: a broker is down or slow"
+    if replicas == 1:
+        yield Health.WARNING, "has one replica: losing its broker loses messages; use 3, and min.insync.replicas=2, in production"
     elif min_in_sync == 1:
         yield Health.WARNING, "has min.insync.replicas=1: a write may be on one broker only; use 2 of 3 in production"
-    elif min_in_sync == copies:
-        yield Health.WARNING, f"has min.insync.replicas={copies} of {copies} copies: with one broker down nothing can be written"
+    elif min_in_sync == replicas:
+        yield Health.WARNING, f"has min.insync.replicas={replicas} of {replicas} replicas: with one broker down nothing can be written"
 
 
 def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> Iterator[Finding]:

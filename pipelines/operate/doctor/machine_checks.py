@@ -53,7 +53,7 @@ def _jars() -> Iterator[Finding]:
     if jars:
         yield Finding("jars", Health.OK, f"{len(jars)} of Spark's connectors in {jars[0].parent}")
     else:
-        remedy = "the first start downloads them from Maven Central (23 MB), `python -m halfway.pipelines.runtime.jars spark` now"
+        remedy = "the first start downloads them from Maven Central (23 MB); `python -m halfway.pipelines.runtime.jars spark` does it now"
         yield Finding("jars", Health.WARNING, f"Spark's connectors are not downloaded yet: {remedy}")
 
 

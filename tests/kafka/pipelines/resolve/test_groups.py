@@ -121,7 +121,7 @@ def test_without_a_first_answer_nothing_is_said(spark: SparkSession, monkeypatch
     """A tick without the groups that are away could discard their messages: no tick is published."""
     monkeypatch.setattr(groups, "_FIRST_ANSWER_LIMIT_S", 0.1)
     watch = new_watch(spark, load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1"}))
-    with pytest.raises(KafkaUnavailableError, match="Kafka has not told yet which producer groups are there"):
+    with pytest.raises(KafkaUnavailableError, match="Kafka has not listed its consumer groups yet"):
         watch.absent()
 
 

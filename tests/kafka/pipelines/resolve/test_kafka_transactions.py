@@ -4,8 +4,8 @@ import pytest
 from confluent_kafka import Producer
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.topic_scan import TopicScan, retained_ranges
-from halfway.pipelines.kafka.transactions import open_transactions
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.kafka_checks import kafka_findings
 from halfway.pipelines.operate.status import job_status

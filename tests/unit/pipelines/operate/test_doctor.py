@@ -14,7 +14,7 @@ from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.operate.doctor import machine_checks as checks
 from halfway.pipelines.operate.doctor.finding import Finding, Health
-from halfway.pipelines.operate.doctor.kafka_checks import copy_problems
+from halfway.pipelines.operate.doctor.kafka_checks import replica_problems
 from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.pipelines.resolve.metrics import JobMetrics
 from halfway.pipelines.runtime.metrics_server import served
@@ -86,21 +86,21 @@ def test_an_unreachable_kafka_is_reported_within_18_s_in_one_line_for_each_findi
 
 
 @pytest.mark.parametrize(
-    ("copies", "in_sync", "min_in_sync", "told"),
+    ("replicas", "in_sync", "min_in_sync", "told"),
     [
         (3, 3, 2, []),
         (0, 0, 1, []),
-        (1, 1, 1, [(Health.WARNING, "one copy")]),
+        (1, 1, 1, [(Health.WARNING, "one replica")]),
         (3, 3, 1, [(Health.WARNING, "min.insync.replicas=1")]),
         (3, 3, 3, [(Health.WARNING, "with one broker down nothing can be written")]),
-        (3, 2, 2, [(Health.WARNING, "2 of 3 copies in sync")]),
+        (3, 2, 2, [(Health.WARNING, "2 of 3 replicas in sync")]),
         (3, 1, 2, [(Health.PROBLEM, "takes no writes")]),
         (3, 0, 1, [(Health.PROBLEM, "takes no writes"), (Health.WARNING, "min.insync.replicas=1")]),
-        (1, 1, 2, [(Health.PROBLEM, "set min.insync.replicas to at most 1"), (Health.WARNING, "one copy")]),
+        (1, 1, 2, [(Health.PROBLEM, "set min.insync.replicas to at most 1"), (Health.WARNING, "one replica")]),
     ],
 )
-def test_a_topic_needs_replicas_in_sync(copies: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
-    found = list(copy_problems(copies, in_sync, min_in_sync))
+def test_a_topic_needs_replicas_in_sync(replicas: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
+    found = list(replica_problems(replicas, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
 

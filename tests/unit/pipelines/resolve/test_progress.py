@@ -16,7 +16,7 @@ def busy(batch_id: int) -> BatchReport:
     counts = Counter({Count.HALVES: 5, Count.OPS: 4, Count.COMMITTED: 3, Count.ROLLED_BACK: 1, Count.CHECKED: 2, Count.DISCARDED: 1})
     rows = Counter({Kind.COMMIT: 3, Kind.QUARANTINE: 1, Kind.REPORT: 2})
     buckets = {0: bucket(0, pending=4, horizon_ms=95_000, counts=counts), 1: bucket(1, pending=2, horizon_ms=90_000)}
-    return BatchReport(batch_id, 1.25, rows, buckets, buckets, unread={"half": 7, "op": 3}, lost=1)
+    return BatchReport(batch_id, 1.25, rows, buckets, buckets, unread={"half": 7, "op": 3})
 
 
 def quiet(batch_id: int) -> BatchReport:

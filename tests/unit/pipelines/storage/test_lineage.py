@@ -11,8 +11,8 @@ from halfway.pipelines.storage.lineage import (
     TableCommit,
     _last_batch,
     commit_of,
+    is_last_batch_told,
     origin_in,
-    tell_the_last_batch,
     verify_commits,
 )
 from halfway.pipelines.storage.missing_tables import OFFSETS
@@ -55,14 +55,14 @@ APPEND = "WRITE"
         ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], True),
     ],
 )
-def test_commits_tell_the_last_batch_unless_another_program_has_written_since(commits: list[tuple[str, str | None]], told: bool) -> None:
+def test_commits_is_last_batch_told_unless_another_program_has_written_since(commits: list[tuple[str, str | None]], told: bool) -> None:
     notes = [query and BatchOrigin.of(query, 1, offsets(p0=1)).to_json() for _, query in commits]
     history = [TableCommit(version, operation, note) for version, ((operation, _), note) in enumerate(zip(commits, notes, strict=True))]
-    assert tell_the_last_batch(history[::-1], "q") == told
+    assert is_last_batch_told(history[::-1], "q") == told
 
 
 def test_a_history_whose_beginning_is_gone_does_not_tell_that_a_query_has_no_batch() -> None:
-    assert not tell_the_last_batch([TableCommit(7, "OPTIMIZE", None)], "q")
+    assert not is_last_batch_told([TableCommit(7, "OPTIMIZE", None)], "q")
 
 
 def commit(note: str) -> TableCommit:
