@@ -41,7 +41,6 @@ from halfway.schemas.errors import AccessError, JobFailedError, KafkaUnavailable
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
-from halfway.schemas.tables import Table
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
@@ -256,14 +255,14 @@ class ResolveJob:
             report = writer.write(outcomes, batch_id)
             if report.horizon_ms is not None:
                 self._sent.add(report.horizon_ms, any_due=report.any_due)
-            self._write_status(outcomes.sparkSession, report, writer.appended)
+            self._write_status(outcomes.sparkSession, report, writer)
             writer.look_ahead(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise
         self._reports.append(report)
 
-    def _write_status(self, spark: SparkSession, report: BatchReport, appended: Mapping[Table, int]) -> None:
+    def _write_status(self, spark: SparkSession, report: BatchReport, writer: BatchWriter) -> None:
         """Write the file that `halfway status`, the demo and the next start read."""
         status: dict[str, Any] = {
             "batch_id": report.batch_id,
@@ -272,7 +271,8 @@ class ResolveJob:
             "horizon_ms": report.horizon_ms,
             "pending": report.pending,
             "counts": dict(report.counts),
-            "appended": appended,
+            "appended": writer.appended,
+            "appended_before": writer.appended_before,
             "sent_checks": self._sent.to_json(),
             "groups_listed_ms_ago": self._listed_groups(),
         }

@@ -52,6 +52,9 @@ class BatchWriter:
             appended: the last batch that former runs have appended to each table.
         """
         self.appended = dict(appended)
+        """The last batch that was appended to each table."""
+        self.appended_before: Mapping[Table, int] = {}
+        """The same, before the last batch."""
         self._settings = settings
         self._kafka = settings.kafka
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
@@ -78,6 +81,7 @@ class BatchWriter:
             raise self._taken_over
         started_s = monotonic()
         report = BatchReport(batch_id)
+        self.appended_before = dict(self.appended)
         packs.persist()
         try:
             outcomes = self._count(packs, report)

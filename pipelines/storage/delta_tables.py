@@ -75,6 +75,11 @@ def append_id(query_id: str, what: Table | Reason) -> str:
     return f"{query_id}:{what}"
 
 
+def append_ids(query_id: str, table: Table) -> list[str]:
+    """Return the `txnAppId`s of all appends of a query to a table."""
+    return [append_id(query_id, what) for what in ((table, Reason.HALF_LOST) if table is Table.QUARANTINE else (table,))]
+
+
 def table_path(storage: StorageSettings, table: str) -> str:
     """Return the URI of a table's folder.
 
@@ -260,10 +265,10 @@ def verify_unclaimed(owner: Owner, query_id: str, epoch: int, name: str) -> None
 def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str) -> None:
     """Let no append of a query come after this, also none that is under way."""
     nothing = spark.createDataFrame([], TABLE_SCHEMAS[table])
-    for what in (table, Reason.HALF_LOST) if table is Table.QUARANTINE else (table,):
+    for app_id in append_ids(query_id, table):
         for left in reversed(range(_FENCE_TRIES)):
             try:
-                append_once(nothing, storage, table, append_id(query_id, what), _FENCED)
+                append_once(nothing, storage, table, app_id, _FENCED)
                 break
             except ConcurrentTransactionException:  # an append of that query came first
                 if not left:

@@ -6,7 +6,8 @@ it: the job writes how far the batch had read into the commit's `userMetadata`. 
 the table, its rows have the batch's number: to look at them takes some seconds.
 
 Tables that are older than their checkpoint lack messages that nobody would write again. The checkpoint knows the last
-batch that was appended to each table from `STATUS_FILE`.
+batch that was appended to each table from `STATUS_FILE`, and Delta's log the last one that the table has taken. A
+RESTORE leaves that as it was, so it is looked for among the commits.
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import read_table, table_name
+from halfway.pipelines.storage.delta_tables import append_ids, last_appended, read_table, table_name
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in, status_in
@@ -32,7 +33,7 @@ COMMITS_LOOKED_AT = 100
 
 _WITHOUT_NEW_ROWS = {
     *("CREATE TABLE", "ADD COLUMNS", "SET TBLPROPERTIES", "UPGRADE PROTOCOL"),
-    *("OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE"),
+    *("OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "RESTORE"),
 }
 """Delta's names of what adds no rows of another batch."""
 
@@ -46,6 +47,15 @@ class TableCommit(NamedTuple):
     """Its `userMetadata`."""
     restored: int | None = None
     """The version to which it has put the table back, if its operation is RESTORE and it says so."""
+
+
+class TableHistory(NamedTuple):
+    """What a table's log says of the batches of a query."""
+
+    commits: Sequence[TableCommit]
+    """The newest `COMMITS_LOOKED_AT`, the newest first."""
+    appended: int | None
+    """The last batch that it has taken (Delta's `txn`); None if it has taken none, or the log is out of reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +110,21 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     Raises:
         OwnershipError: the message says what to do.
     """
-    commits = {table: commits_in(spark, storage, table) for table in Table}
-    origins = {table: origin_in((each.note for each in commits[table]), manifest.query_id) for table in Table}
+    query_id = manifest.query_id
+    histories = {table: history_of(spark, storage, query_id, table) for table in Table}
+    origins = _origins(histories, query_id)
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
-    untold = [table for table in Table if not is_last_batch_told(commits[table], manifest.query_id)]
+    untold = [table for table in Table if _last_batch(histories[table].commits, query_id) is None]
     for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
     files = HadoopFiles(spark, storage)
     _verify_read(files, storage, origins)
-    _verify_not_older(storage, appended_in(files), {table: _last_batch(commits[table], manifest.query_id) for table in Table})
+    _verify_not_older(storage, query_id, appended_in(files), histories)
 
 
-def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: str, read: Callable[[Table], Sequence[TableCommit]]) -> None:
+def verify_histories(files: CheckpointFiles, storage: StorageSettings, query_id: str, read: Callable[[Table], TableHistory]) -> None:
     """Refuse a checkpoint that has not read what the last commits of its query were made of, or has appended more.
 
     A job may run on it.
@@ -122,16 +133,20 @@ def verify_commits(files: CheckpointFiles, storage: StorageSettings, query_id: s
         files: the checkpoint's.
         storage: where checkpoint and tables are.
         query_id: the checkpoint's.
-        read: returns the newest commits of a table, the newest first.
+        read: returns the history of a table.
 
     Raises:
         OwnershipError: the message says what to do.
     """
     # The tables after what says which batches they have, and before which batches were planned: a job may run.
     appended = appended_in(files)
-    commits = {table: read(table) for table in Table}
-    _verify_read(files, storage, {table: origin_in((each.note for each in commits[table]), query_id) for table in Table})
-    _verify_not_older(storage, appended, {table: _last_batch(commits[table], query_id) for table in Table})
+    histories = {table: read(table) for table in Table}
+    _verify_read(files, storage, _origins(histories, query_id))
+    _verify_not_older(storage, query_id, appended, histories)
+
+
+def _origins(histories: Mapping[Table, TableHistory], query_id: str) -> dict[Table, BatchOrigin | None]:
+    return {table: origin_in((each.note for each in history.commits), query_id) for table, history in histories.items()}
 
 
 def _verify_read(files: CheckpointFiles, storage: StorageSettings, origins: Mapping[Table, BatchOrigin | None]) -> None:
@@ -148,63 +163,66 @@ def appended_in(files: CheckpointFiles) -> dict[Table, int]:
     """
     last = max(files.batches(COMMITS), default=-1)
     said = status_in(files.text(STATUS_FILE)) or {}
-    return {Table(table): batch_id for table, batch_id in said.get("appended", {}).items() if batch_id <= last}
+    both = [*said.get("appended_before", {}).items(), *said.get("appended", {}).items()]
+    return {Table(table): batch_id for table, batch_id in both if batch_id <= last}
 
 
-def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
-    """Return the last batch of a query that a table holds, -1 if it may hold none; None if its commits do not tell."""
-    end = commits[0].version if commits else 0
-    for each in commits:
-        if each.version > end:  # A later RESTORE has taken it back.
-            continue
-        origin = origin_in([each.note])
-        if origin is not None and origin.query_id == query_id:
-            return origin.batch_id
-        if each.operation == "RESTORE":
-            if each.restored is None:
-                return -1
-            end = each.restored
-        elif origin is None and each.operation not in _WITHOUT_NEW_ROWS:
-            return None
-    return -1 if commits and commits[-1].version == 0 else None
-
-
-def _verify_not_older(storage: StorageSettings, appended: Mapping[Table, int], held: Mapping[Table, int | None]) -> None:
-    for table, batch_id in appended.items():
-        last = held[table]
-        if last is not None and last < batch_id:
+def _verify_not_older(
+    storage: StorageSettings, query_id: str, appended: Mapping[Table, int], histories: Mapping[Table, TableHistory]
+) -> None:
+    for table, history in histories.items():
+        held = _last_batch(history.commits, query_id) if history.appended is None else history.appended
+        lacks = _taken_back(history.commits, query_id)
+        if held is not None and held < appended.get(table, -1):
+            lacks = appended[table]
+        if lacks is not None:
             raise OwnershipError(
-                f"the table {table_name(storage, table)} lacks batch {batch_id}, which the checkpoint {storage.checkpoint} has appended to "
+                f"the table {table_name(storage, table)} lacks batch {lacks}, which the checkpoint {storage.checkpoint} has appended to "
                 "it: it was restored from a backup, and the messages since would be lost. Restore the newest one, or set "
                 "storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
             )
 
 
-def commits_in(spark: SparkSession, storage: StorageSettings, table: Table) -> list[TableCommit]:
-    """Return the newest commits of a table, the newest first."""
+def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
+    """Return the last batch that a query has appended, -1 if it has appended none; None if the commits do not tell.
+
+    They do not if another program has written rows since, which may be those of a backup.
+    """
+    for each in commits:
+        origin = origin_in([each.note])
+        if origin is not None and origin.query_id == query_id:
+            return origin.batch_id
+        if origin is None and each.operation not in _WITHOUT_NEW_ROWS:
+            return None
+    return -1 if commits and commits[-1].version == 0 else None
+
+
+def _taken_back(commits: Sequence[TableCommit], query_id: str) -> int | None:
+    """Return the last batch of a query that a RESTORE has taken back; None if there is none."""
+    end = commits[0].version if commits else 0
+    for each in commits:
+        if each.version > end:  # A later RESTORE has taken it back.
+            origin = origin_in([each.note], query_id)
+            if origin is not None:
+                return origin.batch_id
+        elif each.operation == "RESTORE":
+            end = -1 if each.restored is None else each.restored
+    return None
+
+
+def history_of(spark: SparkSession, storage: StorageSettings, query_id: str, table: Table) -> TableHistory:
+    """Return what a table's log says of a query."""
     history = spark.sql(f"DESCRIBE HISTORY {table_name(storage, table)} LIMIT {COMMITS_LOOKED_AT}")
     rows = history.select("version", "operation", "userMetadata", "operationParameters").collect()
-    return sorted((commit_of(*row) for row in rows), key=lambda each: each.version, reverse=True)
+    commits = sorted((commit_of(*row) for row in rows), key=lambda each: each.version, reverse=True)
+    found = [last_appended(spark, storage, table, app_id) for app_id in append_ids(query_id, table)]
+    return TableHistory(commits, max((batch_id for batch_id in found if batch_id is not None), default=None))
 
 
 def commit_of(version: int, operation: str, note: str | None, parameters: Mapping[str, Any] | None) -> TableCommit:
     """Return a commit from what Delta notes of it. A RESTORE by a time does not tell its version."""
     restored = (parameters or {}).get("version") if operation == "RESTORE" else None
     return TableCommit(version, operation, note, None if restored is None else int(restored))
-
-
-def is_last_batch_told(commits: Sequence[TableCommit], query_id: str) -> bool:
-    """Return True if the newest commits tell the last batch of a query, or that the table holds none.
-
-    They do not if another program has written rows since, which may be those of a backup.
-    """
-    for each in commits:
-        origin = origin_in([each.note])
-        if origin is None and each.operation not in _WITHOUT_NEW_ROWS:
-            return False
-        if origin is not None and origin.query_id == query_id:
-            return True
-    return commits[-1].version == 0
 
 
 def _batches_after(

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 
-from halfway.pipelines.storage.delta_tables import Owner
+from halfway.pipelines.storage.delta_tables import Owner, append_ids
 from halfway.pipelines.storage.file_systems import local_path
-from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, TableCommit, commit_of
+from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, TableCommit, TableHistory, commit_of
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.ownership import Ownership
@@ -34,13 +34,16 @@ def read_local_ownership(storage: StorageSettings) -> Ownership:
             manifest=Manifest.from_json(manifest) if manifest else None,
             query_id=_json(checkpoint / METADATA_FILE).get("id"),
             last_batch_id=max(LocalFiles(checkpoint).batches(OFFSETS), default=None),
-            tables={table: Owner.of(_table_properties(log)) for table, log in logs.items() if log.is_dir()},
+            tables={table: Owner.of(_read_log(log).properties) for table, log in logs.items() if log.is_dir()},
         )
 
 
-def local_commits(storage: StorageSettings, table: Table) -> list[TableCommit]:
-    """Return the newest commits of a table, the newest first."""
-    return [_commit_in(file) for file in sorted(_log_of(storage, table).glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]]
+def local_history(storage: StorageSettings, query_id: str, table: Table) -> TableHistory:
+    """Return what a table's log says of a query."""
+    log = _log_of(storage, table)
+    commits = [_commit_in(file) for file in sorted(log.glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]]
+    appended = _read_log(log).appended
+    return TableHistory(commits, max((appended[app_id] for app_id in append_ids(query_id, table) if app_id in appended), default=None))
 
 
 def _commit_in(file: Path) -> TableCommit:
@@ -79,14 +82,26 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _table_properties(log: Path) -> dict[str, str]:
-    """Return a Delta table's properties from its log: the newest checkpoint and the JSON file of each later commit."""
-    version = _json(log / "_last_checkpoint").get("version", -1)
-    properties: dict[str, str] = {}
-    for part in log.glob(f"{version:020d}.checkpoint*.parquet"):
-        actions = pq.read_table(part, columns=["metaData"])["metaData"].drop_null().to_pylist()
-        properties = dict(actions[0]["configuration"]) if actions else properties
-    while (commit := log / f"{(version := version + 1):020d}.json").exists():
-        for line in commit.read_text().splitlines():
-            properties = json.loads(line).get("metaData", {}).get("configuration", properties)
-    return properties
+class _Log(NamedTuple):
+    """What Halfway needs of a Delta table's log."""
+
+    properties: dict[str, str]
+    appended: dict[str, int]
+    """Application id → the last batch that it has appended."""
+
+
+def _read_log(folder: Path) -> _Log:
+    """Read a Delta table's log: its newest checkpoint, and the JSON file of each later commit."""
+    version = _json(folder / "_last_checkpoint").get("version", -1)
+    actions: list[dict[str, Any]] = []
+    for part in folder.glob(f"{version:020d}.checkpoint*.parquet"):
+        actions += pq.read_table(part, columns=["metaData", "txn"]).to_pylist()
+    while (commit := folder / f"{(version := version + 1):020d}.json").exists():
+        actions += map(json.loads, commit.read_text().splitlines())
+    log = _Log({}, {})
+    for action in actions:
+        if metadata := action.get("metaData"):
+            log = log._replace(properties=dict(metadata["configuration"]))
+        if transaction := action.get("txn"):
+            log.appended[transaction["appId"]] = transaction["version"]
+    return log

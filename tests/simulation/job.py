@@ -100,8 +100,9 @@ class Job:
         report = self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
         if report.horizon_ms is not None:
             self.sent.add(report.horizon_ms, any_due=report.any_due)
+        appended = {"appended": self.writer.appended, "appended_before": self.writer.appended_before}
         status = {"batch_id": batch_id, "seconds": 0, "written_at_ms": self.kafka.clock.now_ms}
-        checkpoint.files[STATUS_FILE] = json.dumps({**status, "sent_checks": self.sent.to_json(), "appended": self.writer.appended})
+        checkpoint.files[STATUS_FILE] = json.dumps({**status, "sent_checks": self.sent.to_json(), **appended})
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""
         self.step("commit")

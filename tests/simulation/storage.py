@@ -260,7 +260,7 @@ _REPLACED = {
     ownership: ("table_exists", "owner_of", "last_appended"),
     first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
-    lineage: ("_batches_after",),
+    lineage: ("_batches_after", "last_appended"),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),
 }

@@ -59,6 +59,7 @@ class SimulatedWriter(BatchWriter):
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
         storage: Any = job.storage
         self.appended = appended_in(HadoopFiles(storage, job.settings.storage))
+        self.appended_before = {}
         self._may_be_repeat = True
         self._taken_over = None
 

@@ -4,7 +4,7 @@ Local folders are read as plain files, because Spark takes 10 s to start. Other 
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -13,13 +13,13 @@ from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_
 from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
-from halfway.pipelines.storage.lineage import TableCommit, commits_in, verify_commits
-from halfway.pipelines.storage.local_ownership import local_commits, local_folder, read_local_ownership, reading
+from halfway.pipelines.storage.lineage import TableHistory, history_of, verify_histories
+from halfway.pipelines.storage.local_ownership import local_folder, local_history, read_local_ownership, reading
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, LocalFiles
 from halfway.schemas.errors import HalfwayError, SetupError
-from halfway.schemas.settings import KafkaSettings, Settings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table
 
 
@@ -56,16 +56,16 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
 def _ownership(settings: Settings) -> Iterator[Finding]:
     storage = settings.storage
     files: CheckpointFiles
-    commits: Callable[[Table], Sequence[TableCommit]]
+    history: Callable[[StorageSettings, str, Table], TableHistory]
     if storage.catalog_schema or any(local_path(uri) is None for uri in (storage.warehouse, storage.checkpoint)):
         spark = spark_session(settings)
-        found, files, commits = read_ownership(spark, storage), HadoopFiles(spark, storage), partial(commits_in, spark, storage)
+        found, files, history = read_ownership(spark, storage), HadoopFiles(spark, storage), partial(history_of, spark)
     else:
-        found, files, commits = read_local_ownership(storage), LocalFiles(local_folder(storage.checkpoint)), partial(local_commits, storage)
+        found, files, history = read_local_ownership(storage), LocalFiles(local_folder(storage.checkpoint)), local_history
     verify_ownership(settings, found, _topic_ids(settings.kafka, found), adopt=False)
     if found.query_id is not None and found.tables.keys() == set(Table):
         with reading(storage):
-            verify_commits(files, storage, found.query_id, commits)
+            verify_histories(files, storage, found.query_id, partial(history, storage, found.query_id))
     new = not found.tables and found.last_batch_id is None
     yield Finding("ownership", Health.OK, "empty: the first start creates them" if new else "checkpoint and tables belong together")
 

@@ -9,14 +9,17 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.storage.lineage import (
     BatchOrigin,
     TableCommit,
+    TableHistory,
     _last_batch,
+    _taken_back,
+    appended_in,
     commit_of,
-    is_last_batch_told,
     origin_in,
-    verify_commits,
+    verify_histories,
 )
+from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.state_reader import LocalFiles
+from halfway.pipelines.storage.state_reader import COMMITS, LocalFiles
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
 
@@ -43,26 +46,30 @@ APPEND = "WRITE"
 
 
 @pytest.mark.parametrize(
-    ("commits", "told"),
+    ("commits", "last"),
     [
-        ([("CREATE TABLE", None), ("ADD COLUMNS", None)], True),
-        ([("CREATE TABLE", None), (APPEND, "q"), ("OPTIMIZE", None), ("VACUUM END", None)], True),
-        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, "other")], True),
-        ([("CREATE TABLE", None), (APPEND, "other")], True),
-        ([("CLONE", None)], False),
-        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, None)], False),
-        ([("CREATE TABLE", None), (APPEND, "q"), ("RESTORE", None), ("OPTIMIZE", None)], False),
-        ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], True),
+        ([("CREATE TABLE", None), ("ADD COLUMNS", None)], -1),
+        ([("CREATE TABLE", None), (APPEND, "q"), ("OPTIMIZE", None), ("DELETE", None), ("VACUUM END", None)], 1),
+        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, "q")], 2),
+        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, "other")], 1),
+        ([("CREATE TABLE", None), (APPEND, "other")], -1),
+        ([("CLONE", None)], None),
+        ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, None)], None),
+        ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], 2),
     ],
 )
-def test_commits_is_last_batch_told_unless_another_program_has_written_since(commits: list[tuple[str, str | None]], told: bool) -> None:
-    notes = [query and BatchOrigin.of(query, 1, offsets(p0=1)).to_json() for _, query in commits]
-    history = [TableCommit(version, operation, note) for version, ((operation, _), note) in enumerate(zip(commits, notes, strict=True))]
-    assert is_last_batch_told(history[::-1], "q") == told
+def test_commits_tell_the_last_batch_unless_another_program_has_written_since(
+    commits: list[tuple[str, str | None]], last: int | None
+) -> None:
+    history = [
+        TableCommit(version, operation, query and BatchOrigin.of(query, version, offsets(p0=1)).to_json())
+        for version, (operation, query) in enumerate(commits)
+    ]
+    assert _last_batch(history[::-1], "q") == last
 
 
 def test_a_history_whose_beginning_is_gone_does_not_tell_that_a_query_has_no_batch() -> None:
-    assert not is_last_batch_told([TableCommit(7, "OPTIMIZE", None)], "q")
+    assert _last_batch([TableCommit(7, "OPTIMIZE", None)], "q") is None
 
 
 def commit(note: str) -> TableCommit:
@@ -70,27 +77,51 @@ def commit(note: str) -> TableCommit:
 
 
 @pytest.mark.parametrize(
-    ("operations", "last"),
+    ("operations", "batch_id"),
     [
-        (["1", "2"], 2),
-        (["1", "OPTIMIZE", "DELETE"], 1),
-        ([], -1),
-        (["1", "2", ("RESTORE", 1)], 1),
-        (["1", "2", ("RESTORE", 1), ("RESTORE", 2)], 2),
-        (["1", "2", ("RESTORE", 1), "3"], 3),
-        (["1", "2", ("RESTORE", 0)], -1),
-        (["1", "2", ("RESTORE", None)], -1),
-        (["1", APPEND], None),
-        (["1", "CLONE"], None),
+        ([], None),
+        (["1", "2"], None),
+        (["1", "2", ("RESTORE", 1)], 2),
+        (["1", "2", ("RESTORE", 1), "OPTIMIZE", ("RESTORE", 2)], None),
+        (["1", "2", ("RESTORE", 1), "3"], 2),
+        (["1", "OPTIMIZE", ("RESTORE", 1), "2"], None),
+        (["1", "2", ("RESTORE", 0)], 2),
+        (["1", "2", ("RESTORE", None)], 2),
     ],
 )
-def test_the_last_batch_that_a_table_holds(operations: list[str | tuple[str, int | None]], last: int | None) -> None:
+def test_a_restore_takes_batches_back_whatever_is_appended_later(
+    operations: list[str | tuple[str, int | None]], batch_id: int | None
+) -> None:
     history = [commit_of(0, "CREATE TABLE", None, {"isManaged": "false"})]
     for version, each in enumerate(operations, 1):
         operation, restored = each if isinstance(each, tuple) else (each, None)
         note = BatchOrigin.of("q", int(operation), offsets(p0=1)).to_json() if operation.isdecimal() else None
         history.append(commit_of(version, APPEND if note else operation, note, {"version": restored, "timestamp": None}))
-    assert _last_batch(history[::-1], "q") == last
+    assert _taken_back(history[::-1], "q") == batch_id
+    assert _taken_back(history[::-1], "other") is None
+
+
+@pytest.mark.parametrize(("committed", "appended"), [(50, {"messages": 50, "discarded": 7}), (49, {"messages": 48, "discarded": 7})])
+def test_of_a_batch_that_was_not_committed_only_the_one_before_is_known(tmp_path: Path, committed: int, appended: dict[str, int]) -> None:
+    """The job was killed after it had written its status, and before Spark committed the batch."""
+    (tmp_path / COMMITS).mkdir()
+    (tmp_path / COMMITS / str(committed)).touch()
+    known = {"appended": {"messages": 50, "discarded": 7}, "appended_before": {"messages": 48, "discarded": 7}}
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"batch_id": 50, "seconds": 1, "written_at_ms": 1, **known}))
+    assert appended_in(LocalFiles(tmp_path)) == appended
+
+
+def test_tables_lack_what_delta_says_that_they_have_not_taken(tmp_path: Path) -> None:
+    """Whatever their newest commits say, as after a hundred compactions, or where a power cut has emptied one."""
+    storage = load_settings(environ={}, overrides={"storage.checkpoint": str(tmp_path)}).storage
+    for folder in (OFFSETS, COMMITS):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "5").write_text(offsets(p0=50))
+    (tmp_path / STATUS_FILE).write_text(json.dumps({"batch_id": 5, "seconds": 1, "written_at_ms": 1, "appended": {"messages": 5}}))
+    for newest in ([TableCommit(205, "VACUUM END", None)], [TableCommit(9, "", None)]):
+        verify_histories(LocalFiles(tmp_path), storage, "q", lambda _, newest=newest: TableHistory(newest, 5))
+        with pytest.raises(OwnershipError, match=r"messages.* lacks batch 5, which the checkpoint"):
+            verify_histories(LocalFiles(tmp_path), storage, "q", lambda _, newest=newest: TableHistory(newest, 4))
 
 
 class RemovedMeanwhile(LocalFiles):
@@ -109,7 +140,8 @@ def test_a_batch_that_a_running_job_removes_meanwhile_is_passed_over(tmp_path: P
     for batch_id, end in ((4, 40), (5, 50)):
         (tmp_path / OFFSETS / str(batch_id)).write_text(offsets(p0=end))
     origin = BatchOrigin.of("q", 4, offsets(p0=40)).to_json()
-    verify_commits(RemovedMeanwhile(tmp_path), storage, "q", lambda table: [commit(origin)] if table is Table.MESSAGES else [])
+    of_messages, of_others = TableHistory([commit(origin)], 4), TableHistory([], None)
+    verify_histories(RemovedMeanwhile(tmp_path), storage, "q", lambda table: of_messages if table is Table.MESSAGES else of_others)
     ahead = BatchOrigin.of("q", 4, offsets(p0=51)).to_json()
     with pytest.raises(OwnershipError, match="has not read what batch 4"):
-        verify_commits(LocalFiles(tmp_path), storage, "q", lambda _: [commit(ahead)])
+        verify_histories(LocalFiles(tmp_path), storage, "q", lambda _: TableHistory([commit(ahead)], 4))
