@@ -83,6 +83,7 @@ def ask(method: Callable[..., LocalTransactionState | None], *arguments: object,
 
 def failed(error: BaseException) -> Answer:
     """Return the answer of a listener that has raised an error. SQLAlchemy's own text would have the parameters."""
+    _hide_parameters(error)
     said = getattr(error, "orig", None) or error
     return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(said)}"), error)
 
@@ -104,7 +105,6 @@ def remark_of(text: str) -> str:
 def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
     """Log why a listener returned no state. The message's content is not logged."""
     if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
-        _hide_parameters(answer.error)
         log.warning(
             "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
             message.transaction_id,
@@ -123,6 +123,8 @@ def _hide_parameters(error: BaseException | None) -> None:
             seen.add(id(each))
             if hasattr(each, "hide_parameters"):
                 each.hide_parameters = True
+            elif type(each).__module__.startswith("sqlalchemy."):  # a PendingRollbackError quotes the error before it
+                each.args = tuple(str(argument).partition(" Original exception was:")[0] for argument in each.args)
             left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
 
 

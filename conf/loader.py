@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from halfway.schemas.errors import SettingsError, SetupError
 from halfway.schemas.settings import ENV_PREFIX, Settings
+from halfway.schemas.yaml_text import read_yaml
 
 PACKAGED = Path(__file__).resolve().parent
 # Kubernetes names its own variables after services: HALFWAY_METRICS_PORT=tcp://10.0.0.1:9464.
@@ -64,7 +65,7 @@ def load_settings(
         return Settings(**merged)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
+        name = _shown(first["loc"])
         told = f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}"
         if name.lower() in origins:
             origin, value = origins[name.lower()]
@@ -75,17 +76,28 @@ def load_settings(
         raise SettingsError(told) from None
 
 
+def _shown(place: Sequence[int | str]) -> str:
+    """Return the dotted name of a setting. What the user has named below a login may be a secret in a wrong place."""
+    names = [str(part) for part in place]
+    whole = ".".join(names)
+    if not whole.lower().startswith(_LOGINS):
+        return whole
+    known = {name for name, _ in _all_settings()}
+    return next((short for end in range(1, len(names)) if (short := ".".join(names[:end])).lower() in known), whole)
+
+
 def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
     if path is None:
         return
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path.read_text())
     except OSError as error:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        raise SettingsError(f"{path}{where}: this is not YAML") from None
+        told = error.problem if isinstance(error, yaml.constructor.ConstructorError) else "this is not YAML"
+        raise SettingsError(f"{path}{where}: {told}") from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
     yield from _flatten(content or {}, (), str(path))
@@ -159,9 +171,22 @@ def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> Non
     field = _field(model, last, dotted, origin)
     if _group(model.model_fields[field]) is None:
         # An environment variable cannot be null, so an empty one stands for it.
-        merged[field] = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
+        given = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
+        merged[field] = _united(merged.get(field), given) if _is_mapping((*groups, last)) else given
     elif value is not None:
         raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")
+
+
+def _united(former: object, value: object) -> object:
+    """Return a mapping with the names of two sources: without those of a former one it may lack keys that must verify.
+
+    An empty value removes all.
+    """
+    try:
+        both = [read_yaml(each) if isinstance(each, str) else each for each in (former, value)]
+    except yaml.YAMLError:
+        return value
+    return {**both[0], **both[1]} if all(isinstance(each, dict) and each for each in both) else value  # type: ignore[dict-item]
 
 
 def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
@@ -171,4 +196,7 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
         return by_lower[name.lower()]
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
-    raise SettingsError(f"{origin}: unknown setting {dotted!r}; {hint}")
+    # A secret may have come to the place of a name, as in `password:SECRET`.
+    told = "an unknown setting" if dotted.lower().startswith(_LOGINS) else f"unknown setting {dotted!r}"
+    where = f" in {dotted[: dotted.rindex('.')]}" if dotted.lower().startswith(_LOGINS) else ""
+    raise SettingsError(f"{origin}: {told}{where}; {hint}")

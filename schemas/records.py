@@ -137,6 +137,13 @@ def _short(value: str) -> str:
     return value
 
 
+def _without_nul(value: str) -> str:
+    """Refuse a group under whose name another group would get its checks: librdkafka ends `txn-check-…` at a NUL."""
+    if "\0" in value:
+        raise ValueError("it has a NUL")
+    return value
+
+
 def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | None]:
     taken = sorted(name for name in properties if name in _NOT_IN_A_HALF or _UNREADABLE.search(name))
     if taken:
@@ -147,6 +154,7 @@ def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | 
 _Number = BeforeValidator(_number)
 _Required = Annotated[str, Field(min_length=1)]
 _Name = Annotated[_Required, AfterValidator(_short)]
+_Group = Annotated[_Name, AfterValidator(_without_nul)]
 _Incarnation = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INCARNATION)]
 _NotNegative = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INT)]
 _Positive = Annotated[int, _Number, Field(strict=True, gt=0, le=h.MAX_INT)]
@@ -205,7 +213,7 @@ class HalfHeaders(_Headers):
     """
 
     real_topic: Annotated[_Name, Field(alias=h.REAL_TOPIC)]
-    producer_group: Annotated[_Name, Field(alias=h.PGROUP)]
+    producer_group: Annotated[_Group, Field(alias=h.PGROUP)]
     queue_id: Annotated[int, _Number, Field(alias=h.REAL_QID, strict=True, ge=-h.MAX_INT - 1, le=h.MAX_INT)] = 0
     tags: Annotated[str | None, Field(alias=h.TAGS)] = None
     keys: Annotated[str | None, Field(alias=h.KEYS)] = None
@@ -269,7 +277,7 @@ class OpHeaders(_Headers):
     """The headers of an op: what a producer knows about its local transaction."""
 
     action: Annotated[LocalTransactionState, BeforeValidator(_action), Field(alias=h.ACTION)]
-    producer_group: Annotated[_Name, Field(alias=h.PGROUP)]
+    producer_group: Annotated[_Group, Field(alias=h.PGROUP)]
     incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
     from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
     check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None

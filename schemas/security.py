@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, m
 
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.signing import MIN_KEY_BYTES, Keyring
+from halfway.schemas.yaml_text import read_yaml
 
 
 class SettingsGroup(BaseModel):
@@ -29,7 +31,7 @@ def parse_text(expected: str) -> Callable[[object], object]:
     def parse(value: object) -> object:
         if isinstance(value, str):
             try:
-                value = yaml.safe_load(value)
+                value = read_yaml(value)
             except yaml.YAMLError:
                 raise ValueError(f"expected {expected}") from None
         return value if value is not None else {}
@@ -160,7 +162,9 @@ def _read_keys(value: object) -> object:
     value = by_group(value)
     if not isinstance(value, Mapping):
         return value
-    return {str(group): keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
+    if not all(isinstance(group, str) for group in value):
+        raise ValueError("YAML reads a name such as no, 007 or 1_000 as something else: put it in quotes")
+    return {group: keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
 
 
 def _as_list(value: object) -> object:
@@ -190,9 +194,9 @@ class SigningSettings(SettingsGroup):
 
     @model_validator(mode="after")
     def _are_consistent(self) -> Self:
-        for owner, keys in {**self.keys, "the job": self.job_keys}.items():
+        for name, keys in (("keys", chain.from_iterable(self.keys.values())), ("job_keys", self.job_keys)):
             if any(len(key.get_secret_value().encode()) < MIN_KEY_BYTES for key in keys):
-                raise ValueError(f"a key of {owner} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
+                raise ValueError(f"one of {name} is shorter than {MIN_KEY_BYTES} bytes: make one with `openssl rand -hex 32`")
         if self.required and self.accept_unsigned:
             raise ValueError("required refuses what accept_unsigned accepts: set one of them")
         if self._is_on() and not self.cluster:

@@ -32,11 +32,12 @@ class _Header(NamedTuple):
     is_required: bool = False
     max_bytes: int | None = None
     numbers: range | None = None
+    may_have_nul: bool = True
 
 
 _POSITIVE = range(1, h.MAX_INT + 1)
 _TIME_MS = range(h.MAX_TIMESTAMP_MS + 1)
-_PGROUP = _Header(h.PGROUP, is_required=True, max_bytes=h.MAX_NAME_BYTES)
+_PGROUP = _Header(h.PGROUP, is_required=True, max_bytes=h.MAX_NAME_BYTES, may_have_nul=False)
 _INCARNATION = _Header(h.INCARNATION, numbers=range(h.MAX_INCARNATION + 1))
 _HALF = (
     _Header(h.REAL_TOPIC, is_required=True, max_bytes=h.MAX_NAME_BYTES),
@@ -239,7 +240,7 @@ def _header_problems(records: RecordColumns, headers: tuple[_Header, ...]) -> It
     at_ms = records.columns["at_ms"]
     is_shown = (at_ms >= h.MIN_TIMESTAMP_MS) & (at_ms <= h.MAX_TIMESTAMP_MS)
     yield ~is_shown, bad, lambda row: f"the record's timestamp is {at_ms[row]} ms, which is not in the years 1 to 9999"
-    for name, _, max_bytes, numbers in headers:
+    for name, _, max_bytes, numbers, may_have_nul in headers:
         has, first = records.has(name), records.first[name]
         if numbers and has.any():
             yield has & ~records.has_number(name, numbers), bad, f"{name} is not a number from {numbers[0]} to {numbers[-1]}"
@@ -249,6 +250,8 @@ def _header_problems(records: RecordColumns, headers: tuple[_Header, ...]) -> It
                 yield records.lengths[first] > max_bytes, bad, f"{name} has over {max_bytes} bytes"
             yield records.is_null[first], bad, f"{name} is null"
             yield records.is_not_utf8[first], bad, f"{name} is not UTF-8"
+            if not may_have_nul:
+                yield records.matches(name, "\0"), bad, f"{name} has a NUL"
 
 
 def _duplicates(records: RecordColumns, names: tuple[str, ...]) -> _Problem:

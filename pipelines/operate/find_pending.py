@@ -12,7 +12,7 @@ from halfway.schemas.errors import NotPendingError
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
-from halfway.transforms.views.pending import phase_of, view_pending
+from halfway.transforms.views.pending import is_signed, phase_of, view_pending
 
 
 def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, transaction_id: str) -> Target:
@@ -25,7 +25,7 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
     stored = read_state(session, storage)
     pending = view_pending(stored.rows).find(transaction_id)
     if pending is not None:
-        return Target(transaction_id, pending["producer_group"], pending["incarnation"])
+        return Target(transaction_id, pending["producer_group"], pending["incarnation"], is_signed(stored.rows, transaction_id))
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 

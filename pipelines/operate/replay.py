@@ -47,7 +47,7 @@ from halfway.pipelines.operate.earlier_replays import (
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
-from halfway.schemas.errors import HalfwayError, NotPendingError
+from halfway.schemas.errors import HalfwayError, NotPendingError, SettingsError
 from halfway.schemas.headers import HeaderList
 from halfway.schemas.records import HalfHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
@@ -246,7 +246,7 @@ def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
 
     Raises:
         RecordError: the headers break the contract, such as an incarnation above the largest one.
-        SettingsError: signing is required, and there is no key for the group.
+        SettingsError: signing is required, and there is no key for the group, or it may not send to the topic any more.
     """
     try:
         headers = HalfHeaders(
@@ -262,5 +262,7 @@ def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
     except ValidationError as error:
         raise RecordError.from_validation(error) from None
     keyring = kafka.signing.keyring_of(row["producer_group"])
+    if keyring is not None and (problem := keyring.topic_problem(row["producer_group"], row["topic"])):
+        raise SettingsError(f"{problem}, says kafka.signing.topics")
     key, body = encode_key(row["transaction_id"]), bytes(row["body"])
     return headers.signed(key, body, kafka.half_topic, keyring, at_ms).to_headers()

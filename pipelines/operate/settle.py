@@ -8,6 +8,7 @@ from confluent_kafka import Message
 from pydantic import ValidationError
 
 from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
+from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import OpHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings
@@ -20,6 +21,8 @@ class Target:
     transaction_id: str
     producer_group: str
     incarnation: int
+    is_signed: bool = False
+    """Its half is signed, so that the job refuses an op that is not."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def settle(kafka: KafkaSettings, target: Target, action: LocalTransactionState, 
 
     Raises:
         RecordError: the id or the group breaks the contract (docs/contract.md).
-        SettingsError: signing is on, and there is no key for the group.
+        SettingsError: the half is signed, or records must be, and there is no key for the group.
         KafkaUnavailableError: Kafka does not accept the record.
     """
     who = f"by hand, by {by_whom()}"
@@ -56,6 +59,11 @@ def settle(kafka: KafkaSettings, target: Target, action: LocalTransactionState, 
     except ValidationError as error:
         raise RecordError.from_validation(error) from None
     keyring = kafka.signing.keyring_of(target.producer_group)
+    if target.is_signed and not (keyring is not None and keyring.has(target.producer_group)):
+        raise SettingsError(
+            f"the half is signed, and kafka.signing.keys has no key for group {target.producer_group} here, so that the job would refuse "
+            "the op: give this command the job's settings (if the group's key was removed for good, --group sends the op unsigned)"
+        )
     headers = op.signed(target.transaction_id, kafka.op_topic, keyring).to_headers()
     placed: list[tuple[int, int]] = []
 

@@ -154,14 +154,15 @@ class GroupWatch:
         _log_changes("group_behind", self._behind_since_s, behind)
         self._away_since_s, self._behind_since_s = away, behind
         since_s = {**away, **behind}
-        fitting = fit(sorted(since_s, key=lambda group: (-since_s[group], group)))
+        # Of a group that counts as present something must be known, or no check counts: the others must be named.
+        untold = self._check_lag.untold()
+        fitting = fit(sorted(since_s, key=lambda group: (group not in untold, -since_s[group], group)))
         left_out = len(since_s) - len(fitting)
         if left_out > self._left_out:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
         self._unable = fitting
-        # Of a group that counts as present something must be known.
-        if failure is None and self._check_lag.untold() <= set(fitting):
+        if failure is None and untold <= set(fitting):
             self._known_s = known_s
         self._has_answer.set()
         return None

@@ -123,13 +123,17 @@ def _is_name(text: str) -> bool:
     return 0 < len(text.encode()) <= _MAX_NAME_BYTES
 
 
+def _is_group(text: str) -> bool:
+    return _is_name(text) and "\0" not in text
+
+
 def _is_pointer(text: str) -> bool:
     return re.fullmatch(r"[0-9]+:[0-9]+", text, re.ASCII) is not None
 
 
 _HALF: dict[str, Callable[[str], bool]] = {
     "REAL_TOPIC": _is_name,
-    "PGROUP": _is_name,
+    "PGROUP": _is_group,
     "REAL_QID": _within(-_INT_32 - 1, _INT_32),
     "TAGS": _any_text,
     "KEYS": _any_text,
@@ -141,7 +145,7 @@ _HALF: dict[str, Callable[[str], bool]] = {
 }
 _OP: dict[str, Callable[[str], bool]] = {
     "ACTION": _any_text,
-    "PGROUP": _is_name,
+    "PGROUP": _is_group,
     "INCARNATION": _within(0, _MAX_INCARNATION),
     "FROM_CHECK": _any_text,
     "CHECK_TIMES": _within(0, _INT_32),

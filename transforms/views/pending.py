@@ -166,3 +166,13 @@ def _to_view(pending: pa.Table, horizon_ms: int | None) -> pa.Table:
         "half_offset": pending["offset"],
     }
     return pa.table(columns, schema=PENDING_SCHEMA)
+
+
+def is_signed(states: Iterable[tuple[int, bytes]], transaction_id: str) -> bool:
+    """Return True if the half of a pending transaction is signed. `states` are as for `view_pending`."""
+    for format_version, payload in states:
+        entries = Bucket.decode(format_version, payload).entries
+        of_id = pc.and_(pc.equal(entries["transaction_id"], transaction_id), pc.equal(entries["entry"], int(Phase.PENDING)))
+        if any(entries["binding"].filter(of_id).to_pylist()):
+            return True
+    return False

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import chain
 from time import time
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message
@@ -20,6 +21,7 @@ from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.headers import PARTITIONS, TICK
+from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings
 
 _TAIL = 50
@@ -30,6 +32,7 @@ _IS_HERE = re.compile(r"(?:127\.0\.0\.1|localhost):([0-9]+)")
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
     """Check Kafka and the topics. If Kafka cannot be reached, the topics are not checked."""
+    yield from errors_as_findings("signing", lambda: _signing(settings.kafka.signing))
     clients: list[Admin] = []
     yield from errors_as_findings("kafka", lambda: _reachable(settings.kafka, clients))
     if not clients:
@@ -42,12 +45,18 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     yield from _replicas(reports, descriptions)
     timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
-    if settings.kafka.signing.accept_unsigned:
-        text = "kafka.signing.accept_unsigned is true, so that nobody needs a signature: set it to false when everybody signs"
-        yield Finding("signing", Health.WARNING, text)
     if settings.kafka.half_topic in descriptions:
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
     yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))
+
+
+def _signing(signing: SigningSettings) -> Iterator[Finding]:
+    signing.keyring_of_job()
+    if not {*chain.from_iterable(signing.keys.values())}.isdisjoint(signing.job_keys):
+        yield Finding("signing", Health.WARNING, "one of kafka.signing.job_keys is a group's key too: its services could forge time")
+    if signing.accept_unsigned:
+        text = "kafka.signing.accept_unsigned is true, so that nobody needs a signature: set it to false when everybody signs"
+        yield Finding("signing", Health.WARNING, text)
 
 
 def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:

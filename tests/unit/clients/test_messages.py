@@ -9,9 +9,11 @@ import pytest
 import sqlalchemy
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
-from halfway.clients.listener import MAX_REMARK_BYTES, ask, remark_of
+from halfway.clients.listener import MAX_REMARK_BYTES, ask, log_unknown, remark_of
 from halfway.clients.messages import refuse_reserved
 from halfway.clients.open_checks import PartitionProgress
 from halfway.schemas.errors import ProducerClosedError, SendError, SettingsError
@@ -29,7 +31,7 @@ FIELDS = {
     "transaction_id": st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60),
     "topic": NAME,
     "body": st.binary(),
-    "producer_group": NAME,
+    "producer_group": NAME.filter(lambda name: "\0" not in name),
     "queue_id": st.integers(-MAX_INT - 1, MAX_INT),
     "tags": st.none() | TEXT,
     "keys": st.none() | TEXT,
@@ -128,6 +130,38 @@ def test_a_remark_has_what_the_database_says_and_neither_statement_nor_parameter
                 connection.execute(sqlalchemy.text("INSERT INTO customers VALUES (:card)"), {"card": "4111-1111"})
 
     assert ask(listener).remark == "IntegrityError: UNIQUE constraint failed: customers.card"
+
+
+class Base(DeclarativeBase):
+    """Base of the tables here."""
+
+
+class Customer(Base):
+    """A row with personal data."""
+
+    __tablename__ = "customers"
+    card: Mapped[str] = mapped_column(primary_key=True)
+
+
+def test_nor_do_what_sqlalchemy_says_of_a_session_after_an_error_that_was_caught_and_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The text of a PendingRollbackError quotes the error before it, statement and parameters included."""
+
+    def listener() -> None:
+        with Session(sqlalchemy.create_engine("sqlite://")) as session:
+            session.execute(sqlalchemy.text("CREATE TABLE customers (card TEXT PRIMARY KEY)"))
+            session.execute(sqlalchemy.insert(Customer), [{"card": "4111-1111"}])
+            session.add(Customer(card="4111-1111"))
+            with pytest.raises(IntegrityError):
+                session.flush()
+            session.execute(sqlalchemy.text("SELECT 1"))
+
+    answer = ask(listener)
+    assert (answer.remark or "").startswith("PendingRollbackError: This Session's transaction has been rolled back")
+    log_unknown(HalfMessage(transaction_id="t", topic="orders", body=b"", producer_group="g"), 0, answer)
+    assert "PendingRollbackError" in caplog.text
+    for told in (answer.remark, caplog.text):
+        assert "4111" not in str(told)
+        assert "INSERT" not in str(told)
 
 
 @given(st.text())

@@ -296,7 +296,7 @@ OWN_NAME = TEXT.filter(lambda name: name not in NOT_IN_A_HALF and not {"\ufffd",
 HALVES = st.fixed_dictionaries(
     {
         "real_topic": NAME,
-        "producer_group": NAME,
+        "producer_group": NAME.filter(lambda name: "\0" not in name),
         "queue_id": st.integers(-h.MAX_INT - 1, h.MAX_INT),
         "tags": st.none() | TEXT,
         "keys": st.none() | TEXT,
@@ -309,7 +309,7 @@ HALVES = st.fixed_dictionaries(
 OPS = st.fixed_dictionaries(
     {
         "action": st.sampled_from(LocalTransactionState),
-        "producer_group": NAME,
+        "producer_group": NAME.filter(lambda name: "\0" not in name),
         "incarnation": INCARNATION,
         "from_check": st.none() | st.booleans(),
         "check_times": st.none() | INT,
@@ -354,3 +354,11 @@ def test_any_headers_are_read_or_refused_with_a_reason(model: AnyModel, headers:
     found = read(model, [*headers, *pairs(valid)])
     if found is not None:
         assert model.from_headers(found.to_headers()) == found
+
+
+@pytest.mark.parametrize("model", [HalfHeaders, OpHeaders])
+def test_a_group_with_a_nul_is_refused(model: type[HalfHeaders | OpHeaders]) -> None:
+    """librdkafka would join `txn-check-shop` for it, and take the checks of the group `shop`."""
+    headers = [(h.REAL_TOPIC, b"orders")] if model is HalfHeaders else [(h.ACTION, b"COMMIT")]
+    with pytest.raises(RecordError, match="bad_header: PGROUP: it has a NUL"):
+        model.from_headers([*headers, (h.PGROUP, b"shop\0eu")])

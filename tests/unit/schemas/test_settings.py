@@ -1,5 +1,6 @@
 """The settings: precedence, durations, names, secrets, and the files in conf/."""
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -119,13 +120,19 @@ def test_zero_is_a_valid_tick_interval_and_no_valid_timeout() -> None:
         ("resolution.transactionTimeout2", "did you mean transactionTimeOut?"),
         ("resolution.transactionCheckMx", "did you mean transactionCheckMax?"),
         ("kafka.bootstrap_server", "did you mean bootstrap_servers?"),
-        ("kafka.security.sasl_mechanisms", "did you mean sasl_mechanism?"),
         ("resolutoin.tick_interval", "did you mean resolution?"),
         ("zzz.y", "there are: kafka, resolution, state, storage, trigger, metrics"),
     ],
 )
 def test_the_message_for_an_unknown_name_suggests_the_nearest_one(name: str, hint: str) -> None:
     assert repr(name) in refused(hint, overrides={name: "1"})
+
+
+def test_the_name_of_an_unknown_login_is_not_shown(tmp_path: Path) -> None:
+    """It may be the secret, as in `password:SECRET`."""
+    path = tmp_path / "own.yaml"
+    path.write_text("kafka: {security: {sasl_mechanisms: PLAIN}}")
+    assert "mechanisms" not in refused("own.yaml: an unknown setting in kafka.security; did you mean sasl_mechanism?", path=path)
 
 
 def test_the_message_for_an_unknown_name_tells_where_it_was_set(tmp_path: Path) -> None:
@@ -275,6 +282,65 @@ def test_secrets_are_not_in_the_errors_of_the_models_either() -> None:
         with pytest.raises(ValidationError) as raised:
             KafkaSettings(security=cast(Any, wrong))
         assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "kafka: {signing: {cluster: c, keys: {order-service:SECRET}}}",
+        "kafka: {signing: {cluster: c, keys: {SECRET: order-service}}}",
+        "kafka: {security: {user: x, password:SECRET}}",
+        "kafka: {security: {user: x, oauth: {client_secret:SECRET}}}",
+        "kafka: {security: {SECRET: password}}",
+    ],
+)
+def test_a_secret_in_the_place_of_a_name_is_not_in_the_error(tmp_path: Path, content: str) -> None:
+    """As where YAML wants a space after the colon, or bash has taken the quotes away."""
+    path = tmp_path / "own.yaml"
+    path.write_text(content.replace("SECRET", "0123456789abcdef" * 4))
+    assert "0123" not in refused("kafka.", path=path)
+    signing = {"HALFWAY__KAFKA__SIGNING__KEYS": "{order-service:" + "0123456789abcdef" * 4 + "}", "HALFWAY__KAFKA__SIGNING__CLUSTER": "c"}
+    assert "0123" not in refused("kafka.signing.keys: ", environ=signing)
+
+
+GROUP_KEYS = {"a": ("a" * 32,), "b": ("b" * 32,)}
+
+
+def signing_keys(**more: object) -> dict[str, tuple[str, ...]]:
+    keys = load(**more).kafka.signing.keys  # type: ignore[arg-type]
+    return {group: tuple(key.get_secret_value() for key in of_group) for group, of_group in keys.items()}
+
+
+def test_mappings_of_several_sources_are_united(tmp_path: Path) -> None:
+    """A key that one source drops silently would let anybody forge its group's records."""
+    path = tmp_path / "own.yaml"
+    path.write_text("kafka: {signing: {cluster: c, keys: {a: " + "a" * 32 + ", b: " + "x" * 32 + "}}}")
+    environ = {"HALFWAY__KAFKA__SIGNING__KEYS": json.dumps({"b": "b" * 32})}
+    assert signing_keys(path=path, environ=environ) == GROUP_KEYS
+    assert signing_keys(path=path, environ={}, overrides={"kafka.signing.keys": {"b": "b" * 32}}) == GROUP_KEYS
+    assert signing_keys(path=path, environ=environ, overrides={"kafka.signing.keys": "{}"}) == {}
+
+
+@pytest.mark.parametrize("group", ["no", "on", "007", "0x10", "1_000", "1:30", "2026-01-01"])
+def test_a_group_that_yaml_takes_for_something_else_needs_quotes(tmp_path: Path, group: str) -> None:
+    path = tmp_path / "own.yaml"
+    for name, value in (("keys", "k" * 32), ("topics", "[invoices]")):
+        path.write_text(f"kafka: {{signing: {{cluster: c, {name}: {{{group}: {value}}}}}}}")
+        assert "put it in quotes" in refused(f"kafka.signing.{name}: YAML reads a name such as", path=path)
+    path.write_text(f"kafka: {{signing: {{cluster: c, keys: {{'{group}': {'k' * 32}}}}}}}")
+    assert signing_keys(path=path) == {group: ("k" * 32,)}
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [("kafka: {signing: {keys: {a: x, a: y}}}", 1), ("kafka: {}\nkafka: {}", 1), ("state:\n  buckets: 8\n  buckets: 9", 2)],
+)
+def test_a_name_that_occurs_twice_is_refused(tmp_path: Path, content: str, line: int) -> None:
+    """PyYAML takes the last one, so that a key, or a whole group of settings, would be gone."""
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    refused(f"own.yaml line {line}: a name occurs twice", path=path)
+    refused("kafka.signing.keys: expected", environ={"HALFWAY__KAFKA__SIGNING__KEYS": '{"a": "x", "a": "y"}'})
 
 
 def test_sasl_needs_mechanism_user_and_password() -> None:

@@ -180,7 +180,7 @@ def test_without_keys_nothing_is_signed() -> None:
 @pytest.mark.parametrize(
     ("keys", "text"),
     [
-        ('{"shop": "short"}', "a key of shop is shorter than 32 bytes"),
+        ('{"shop": "short"}', "one of keys is shorter than 32 bytes"),
         ('{"shop": []}', "at least 1"),
         ("hunter2", "dictionary"),
         ("{hunter2", "expected"),
@@ -203,7 +203,7 @@ def test_the_job_needs_a_key_of_its_own_and_the_cluster_a_name() -> None:
     assert signing().keyring_of_job() is None
     with pytest.raises(SettingsError, match="cluster is missing"):
         signing(keys={"shop": KEY}, cluster=None)
-    with pytest.raises(SettingsError, match="a key of the job is shorter than 32 bytes"):
+    with pytest.raises(SettingsError, match="one of job_keys is shorter than 32 bytes"):
         signing(job_keys="short")
     with pytest.raises(SettingsError, match="required refuses what accept_unsigned accepts"):
         signing(required=True, accept_unsigned=True)

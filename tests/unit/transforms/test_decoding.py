@@ -201,6 +201,8 @@ PROBLEMS: list[tuple[Sent, str, str]] = [
     (half(("REAL_TOPIC", b"t" * 256), HALF[1]), "bad_header", "REAL_TOPIC has over 255 bytes"),
     (op(OP[0], ("PGROUP", "ö".encode() * 128)), "bad_header", "PGROUP has over 255 bytes"),
     (half(HALF[0], ("PGROUP", b"\xff")), "bad_header", "PGROUP is not UTF-8"),
+    (half(HALF[0], ("PGROUP", b"shop\0eu")), "bad_header", "PGROUP has a NUL"),
+    (op(OP[0], ("PGROUP", b"shop\0eu")), "bad_header", "PGROUP has a NUL"),
     (half(*HALF, ("TAGS", None)), "bad_header", "TAGS is null"),
     (half(*HALF, ("KEYS", b"\xc3")), "bad_header", "KEYS is not UTF-8"),
     (half(*HALF, ("own", b"\xff")), "bad_header", "a header is not UTF-8"),

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.processes import free_port
+from halfway.pipelines.operate.doctor import kafka_checks
 from halfway.pipelines.operate.doctor import machine_checks as checks
 from halfway.pipelines.operate.doctor.finding import Finding, Health
-from halfway.pipelines.operate.doctor.kafka_checks import replica_problems
 from halfway.pipelines.operate.doctor.storage_checks import storage_findings
 from halfway.pipelines.resolve.metrics import JobMetrics
 from halfway.pipelines.runtime.metrics_server import served
@@ -100,7 +100,7 @@ def test_an_unreachable_kafka_is_reported_within_18_s_in_one_line_for_each_findi
     ],
 )
 def test_a_topic_needs_replicas_in_sync(replicas: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
-    found = list(replica_problems(replicas, in_sync, min_in_sync))
+    found = list(kafka_checks.replica_problems(replicas, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
 
@@ -174,3 +174,17 @@ def test_an_older_copy_of_a_checkpoint_is_found_without_spark(tmp_path: Path) ->
     assert ownership.health is Health.PROBLEM
     assert "has not read what batch 2 of the table" in ownership.text
     assert "it is an older copy" in ownership.text
+
+
+@pytest.mark.parametrize(
+    ("job_keys", "health", "told"),
+    [((), Health.PROBLEM, "has no job_keys"), (("j" * 32, "k" * 32), Health.WARNING, "is a group's key too")],
+)
+def test_a_job_without_a_key_of_its_own_is_a_finding(
+    monkeypatch: pytest.MonkeyPatch, job_keys: tuple[str, ...], health: Health, told: str
+) -> None:
+    """`halfway resolve` refuses the first: with a group's key its services could forge time."""
+    monkeypatch.setattr(kafka_checks, "_reachable", lambda *_: iter(()))
+    signing = {"kafka.signing.cluster": "c", "kafka.signing.keys": {"shop": "k" * 32}, "kafka.signing.job_keys": job_keys}
+    findings = kafka_checks.kafka_findings(load_settings(environ={}, overrides=signing))
+    assert [(each.health, told in each.text) for each in findings if each.check == "signing"] == [(health, True)]

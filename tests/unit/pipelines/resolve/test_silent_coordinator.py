@@ -1,5 +1,6 @@
 """R15: while the broker that coordinates a group does not answer, the group keeps its last state."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,3 +120,17 @@ def test_a_group_that_is_new_in_a_round_without_offsets_counts_as_behind(brokers
     lag.tells_offsets = lag.is_passed = True
     watch.ask()
     assert watch.absent() == []
+
+
+def test_a_full_tick_names_the_group_whose_offsets_kafka_does_not_tell(watch: GroupWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count as present, and while nothing is known of a present group no check of any group counts."""
+    lag = watch._check_lag
+    assert isinstance(lag, Lag)
+    lag.knows_g = False
+    watch.ask()
+    before_s = watch.known_s()
+    away = {f"group-of-a-service-that-has-gone-home-{number:05}": math.inf for number in range(2_000)}
+    monkeypatch.setattr(watch, "_ask_for_away", lambda: (away, {"g", "other"}, None))
+    watch.ask()
+    assert 1 < len(watch.absent()) < len(away)
+    assert (watch.absent()[0], watch.known_s() > before_s) == ("g", True)

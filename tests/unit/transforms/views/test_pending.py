@@ -11,7 +11,7 @@ from halfway.schemas.errors import StateFormatError
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.state_format import ENTRY_SCHEMA, FORMAT_VERSION
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.views.pending import PENDING_SCHEMA, GroupPending, PendingView, pending_by_group, phase_of, view_pending
+from halfway.transforms.views.pending import PENDING_SCHEMA, GroupPending, PendingView, is_signed, pending_by_group, phase_of, view_pending
 from tests.support.scenario import Record, commit, half, lost, rollback, states_after, tick
 
 
@@ -96,6 +96,12 @@ def test_where_one_transaction_stands() -> None:
     states, _ = states_after([[*records, *ops]])
     phases = [phase_of(states, name) for name in ("pending", "committed", "rolled", "lost", "waiting", "never")]
     assert phases == [Phase.PENDING, Phase.COMMITTED, Phase.ROLLED_BACK, Phase.LOST, None, None]
+
+
+def test_a_pending_half_is_signed_or_not() -> None:
+    signed, committed = half("signed", binding=7), half("committed", binding=7)
+    states, _ = states_after([[signed, half("plain"), committed, commit("committed")._replace(binding=7), tick(1_000)]])
+    assert [is_signed(states, name) for name in ("signed", "plain", "committed", "never")] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("other", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
