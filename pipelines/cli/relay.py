@@ -10,7 +10,7 @@ from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.relay.positions import Reached
 from halfway.pipelines.relay.relay import Begin, Relay
-from halfway.pipelines.runtime.signals import on_signals
+from halfway.pipelines.runtime.signals import exit_code, on_signals
 from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.errors import RelayError
 from halfway.schemas.settings import MetricsSettings
@@ -41,13 +41,21 @@ def relay(
     log_to_stderr()
     verify_table_exists(settings.storage, "messages")
     running = Relay(settings, _begin(begin))
-    with on_signals(lambda _: running.stop()), _served(running, settings.metrics):
-        running.run(available_now=available_now)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        running.stop()
+
+    with on_signals(stop), _served(running, settings.metrics):
+        is_done = running.run(available_now=available_now)
+    if available_now and received and not is_done:
+        raise typer.Exit(exit_code(received[0]))  # not everything was relayed
     stopped = running.report.positions.stopped if running.report.positions is not None else {}
     if available_now and stopped:
-        named, stop = next(iter(sorted(stopped.items())))
+        named, first = next(iter(sorted(stopped.items())))
         count = "a topic is stopped" if len(stopped) == 1 else f"{len(stopped)} topics are stopped, first"
-        raise RelayError(f"{count}: {named} at message {stop.transaction_id}: {stop.cause}")
+        raise RelayError(f"{count}: {named} at message {first.transaction_id}: {first.cause}")
 
 
 def _begin(text: str | None) -> Begin | None:

@@ -59,6 +59,7 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
     from halfway.pipelines.storage.compaction import compact_tables
 
     settings = command_settings(config, overrides)
+    verify_table_exists(settings.storage, "messages")
     with own_session():
         done = compact_tables(spark_session(settings), settings.storage)
     if as_json:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pyarrow.compute as pc
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +15,8 @@ from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import is_signed, phase_of, view_pending
 
+_SHOWN = 5
+
 
 def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, transaction_id: str) -> Target:
     """Look up a pending transaction in the state.
@@ -23,9 +26,14 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
         OwnershipError: a table of the checkpoint is gone, or elsewhere.
     """
     stored = read_state(session, storage)
-    pending = view_pending(stored.rows).find(transaction_id)
+    view = view_pending(stored.rows)
+    pending = view.find(transaction_id)
     if pending is not None:
         return Target(transaction_id, pending["producer_group"], pending["incarnation"], is_signed(stored.rows, transaction_id))
+    ids = view.transactions["transaction_id"]
+    if of_block := ids.filter(pc.starts_with(ids, f"{transaction_id}."))[:_SHOWN].to_pylist():
+        # A block's messages are `<its id>.0`, `<its id>.1`, …
+        raise NotPendingError(f"the transaction {transaction_id} is not pending, did you mean {' or '.join(of_block)}?")
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 

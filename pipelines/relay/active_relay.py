@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 _ALONE_FOR = 1_000
 """How many messages of a topic are sent one by one after it has refused a batch of them."""
 _ALONE_AT_ONCE = 100
-"""So many messages are then in a transaction: each waits for the one before."""
+"""So many messages are then in a transaction at most: each waits for the one before."""
+_SHARE_OF_TIMEOUT = 1 / 8
+"""While a transaction of messages that are sent one by one takes less than this, the next one has twice as many."""
 _TURN_S = 0.5
 """So long stopped topics have their turn, and then the others while stopped ones wait. What was begun is ended."""
 _ASKED_AT_ONCE = 500
@@ -87,6 +89,8 @@ class ActiveRelay:
         self._router = Router(settings)
         self._topics = RealTopics(client)
         self._alone: dict[str, int] = {}
+        self._at_once = 1
+        """How many messages a transaction has while some are sent one by one: Kafka aborts one that takes too long."""
         self._retries = Retries(settings.relay.retry_interval / 1000, clock)
         self._producer = RelayProducer(settings)
         self._positions = RelayPositions("")
@@ -155,13 +159,18 @@ class ActiveRelay:
             RefusedError: a topic refuses a message that was sent alone. The parts before were written.
         """
         while True:
-            part = messages[:_ALONE_AT_ONCE] if self._alone else messages
+            part = messages[: self._at_once] if self._alone else messages
+            began_s = self._clock()
             try:
                 write(part, reached if len(part) == len(messages) else Reached.of(part[-1]))
             except RefusedError as refused:
-                if refused.is_alone:
+                if refused.is_alone and len(part) == 1:
                     raise
+                if refused.is_alone:
+                    self._at_once = len(part) // 2  # What comes before the refused message is sent.
             else:
+                is_quick = self._clock() - began_s < _SHARE_OF_TIMEOUT * self._settings.relay.transaction_timeout / 1000
+                self._at_once = min(2 * self._at_once, _ALONE_AT_ONCE) if is_quick else max(1, self._at_once // 2)
                 messages = messages[len(part) :]
                 if not messages:
                     return True
@@ -286,7 +295,7 @@ class ActiveRelay:
             self._renew()
             if not refused.is_alone:
                 # The refusal may be of other messages in the same batch, or pass.
-                self._alone[refused.record.topic] = _ALONE_FOR
+                self._alone[refused.record.topic], self._at_once = _ALONE_FOR, 1
             raise
         self._positions = self._written = self._report.positions = positions
         self._unwritten.clear()

@@ -2,12 +2,14 @@
 
 import logging
 import threading
+import time
 from typing import NamedTuple
 
 from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
+from halfway.pipelines.kafka.topic_setup import verify_relay_topic
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
 from halfway.pipelines.relay.position_reader import read_positions
@@ -20,6 +22,8 @@ from halfway.schemas.settings import Settings
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+_BEGIN_COUNTS_S = 60.0
+"""So long after its start a relay takes `--begin`. One that stands by must not send all again after a lost bookmark."""
 
 
 class Begin(NamedTuple):
@@ -44,6 +48,7 @@ class Relay:
             TableError: there is no table, or it cannot be read without Spark.
         """
         self._settings, self._table, self._begin = settings, RelayTable(settings.storage), begin
+        self._started_s = time.monotonic()
         self._stopping = threading.Event()
         self.report = RelayReport()
 
@@ -51,11 +56,11 @@ class Relay:
         """End the run after the present transaction. May be called from a signal handler and from any thread."""
         self._stopping.set()
 
-    def run(self, *, available_now: bool = False) -> None:
-        """Relay until `stop`; with `available_now` until all messages that there are were read.
+    def run(self, *, available_now: bool = False) -> bool:
+        """Relay until `stop`; with `available_now` until all messages that there are were read. Return True then.
 
         Raises:
-            TopicError: the relay's own topic is missing.
+            TopicError: the relay's own topic is missing, or would lose the bookmark.
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             AccessError: a right is missing.
             KafkaUnavailableError: Kafka cannot be reached at the start.
@@ -69,7 +74,7 @@ class Relay:
                     if election.serve(self._settings.relay.poll_interval / 1000):
                         self._run_active(client, election, available_now=available_now)
                         if available_now and not self._stopping.is_set() and election.is_leader:
-                            return
+                            return True
                 except AccessError:
                     raise
                 except (TransactionLostError, KafkaUnavailableError, TableError, OSError) as error:
@@ -81,6 +86,7 @@ class Relay:
         finally:
             election.close()
             log.info("event=relay_stopped")
+        return False
 
     def _verify(self, client: Admin) -> None:
         kafka, relay = self._settings.kafka, self._settings.relay
@@ -88,6 +94,7 @@ class Relay:
         if not partition_counts(client, [kafka.relay_topic]):
             raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
+        verify_relay_topic(client, kafka.relay_topic)
         positions = read_positions(client, kafka, group).get(relay.name)
         if positions is not None and self._begin is not None:
             raise RelayError(f"relay {relay.name} has a bookmark already ({positions.after or BEFORE_THE_FIRST}): start it without --begin")
@@ -101,7 +108,7 @@ class Relay:
         """
         name, table = self._settings.relay.name, self._table.id
         if positions is None:
-            if self._begin is None:
+            if self._begin is None or time.monotonic() > self._started_s + _BEGIN_COUNTS_S:
                 raise RelayError(
                     f"Kafka holds no bookmark of relay {name}. Start it once with --begin earliest, which sends all messages of the "
                     "table, or with --begin EPOCH.BATCH, which sends those after it (its consumers must not have them already)"

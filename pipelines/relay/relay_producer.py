@@ -114,7 +114,7 @@ class RelayProducer:
                 if self._failure is not None:
                     break
             for position in positions:
-                self._producer.produce(topic, position.value, position.key)
+                self._put(topic, position.value, position.key)
             self._wait()
         except KafkaException as error:
             self._give_up(error.args[0])
@@ -137,19 +137,21 @@ class RelayProducer:
             if error is not None and is_first and error.code() not in _PURGED:
                 self._failure = (record, error, is_alone)
 
+        try:
+            self._put(record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers), on_delivery=report)
+        except KafkaException as error:
+            if error.args[0].code() not in _REFUSALS:
+                raise
+            self._failure = (record, error.args[0], True)
+
+    def _put(self, *record: Any, **more: Any) -> None:
+        """Queue a record; wait while librdkafka's queue is full, unless a topic has refused a message."""
         while self._failure is None:
             try:
-                self._producer.produce(
-                    record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers), on_delivery=report
-                )
+                return self._producer.produce(*record, **more)
             except BufferError:
                 self._producer.poll(_POLL_S)
-            except KafkaException as error:
-                if error.args[0].code() not in _REFUSALS:
-                    raise
-                self._failure = (record, error.args[0], True)
-            else:
-                return
+        return None
 
     def _wait(self) -> None:
         """Wait until each record is delivered, or one has failed. Message time-outs limit it."""

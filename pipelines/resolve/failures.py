@@ -37,6 +37,8 @@ _RAISED = re.compile(rf"schemas\.errors\.({'|'.join(_ERRORS)}): (.+)")
 _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")
 # Spark's source asks three times, a minute each.
 _NO_ANSWER = re.compile(r"kafka\.common\.errors\.TimeoutException: (.+?)(?: SQLSTATE|\n|$)")
+# An executor waits for records that the driver has planned to read.
+_NO_RECORD = re.compile(r"TimeoutException: (Cannot fetch record for offset \d+ in \d+ milliseconds)")
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
@@ -76,7 +78,7 @@ def _of_kafka(text: str) -> HalfwayError | None:
             f"{found[0]}: if a broker is down or has just come back, start again when it has all its records. If they are lost for good, "
             f"or the topic was deleted, {_REMEDY}; `halfway topics create` first, if the topic is missing"
         )
-    if found := _NO_ANSWER.search(text):
+    if found := _NO_ANSWER.search(text) or _NO_RECORD.search(text):
         return KafkaUnavailableError(
             f"Kafka has not answered for minutes ({found[1]}): start the job again when its brokers are back, nothing is lost"
         )

@@ -4,8 +4,9 @@ import itertools
 import random
 import shutil
 import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -96,12 +97,12 @@ def settings_for(warehouse: Path, **options: object) -> Settings:
     return load_settings(environ={}, overrides=overrides)
 
 
-def relay(settings: Settings, chance: random.Random) -> None:
+def relay(settings: Settings, chance: random.Random, clock: Callable[[], float] = time.monotonic) -> None:
     """Relay what there is now, by as many active relays as it takes."""
     report: Any = RelayReport()
     table = RelayTable(settings.storage)
     for _ in range(1000):
-        active = ActiveRelay(settings, table, None, report)  # type: ignore[arg-type]
+        active = ActiveRelay(settings, table, None, report, clock)  # type: ignore[arg-type]
         try:
             stored = active.stored()
             assert stored is None or not stored.lost
@@ -341,3 +342,25 @@ def test_a_stopped_topic_is_not_tried_with_the_messages_of_another_table(tmp_pat
     with pytest.raises(TableError, match="recreated"):
         active.try_stopped(lambda: True)
     assert kafka.sent == before
+
+
+def test_messages_that_are_sent_one_by_one_fit_into_a_transaction_of_a_slow_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under a quota, after one message that is too large: a hundred of them take longer than a transaction may."""
+    kafka = fake_kafka(random.Random(0), monkeypatch)
+    kafka.losses, write, sizes = 0.0, kafka.write, []
+
+    def write_slowly(records: Iterable[RelayedRecord], alone: Collection[str], topic: str, positions: Iterable[PositionRecord]) -> None:
+        records = list(records)
+        one_by_one = [record for record in records if record.topic in alone]
+        kafka.clock.now_s += 0.7 * len(one_by_one)
+        if 0.7 * len(one_by_one) > 60:
+            raise TransactionLostError("Kafka has aborted it")
+        sizes.append(len(one_by_one))
+        write(records, alone, topic, positions)
+
+    monkeypatch.setattr(kafka, "write", write_slowly)
+    many = [row(f"o{number}", "orders") for number in range(150)]
+    append_rows(tmp_path, 0, 0, [*many, row("large", "orders", body=LARGE), row("a0", "a")])
+    relay(settings_for(tmp_path), random.Random(1), kafka.clock)
+    assert kafka.sent == {"orders": [f"o{number}" for number in range(150)], "a": ["a0"]}
+    assert 8 <= max(sizes) <= 32

@@ -1,0 +1,97 @@
+"""A relay from its start to its end, on a Kafka in memory, and a transaction that librdkafka's queue cannot hold."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from halfway.pipelines.cli.app import app
+from halfway.pipelines.relay import relay as module
+from halfway.pipelines.relay import relay_producer
+from halfway.pipelines.relay.positions import PositionRecord
+from halfway.pipelines.relay.relay import Begin, Relay
+from halfway.pipelines.relay.relay_producer import RelayProducer
+from halfway.schemas.errors import RelayError
+from tests.support.relay_world import append_rows, row
+from tests.unit.pipelines.relay.test_active_relay import FakeKafka, fake_kafka, settings_for
+
+
+class Election:
+    """Makes a relay the active one when it is told to."""
+
+    may_lead = threading.Event()
+
+    def __init__(self, _: object) -> None:
+        self.is_leader = False
+
+    def serve(self, wait_s: float) -> bool:
+        self.is_leader = self.may_lead.wait(min(wait_s, 0.05))
+        return self.is_leader
+
+    def close(self) -> None:
+        """Leave nothing."""
+
+
+@pytest.fixture
+def kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka]:
+    found = fake_kafka(random.Random(0), monkeypatch)
+    found.losses = 0.0
+    replaced: dict[str, Any] = {
+        "read_positions": found.stored,
+        "admin_client": lambda *_: None,
+        "partition_counts": lambda *_: {"t": 1},
+        "verify_rights": lambda *_, **__: None,
+        "verify_relay_topic": lambda *_: {},
+        "LeaderElection": Election,
+    }
+    for name, fake in replaced.items():
+        monkeypatch.setattr(module, name, fake)
+    append_rows(tmp_path, 0, 0, [row(f"m{number}", "orders") for number in range(3)])
+    yield found
+    Election.may_lead.clear()
+
+
+def test_a_relay_that_has_stood_by_does_not_send_all_again_if_the_bookmark_is_lost(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two were started with `--begin`, when there was no bookmark."""
+    settings = settings_for(tmp_path)
+    active, standby = Relay(settings, Begin(None)), Relay(settings, Begin(None))
+    standby._verify(None)  # type: ignore[arg-type]
+    Election.may_lead.set()
+    assert active.run(available_now=True)
+    assert kafka.sent["orders"] == ["m0", "m1", "m2"]
+    kafka.positions.clear()
+    monkeypatch.setattr(module, "_BEGIN_COUNTS_S", 0.0)
+    with pytest.raises(RelayError, match="Kafka holds no bookmark of relay relay"):
+        standby.run(available_now=True)
+    assert kafka.sent["orders"] == ["m0", "m1", "m2"]
+
+
+def test_a_relay_of_what_there_is_now_that_is_ended_before_exits_as_ended_by_the_signal(tmp_path: Path, kafka: FakeKafka) -> None:
+    arguments = ["relay", "--available-now", "--begin", "earliest", "--set", f"storage.warehouse={tmp_path}"]
+    begun = threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGTERM)))
+    begun.start()
+    done = CliRunner().invoke(app, [*arguments, "--set", "kafka.bootstrap_servers=nowhere:1"])
+    begun.join()
+    assert (done.exit_code, kafka.sent) == (128 + signal.SIGTERM, {})
+
+
+def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the first one does after `relay.allow` was narrowed, where very many topics had been stopped."""
+    monkeypatch.setattr(
+        relay_producer,
+        "librdkafka_config",
+        lambda *_: {"test.mock.num.brokers": 1, "queue.buffering.max.messages": 100, "bootstrap.servers": ""},
+    )
+    producer = RelayProducer(settings_for(tmp_path))
+    positions = [PositionRecord(b"relay none%d" % number, None) for number in range(1_000)]
+    producer.write([], (), "transactions.relay", positions)
+    producer.close()
