@@ -130,7 +130,7 @@ def _show_result(result: "DemoResult") -> None:
     typer.echo("To query them in Python:")
     typer.echo("  import deltalake, pyarrow")
     typer.echo(f'  messages = deltalake.QueryBuilder().register("messages", deltalake.DeltaTable("{result.tables["messages"]}"))')
-    typer.echo('  rows = messages.execute("SELECT transaction_id, tags, keys, body FROM messages LIMIT 10").read_all()')
+    typer.echo('  rows = messages.execute("SELECT transaction_id, topic, tags, keys FROM messages LIMIT 10").read_all()')
     typer.echo("  print(pyarrow.table(rows).to_pandas().to_string())")
     typer.echo(f"{'ok' if result.ok else 'NOT ok'}: {result.prefix}* after {result.seconds:.0f} s")
 

@@ -93,8 +93,15 @@ def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str
         unread = ", ".join(f"{topic} {records:,}" for topic, records in now.unread.items() if records) or "none"
     held = [("held by a transaction", _held(each, now_ms)) for each in now.open_transactions]
     rows = [("running", running), ("horizon", horizon), *held, ("not read yet", unread), ("last batch", _last_batch(now))]
-    away = ", ".join(now.absent_groups) or "none"
-    return [*rows, ("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}"), ("groups away or behind", away)]
+    rows += [("pending", f"{now.pending:,}"), ("verdicts without a half", f"{now.waiting:,}")]
+    return [*rows, ("groups away or behind", _away(now))]
+
+
+def _away(now: "Status") -> str:
+    """Return the groups that somebody may miss, and how many have nothing pending, such as scripts that have ended."""
+    missed = [group.producer_group for group in now.pending_by_group if group.is_away]
+    others = len(now.absent_groups) - len(missed)
+    return ", ".join([*missed, *([f"{others} with nothing pending"] if others > 0 else [])]) or "none"
 
 
 def _lag(lag_ms: int | None) -> str:

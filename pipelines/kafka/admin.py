@@ -1,6 +1,7 @@
 """Provides an admin client for Kafka that prints nothing, times out soon, and explains a failure in one line."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -49,6 +50,9 @@ def _rank(error: KafkaError) -> int:
     return {KafkaError._ALL_BROKERS_DOWN: 0, KafkaError._TRANSPORT: 1}.get(error.code(), 2)
 
 
+_IS_HERE = re.compile(r"(?:127\.0\.0\.1|localhost):([0-9]+)")
+
+
 class Admin(AdminClient):
     """An AdminClient that keeps the last error of its connections, which explains more than `Local: Timed out` does.
 
@@ -71,6 +75,7 @@ class Admin(AdminClient):
         self._connection = {
             name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
         }
+        self.servers = str(config.get("bootstrap.servers", ""))
         self._has_answered = False
         names = ("sasl.username", "sasl.oauthbearer.client.id", "sasl.kerberos.principal")
         self.user: str | None = next((config[name] for name in names if name in config), None)
@@ -236,6 +241,8 @@ def unavailable(client: Admin, failure: KafkaError) -> KafkaUnavailableError:
     cause = (client.last_error() if failure.code() < 0 else None) or failure
     hint = f": is kafka.security.protocol ({client.protocol}) the port's, or does it want a user?"
     text = _text(cause) + (hint if cause.code() == KafkaError._ALL_BROKERS_DOWN else "")
+    here = _IS_HERE.fullmatch(client.servers)
+    text += f": `halfway broker start --port {here[1]}` starts a local one" if here else ""
     return KafkaUnavailableError(f"Kafka cannot be reached, or refuses us: {text}")
 
 

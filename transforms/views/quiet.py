@@ -23,4 +23,4 @@ def quiet_text(last_batch: Mapping[str, Any] | None, settings: Settings, now_ms:
     quiet_ms = now_ms - last_batch["written_at_ms"]
     if quiet_ms < _QUIET_MS + settings.trigger.interval + settings.resolution.tick_interval:
         return ""
-    return f"it has ended no batch for {duration_text(quiet_ms)}: it is starting, a batch takes long, or Kafka does not answer"
+    return f"its last batch ended {duration_text(quiet_ms)} ago: it is starting, a batch takes long, or Kafka does not answer"

@@ -19,7 +19,6 @@ from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
-from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings
@@ -27,7 +26,6 @@ from halfway.schemas.settings import KafkaSettings, Settings
 _TAIL = 50
 """How many of the last records are searched for a tick. In an idle partition every record is a tick."""
 _READ_LIMIT_S = 5.0
-_IS_HERE = re.compile(r"(?:127\.0\.0\.1|localhost):([0-9]+)")
 
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
@@ -64,9 +62,7 @@ def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:
     try:
         brokers = client.list_topics(timeout=REQUEST_LIMIT_S).brokers
     except KafkaException as error:
-        here = _IS_HERE.fullmatch(kafka.servers())
-        advice = f": `halfway broker start --port {here[1]}` starts a local one" if here else ""
-        raise KafkaUnavailableError(f"{unavailable(client, error.args[0])}{advice}") from None
+        raise unavailable(client, error.args[0]) from None
     clients.append(client)
     count = f"{len(brokers)} broker{'s' if len(brokers) != 1 else ''}"
     yield Finding("kafka", Health.OK, f"{kafka.servers()} answers: {count}, {kafka.security.protocol}")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.operate import status as operate
 from halfway.pipelines.operate.status import Status
+from halfway.transforms.views.pending import GroupPending
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -53,13 +54,13 @@ def test_rates_of_a_job_that_has_ended_are_not_of_now(is_running: bool | None, o
 @pytest.mark.parametrize(
     ("last_batch", "text"),
     [
-        (None, "is starting, or waits for Kafka, and has ended no batch yet"),
-        ({"written_at_ms": 1_700_000_000_000, "batch_id": 7, "seconds": 1.0}, "has ended no batch for"),
+        (None, "it is starting, or waits for Kafka, and has ended no batch yet"),
+        ({"written_at_ms": 1_700_000_000_000, "batch_id": 7, "seconds": 1.0}, "its last batch ended"),
     ],
 )
 def test_a_job_that_ends_no_batch_is_not_simply_running(last_batch: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its start takes half a minute, in which nothing is read."""
-    assert f"yes, but it {text}" in " ".join(shown(monkeypatch, last_batch=last_batch).split())
+    assert f"yes, but {text}" in " ".join(shown(monkeypatch, last_batch=last_batch).split())
     assert "but" not in shown(monkeypatch, last_batch=last_batch, is_running=False)
 
 
@@ -79,3 +80,17 @@ def test_why_kafka_does_not_tell_is_a_line_of_its_own(monkeypatch: pytest.Monkey
     told = shown(monkeypatch, unread=None, kafka_error="Kafka cannot be reached: " + "x" * 200)
     assert "unknown, as Kafka does not tell" in told
     assert max(map(len, told.splitlines())) < 120
+
+
+def test_groups_that_are_away_and_have_nothing_pending_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that have ended, say: nobody has to start them again."""
+    pending = [GroupPending("shop", 2, 1_000, 1, is_away=True), GroupPending("billing", 1, 1_000, 0, is_away=False)]
+    for absent, pending_by_group, text in (
+        (["old", "shop", "script"], pending, "shop, 2 with nothing pending"),
+        (["shop"], pending, "shop"),
+        (["old"], [], "1 with nothing pending"),
+        ([], [], "none"),
+    ):
+        told = shown(monkeypatch, absent_groups=absent, pending_by_group=pending_by_group)
+        [line] = [line for line in told.splitlines() if "groups away or behind" in line]
+        assert line.split("groups away or behind")[1].strip() == text

@@ -18,7 +18,7 @@ from halfway.transforms.views.quiet import quiet_text
 def test_a_job_is_quiet_when_its_next_batch_is_late(changed: dict[str, object], quiet_ms: int, *, is_told: bool) -> None:
     settings = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1", **changed})
     told = quiet_text({"written_at_ms": 1_000}, settings, 1_000 + quiet_ms)
-    assert told.startswith("it has ended no batch for ") == is_told
+    assert told.startswith("its last batch ended ") == is_told
 
 
 def test_a_job_without_a_batch_is_starting() -> None:
