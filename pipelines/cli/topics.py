@@ -11,6 +11,7 @@ from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import (
     BROKER_DEFAULT_REPLICATION,
     DEFAULT_PARTITIONS,
+    create_real_topic,
     create_relay_topic,
     create_topics,
 )
@@ -32,6 +33,9 @@ def create(
         int, typer.Option(min=-1, help="Replicas of each new topic; -1 for the broker's default.")
     ] = BROKER_DEFAULT_REPLICATION,
     relay: Annotated[bool, typer.Option("--relay", help="Also create the topic in which `halfway relay` keeps its bookmark.")] = False,
+    real: Annotated[
+        list[str] | None, typer.Option("--real", metavar="TOPIC", help="Also create this topic, to which a relay sends messages on.")
+    ] = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -43,6 +47,7 @@ def create(
     reports = create_topics(settings, partitions, replication)
     if relay:
         reports.append(create_relay_topic(settings, replication))
+    reports += [create_real_topic(settings, topic, partitions, replication) for topic in real or ()]
     if as_json:
         show_json([asdict(report) for report in reports])
         return

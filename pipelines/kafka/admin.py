@@ -241,7 +241,7 @@ def unavailable(client: Admin, failure: KafkaError) -> KafkaUnavailableError:
     cause = (client.last_error() if failure.code() < 0 else None) or failure
     hint = f": is kafka.security.protocol ({client.protocol}) the port's, or does it want a user?"
     text = _text(cause) + (hint if cause.code() == KafkaError._ALL_BROKERS_DOWN else "")
-    here = _IS_HERE.fullmatch(client.servers)
+    here = _IS_HERE.fullmatch(client.servers) if failure.code() < 0 else None
     text += f": `halfway broker start --port {here[1]}` starts a local one" if here else ""
     return KafkaUnavailableError(f"Kafka cannot be reached, or refuses us: {text}")
 

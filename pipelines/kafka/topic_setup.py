@@ -65,12 +65,39 @@ def create_relay_topic(settings: Settings, replication: int = BROKER_DEFAULT_REP
     created = is_missing and _create(client, topic, RELAY_PARTITIONS, replication, _RELAY_TOPIC_CONFIG)
     _wait_until_known(client, [topic] if is_missing else [])
     config = verify_relay_topic(client, topic)
+    return _report(topic, RELAY_PARTITIONS, config, created=created)
+
+
+def create_real_topic(
+    settings: Settings, topic: str, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
+) -> TopicReport:
+    """Create a topic for the messages that `halfway relay` sends on, with the brokers' defaults, if it is missing.
+
+    Args:
+        settings: all settings.
+        topic: its name.
+        partitions: how many a new topic has.
+        replication: the number of replicas of a new topic; -1 for the broker's default.
+
+    Raises:
+        TopicError: Kafka refuses the topic.
+        AccessError: a right is missing.
+        KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
+    """
+    client = admin_client(settings.kafka)
+    is_missing = topic not in partition_counts(client, [topic])
+    created = is_missing and _create(client, topic, partitions, replication, {})
+    _wait_until_known(client, [topic] if is_missing else [])
+    return _report(topic, partition_counts(client, [topic])[topic], _configs(client, [topic])[topic], created=created)
+
+
+def _report(topic: str, partitions: int, config: Mapping[str, str], *, created: bool) -> TopicReport:
     return TopicReport(
         topic=topic,
-        partitions=RELAY_PARTITIONS,
+        partitions=partitions,
         created=created,
         timestamp_type=config["message.timestamp.type"],
-        retention_ms=UNLIMITED,
+        retention_ms=int(config["retention.ms"]) if "delete" in config["cleanup.policy"] else UNLIMITED,
         max_message_bytes=int(config["max.message.bytes"]),
         min_insync_replicas=int(config["min.insync.replicas"]),
     )

@@ -57,7 +57,7 @@ class RealTopics:
         if isinstance(described, AccessError):
             return RealTopic(0, (Refusal.NO_RIGHT, str(described)))
         if described is None or not described.partitions:
-            return RealTopic(0, (Refusal.NO_TOPIC, f"there is no topic {name}: make it, with the partitions that its consumers need"))
+            return RealTopic(0, (Refusal.NO_TOPIC, f"there is no topic {name}: `halfway topics create --real {name}` makes it"))
         allowed = set(described.authorized_operations or ())
         if allowed and AclOperation.WRITE not in allowed:
             return RealTopic(0, (Refusal.NO_RIGHT, missing_right(self._client.user, "Write", "topic", name)))

@@ -9,7 +9,6 @@ from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
-from halfway.pipelines.kafka.topic_setup import verify_relay_topic
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
 from halfway.pipelines.relay.position_reader import read_positions
@@ -60,7 +59,7 @@ class Relay:
         """Relay until `stop`; with `available_now` until all messages that there are were read. Return True then.
 
         Raises:
-            TopicError: the relay's own topic is missing, or would lose the bookmark.
+            TopicError: the relay's own topic is missing.
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             AccessError: a right is missing.
             KafkaUnavailableError: Kafka cannot be reached at the start.
@@ -94,7 +93,6 @@ class Relay:
         if not partition_counts(client, [kafka.relay_topic]):
             raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
-        verify_relay_topic(client, kafka.relay_topic)
         positions = read_positions(client, kafka, group).get(relay.name)
         if positions is not None and self._begin is not None:
             raise RelayError(f"relay {relay.name} has a bookmark already ({positions.after or BEFORE_THE_FIRST}): start it without --begin")

@@ -239,3 +239,17 @@ def test_the_command_prints_its_facts(names: MakeSettings) -> None:
     table = CliRunner().invoke(app, command).stdout
     assert table.count("existed") == 3
     assert "5 MiB" in table
+
+
+def test_the_topics_of_consumers_are_created_with_the_brokers_defaults(names: MakeSettings) -> None:
+    settings, real = names(), f"orders-{uuid.uuid4().hex[:8]}"
+    command = ["topics", "create", "--real", real, "--partitions", "3", *as_options(topic_settings(settings.kafka))]
+    for created in (True, False):
+        result = CliRunner().invoke(app, [*command, "--json"])
+        assert (result.exit_code, result.stderr) == (0, "")
+        fact = json.loads(result.stdout)[-1]
+        assert (fact["topic"], fact["partitions"], fact["created"]) == (real, 3, created)
+    assert real in CliRunner().invoke(app, command).stdout
+    refused = CliRunner().invoke(app, [*command[:3], "no topic", *command[4:]])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    assert "refuses us: Broker: Invalid topic\n" in refused.stderr

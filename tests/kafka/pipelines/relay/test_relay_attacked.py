@@ -194,7 +194,7 @@ def test_the_doctor_names_a_topic_that_is_stopped(world: RelayWorld) -> None:
     assert findings() == []
     world.append(0, 3, [row("a", world.topic("late"))])
     with RunningRelay(world.settings, EARLIEST):
-        stopped = "… has stopped late-… at a: there is no topic late-…: make it, with the partitions that its consumers need"
+        stopped = "… has stopped late-… at a: there is no topic late-…: `halfway topics create --real late-…` makes it"
         until(lambda: findings() == [(Health.PROBLEM, stopped)], "the stopped topic")
         world.make_topic("late")
         until(lambda: findings() == [(Health.OK, "… runs, and no topic is stopped (bookmark 0.3)")], "the topic goes on")

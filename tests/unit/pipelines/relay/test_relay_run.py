@@ -48,7 +48,6 @@ def kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka
         "admin_client": lambda *_: None,
         "partition_counts": lambda *_: {"t": 1},
         "verify_rights": lambda *_, **__: None,
-        "verify_relay_topic": lambda *_: {},
         "LeaderElection": Election,
     }
     for name, fake in replaced.items():
