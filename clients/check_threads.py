@@ -109,17 +109,20 @@ class CheckThreads(CheckWorkers):
     """
 
     def __init__(self, group: str, answers: Answers, open_checks: OpenChecks, count: int) -> None:
-        """Make the threads. Starts none."""
+        """Store what the threads need. Starts none."""
         super().__init__(open_checks)
         self._answers = answers
         self._tasks: queue.SimpleQueue[CheckTask | None] = queue.SimpleQueue()
         self._listener_ended, self._running, self._is_stopping = threading.Condition(), 0, False
-        self._threads = [threading.Thread(target=self._run, name=f"halfway-check-{group}-{number}", daemon=True) for number in range(count)]
+        self._names = [f"halfway-check-{group}-{number}" for number in range(count)]
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in self._threads:
+        for name in self._names:
+            thread = threading.Thread(target=self._run, name=name, daemon=True)
             thread.start()
+            self._threads.append(thread)
 
     def put(self, task: CheckTask) -> None:
         """Queue a check."""

@@ -71,7 +71,6 @@ class CheckAnswerer:
         self._log = ClientLog()
         self._next_commit_s = 0.0
         self._consumer: Consumer | None = None
-        self._poller = threading.Thread(target=self._run, name=f"halfway-checks-{group}", daemon=True)
 
     def start(self) -> None:
         """Join the consumer group in the background.
@@ -83,8 +82,12 @@ class CheckAnswerer:
             self._consumer = Consumer(self._config())
         except KafkaException as error:
             raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
-        self._workers.start()
-        self._poller.start()
+        try:
+            self._workers.start()
+            threading.Thread(target=self._run, name=f"halfway-checks-{self._group}", daemon=True).start()
+        except BaseException:  # no thread is left: what has started ends, and a later start begins again
+            self._workers.dismiss()
+            raise
 
     def stop(self, deadline_s: float | None) -> bool:
         """Start no more listeners, and wait for those that run.

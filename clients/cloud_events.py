@@ -5,6 +5,7 @@ import uuid
 from datetime import datetime
 
 _EXTENSION = re.compile(r"[a-z0-9]+")
+_ATTRIBUTES = ("specversion", "id", "type", "datacontenttype")
 
 
 def cloud_event(
@@ -32,15 +33,19 @@ def cloud_event(
         The headers `ce_id`, `ce_type` and so on, for the `properties` of a send.
 
     Raises:
-        ValueError: a required attribute is empty, a time has no time zone, or a name is not of lower-case letters and
-            digits.
+        ValueError: a required attribute or the subject is empty, a time has no time zone, or the name of an extension
+            is not of lower-case letters and digits, or that of an attribute.
 
     Example:
         tx.send("orders", b'{"item": "apples"}', properties=cloud_event("com.example.order.placed", "/shop"))
     """
     if not (event_type and source and event_id != ""):
         raise ValueError("no CloudEvent: its type, source or id is empty")
+    if subject == "":
+        raise ValueError("no CloudEvent: its subject is empty")
     for name in extensions:
+        if name in _ATTRIBUTES:
+            raise ValueError(f"no CloudEvent: {name} is no extension, but an attribute, which has another argument or none")
         if not _EXTENSION.fullmatch(name):
             raise ValueError(f"no CloudEvent: the name of its extension {name} must have lower-case letters and digits only")
     if time is not None and time.tzinfo is None:

@@ -88,6 +88,7 @@ class GroupInstance:
         self._changed = threading.Condition()
         self._is_closed = False
         self._is_complete: bool | None = None
+        self._closing_thread: int | None = None
         self._callers: list[tuple[object, Hashable]] = []
         """Who is in each running send. Frameworks end the blocks of a thread in any order, and in other threads."""
         self._sender: Sender | None = None
@@ -131,6 +132,8 @@ class GroupInstance:
             if self._sender is None:
                 self._sender = self.make_sender()
                 try:
+                    if self._is_closed:  # by a signal handler, meanwhile
+                        raise ProducerClosedError(f"the producer of group {self.group!r} was closed while it started")
                     self._checks.start()
                 except BaseException:
                     self._sender.close(0.0)
@@ -202,7 +205,8 @@ class GroupInstance:
                 at most `send_timeout_ms` and 5 s.
 
         Returns:
-            True if all of it was done in time. Otherwise checks ask for the missing outcomes.
+            True if all of it was done in time. Otherwise checks ask for the missing outcomes. False too in a signal
+            handler that interrupts a `close` of this thread, which goes on after the handler.
 
         Raises:
             RuntimeError: a listener calls it. It would wait for itself.
@@ -212,18 +216,20 @@ class GroupInstance:
         self.refuse_to_wait_for(caller)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            if self._is_closed:
-                self._changed.wait_for(lambda: self._is_complete is not None, timeout_s)
+            if self._closing_thread == threading.get_ident():
+                return False
+            self._changed.wait_for(lambda: self._closing_thread is None, timeout_s)
+            if self._is_complete is not None or self._closing_thread is not None:
                 return bool(self._is_complete)
-            self._is_closed = True
-        is_complete = False
+            self._closing_thread, self._is_closed = threading.get_ident(), True
         try:
-            is_complete = self._finish(deadline_s)
+            # Where Ctrl-C ends it, the next `close` does it again.
+            self._is_complete = self._finish(deadline_s)
         finally:
             with self._changed:
-                self._is_complete = is_complete
+                self._closing_thread = None
                 self._changed.notify_all()
-        return is_complete
+        return self._is_complete
 
     def _finish(self, deadline_s: float | None) -> bool:
         """Wait for the running sends, then for the checks, then deliver the records that both have queued."""

@@ -121,11 +121,11 @@ def _hide_parameters(error: BaseException | None) -> None:
         each = left.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            if hasattr(each, "hide_parameters"):
-                each.hide_parameters = True
-            elif type(each).__module__.startswith("sqlalchemy."):  # a PendingRollbackError quotes the error before it
+            if any(base.__module__.startswith("sqlalchemy.") for base in type(each).__mro__):
+                each.hide_parameters = True  # type: ignore[attr-defined]
+                # A PendingRollbackError quotes the error before it.
                 each.args = tuple(str(argument).partition(" Original exception was:")[0] for argument in each.args)
-            left += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+            left += [each.__cause__, each.__context__, *(each.exceptions if isinstance(each, BaseExceptionGroup) else ())]
 
 
 def _text_of(error: BaseException) -> str:

@@ -54,7 +54,7 @@ class ListenerByTopic(Generic[Returned_co]):
 
     def _listener_of(self, message: HalfMessage) -> _Listener[Returned_co]:
         with_tag = f"{message.topic}:{message.tags}"
-        for name in (with_tag, message.topic):
+        for name in (with_tag, message.topic) if message.tags else (message.topic,):
             if name in self._listeners:
                 return self._listeners[name]
         name = with_tag if message.tags else message.topic

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, cast
 
@@ -100,6 +102,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         """
         loop = asyncio.get_running_loop()
         if self._loop is loop and self._is_bound:
+            self._instance.start()  # It may be closed, or this process forked.
             return
         if self._loop not in (None, loop) and not self._instance.is_forked():
             raise RuntimeError("the producer belongs to another event loop: make a new one in each loop")
@@ -272,7 +275,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         """
         task = asyncio.current_task()
         self._instance.refuse_to_wait_for(task)
-        return await asyncio.to_thread(self._instance.close, task, timeout_s)
+        return await _in_own_thread(partial(self._instance.close, task, timeout_s))
 
     async def __aenter__(self) -> Self:
         """Start the producer."""
@@ -294,7 +297,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         try:
             sender = await asyncio.to_thread(self._instance.start)
         except BaseException:
-            self._starting = None
+            self._starting = self._loop = None
             raise
         self._sender.bind(self._own_loop(), sender)
         self._is_bound = True
@@ -315,3 +318,28 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
 
     def _send_answer(self, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
         self._records.send_answer(self._sender, request, answer, on_delivered)
+
+
+async def _in_own_thread(function: Callable[[], bool]) -> bool:
+    """Run a function in a thread of its own, which does not keep the process alive.
+
+    A thread of the loop's executor could be the last one that a listener waits for.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[bool] = loop.create_future()
+
+    def tell(result: bool, error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(result) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        result, failure = False, None
+        try:
+            result = function()
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # The loop is closed.
+            loop.call_soon_threadsafe(tell, result, failure)
+
+    threading.Thread(target=run, name="halfway-close", daemon=True).start()
+    return await done

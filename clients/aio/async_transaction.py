@@ -95,14 +95,14 @@ class AsyncLocalTransaction:
 async def to_its_end(awaitable: Awaitable[T]) -> T:
     """Await something to its end, also if this task is cancelled meanwhile. The cancellation is raised after it."""
     ending = asyncio.ensure_future(awaitable)
-    is_cancelled = False
+    cancelled: asyncio.CancelledError | None = None
     while not ending.done():
         try:
             await asyncio.wait([ending])
-        except asyncio.CancelledError:
-            is_cancelled = True
-    if is_cancelled:
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
         if not ending.cancelled():
             ending.exception()  # Take note of it: the cancellation is raised in its place.
-        raise asyncio.CancelledError
+        raise cancelled  # This very one: anyio knows its own by their text.
     return ending.result()

@@ -72,7 +72,9 @@ def _handshake(address: str, ca: str | None) -> tuple[bool, str | None]:
             context.wrap_socket(connection, server_hostname=host.strip("[]")).close()
         except ssl.SSLCertVerificationError as error:
             return True, error.verify_message
+        except TimeoutError:
+            raise  # It does not answer: a broker may be frozen.
         except OSError:
-            # SSLError is an OSError. A port without TLS answers something else, hangs up or does not answer.
+            # SSLError is an OSError. A port without TLS answers something else, or hangs up.
             return False, None
     return True, None

@@ -110,8 +110,9 @@ class Sender:
         self._send_timeout_s = send_timeout_ms / 1000
         self._stopping = threading.Event()
         self._room, self._waiting = threading.Condition(), 0
-        self._poller = threading.Thread(target=self._poll, name="halfway-sender", daemon=True)
-        self._poller.start()
+        # Not by `join`: before Python 3.13 an exception of a signal handler in it makes a thread seem to have ended.
+        self._has_ended = threading.Event()
+        threading.Thread(target=self._run, name="halfway-sender", daemon=True).start()
 
     def send(self, topic: str, record: Record, on_delivery: OnDelivery) -> None:
         """Queue a record. If the queue is full, wait for room, up to `send_timeout_ms`.
@@ -226,13 +227,19 @@ class Sender:
         """
         # Not by flush: it goes on to call callbacks after the one that raises a fatal error, and loses their reports.
         self._stopping.set()
-        self._poller.join(max(0.0, deadline_s - time.monotonic()))
+        self._has_ended.wait(max(0.0, deadline_s - time.monotonic()))
         # Once the thread has ended, it has served all: what librdkafka queues then are errors, such as of connections.
-        return not self._poller.is_alive() or self._left() == 0
+        return self._has_ended.is_set() or self._left() == 0
 
     def _left(self) -> int:
         """Return how many records are neither delivered nor failed."""
         return sum(map(len, [*self._dead, self._producer]))
+
+    def _run(self) -> None:
+        try:
+            self._poll()
+        finally:
+            self._has_ended.set()
 
     def _poll(self) -> None:
         while not self._stopping.is_set() or self._left() > 0:

@@ -150,10 +150,11 @@ class InMemoryHalfway:
             self.now_ms = tick_ms
             self._apply(Batch(ticks=self._ticks()))
             while self._due_checks:
-                request = self._due_checks.popleft()
+                request = self._due_checks[0]
                 members = [producer for producer in self._producers if producer.group == request.producer_group]
                 if members:
                     yield members[-1], request
+                self._due_checks.popleft()  # not before: `advance` may refuse it
         self.now_ms = end_ms
 
     def _ticks(self) -> list[Tick]:

@@ -66,3 +66,15 @@ def test_each_event_has_an_id_of_its_own() -> None:
 def test_what_is_no_event_is_refused(wrong: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         cloud_event("placed", **{"source": "/shop", **wrong})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["id", "type", "specversion", "datacontenttype"])
+def test_an_attribute_is_no_extension(name: str) -> None:
+    """It would be dropped in silence."""
+    with pytest.raises(ValueError, match=f"{name} is no extension, but an attribute"):
+        cloud_event("placed", "/shop", **{name: "x"})
+
+
+def test_a_subject_is_not_empty() -> None:
+    with pytest.raises(ValueError, match="its subject is empty"):
+        cloud_event("placed", "/shop", subject="")

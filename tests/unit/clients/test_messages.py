@@ -305,3 +305,16 @@ def test_a_null_property_is_read_as_the_job_reads_it() -> None:
     check = [*headers, ("TRANSACTION_CHECK_TIMES", b"1"), ("CHECK_ID", b"x")]
     assert HalfMessage.from_record(b"id", b"", headers).properties == {"null": None}
     assert CheckRequest.from_record(b"id", b"", check).properties == {"null": None}
+
+
+class FormError(Exception):
+    """As those of forms: its `exceptions` are no exceptions."""
+
+    exceptions = {"email": "no address"}  # noqa: RUF012
+
+
+def test_an_exception_with_attributes_of_its_own_is_a_remark() -> None:
+    def listener() -> None:
+        raise FormError("no address")
+
+    assert ask(listener).remark == "FormError: no address"

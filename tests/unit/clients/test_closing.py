@@ -1,0 +1,164 @@
+"""Starts and closings that a signal, an exception or a full executor comes across. No Kafka is needed."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from halfway import AsyncTransactionProducer, LocalTransactionState, TransactionProducer
+from halfway.clients.kafka.sender import DeliveryReport
+from halfway.schemas.errors import ProducerClosedError
+from halfway.schemas.records import Record
+from halfway.schemas.settings import KafkaSettings
+
+NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+SEND_TIMEOUT_MS = 2_000
+
+
+class Listener:
+    """Knows no outcome."""
+
+    def execute_local_transaction(self, _: object, __: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+    def check_local_transaction(self, _: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+
+class AsyncListener:
+    """The same, for asyncio."""
+
+    async def execute_local_transaction(self, _: object, __: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+    async def check_local_transaction(self, _: object) -> LocalTransactionState:
+        return LocalTransactionState.UNKNOWN
+
+
+@pytest.fixture
+def producer() -> TransactionProducer:
+    return TransactionProducer(NOWHERE, f"shop-{os.urandom(4).hex()}", Listener(), send_timeout_ms=SEND_TIMEOUT_MS)
+
+
+@pytest.fixture
+def on_term() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """`on_term(function)`: call it at SIGTERM."""
+    former = signal.getsignal(signal.SIGTERM)
+    yield lambda function: signal.signal(signal.SIGTERM, lambda *_: function())  # type: ignore[func-returns-value]
+    signal.signal(signal.SIGTERM, former)
+
+
+def threads_of(producer: TransactionProducer) -> list[str]:
+    group = producer._instance.group
+    return [each.name for each in threading.enumerate() if group in each.name or each.name == "halfway-sender"]
+
+
+def queue_a_record(producer: TransactionProducer) -> None:
+    """Queue what is not acknowledged before `send_timeout_ms`: `close` waits for it."""
+    producer._instance.sender.send("transactions.op", Record(b"x", b"", []), DeliveryReport())
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_handler_that_closes_during_a_close_does_not_wait_for_itself(
+    producer: TransactionProducer, on_term: Callable[[Callable[[], object]], None]
+) -> None:
+    told: list[bool] = []
+    on_term(lambda: told.append(producer.close()))
+    producer.start()
+    queue_a_record(producer)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    began_s = time.monotonic()
+    producer.close()
+    assert told == [False], "the interrupted close goes on"
+    assert time.monotonic() - began_s < SEND_TIMEOUT_MS / 1000 + 8
+    until_none_is_left(producer)
+
+
+@pytest.mark.timeout(60)
+def test_a_close_that_was_interrupted_is_done_by_the_next_one(
+    producer: TransactionProducer, on_term: Callable[[Callable[[], object]], None]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    on_term(interrupt)
+    producer.start()
+    queue_a_record(producer)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(KeyboardInterrupt):
+        producer.close()
+    with pytest.raises(ProducerClosedError):
+        producer.start()
+    producer.close()
+    until_none_is_left(producer)
+
+
+def test_a_producer_that_a_signal_handler_closes_while_it_starts_does_not_run(
+    producer: TransactionProducer, on_term: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = producer._instance.make_sender
+
+    def interrupted() -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return make()
+
+    told: list[bool] = []
+    on_term(lambda: told.append(producer.close()))
+    monkeypatch.setattr(producer._instance, "make_sender", interrupted)
+    with pytest.raises(ProducerClosedError, match="was closed while it started"):
+        producer.start()
+    assert told == [True]
+    producer.close()
+    until_none_is_left(producer)
+
+
+def until_none_is_left(producer: TransactionProducer) -> None:
+    end_s = time.monotonic() + 10
+    while threads_of(producer) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert threads_of(producer) == []
+
+
+def test_a_start_that_lacked_a_thread_can_be_repeated(producer: TransactionProducer, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def lacking(thread: threading.Thread) -> None:
+        if thread.name.startswith("halfway-checks-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lacking)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                producer.start()
+    until_none_is_left(producer)
+    producer.start()
+    assert producer.close()
+
+
+@pytest.mark.timeout(60)
+def test_an_async_close_needs_no_thread_of_the_executor() -> None:
+    """The application's own calls may have them all, and may wait for a listener that waits for one."""
+
+    async def run() -> float:
+        producer = AsyncTransactionProducer(NOWHERE, "shop", AsyncListener(), send_timeout_ms=SEND_TIMEOUT_MS)
+        await producer.start()
+        go = threading.Event()
+        count = min(32, (os.cpu_count() or 1) + 4)
+        busy = [asyncio.create_task(asyncio.to_thread(go.wait, 20)) for _ in range(count)]
+        await asyncio.sleep(0)
+        began_s = time.monotonic()
+        await producer.close(timeout_s=1)
+        took_s = time.monotonic() - began_s
+        with pytest.raises(ProducerClosedError):
+            await producer.start()
+        go.set()
+        await asyncio.gather(*busy)
+        return took_s
+
+    assert asyncio.run(run()) < 5
