@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.delta_tables import local_warehouse, property_ms, table_exists, table_name
@@ -128,7 +129,7 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
         return 0
     with commit_lock(folder, table):
         files = list(_log_files(folder / table / "_delta_log"))
-        checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet")]
+        checkpoints = [file for file in files if file.path.name.endswith(".checkpoint.parquet") and _is_whole(file.path)]
         kept_ms = property_ms(spark, storage, table, "delta.logRetentionDuration", "interval 30 days")
         keep_since_ms = time.time_ns() // 1_000_000 - kept_ms
         last = max((checkpoint.version for checkpoint in checkpoints), default=0)
@@ -137,6 +138,14 @@ def _clean_log(spark: SparkSession, storage: StorageSettings, table: Table) -> i
         for file in old:
             file.path.unlink(missing_ok=True)
     return len(old)
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Return True if a checkpoint of the log can be read: a power cut may have torn it."""
+    try:
+        return bool(pq.read_metadata(checkpoint).num_rows)
+    except (OSError, ValueError):
+        return False
 
 
 class _LogFile(NamedTuple):

@@ -154,10 +154,12 @@ def owner_at_append(spark: SparkSession, storage: StorageSettings, table: Table)
 
 
 def last_appended(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str) -> int | None:
-    """Return the last batch that Delta knows of an application id; None if it knows none, or does not tell."""
+    """Return the last batch that Delta knows of an application id, -1 if it knows none; None if it does not tell."""
     log = _delta_log(spark, storage, table)
-    found = log.unsafeVolatileSnapshot().transactions().get(app_id) if log is not None else None
-    return int(found.get()) if found is not None and found.isDefined() else None
+    if log is None:
+        return None
+    found = log.unsafeVolatileSnapshot().transactions().get(app_id)
+    return int(found.get()) if found.isDefined() else -1
 
 
 def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -> dict[str, str]:
@@ -243,6 +245,8 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
     if owner.query_id == query_id:
         return
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
+        # Another start may have taken it meanwhile. In an object store, nothing keeps it from doing so now.
+        verify_unclaimed(owner_of(spark, storage, table), query_id, epoch, table_name(storage, table))
         properties = Owner(query_id, epoch, owner.query_id).properties()
         spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ({_sql_map(properties)})")
     if owner.query_id is not None:

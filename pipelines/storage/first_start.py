@@ -64,7 +64,8 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         bucket_keys=_even_keys(spark, settings.state),
         bucket_secret=secrets.token_hex(16),
         topic_ids=topics.ids,
-        starting_offsets=settings.kafka.starting_offsets,
+        # An adoption that was killed is done again by a start without `--adopt`.
+        starting_offsets="earliest" if epoch else settings.kafka.starting_offsets,
     )
     write_manifest(spark, storage, manifest)
     return manifest

@@ -55,7 +55,7 @@ class TableHistory(NamedTuple):
     commits: Sequence[TableCommit]
     """The newest `COMMITS_LOOKED_AT`, the newest first."""
     appended: int | None
-    """The last batch that it has taken (Delta's `txn`); None if it has taken none, or the log is out of reach."""
+    """The last batch that it has taken (Delta's `txn`), -1 if it has taken none; None if the log is out of reach."""
 
 
 @dataclass(frozen=True, slots=True)

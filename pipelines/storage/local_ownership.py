@@ -43,7 +43,7 @@ def local_history(storage: StorageSettings, query_id: str, table: Table) -> Tabl
     log = _log_of(storage, table)
     commits = [_commit_in(file) for file in sorted(log.glob("[0-9]*.json"), reverse=True)[:COMMITS_LOOKED_AT]]
     appended = _read_log(log).appended
-    return TableHistory(commits, max((appended[app_id] for app_id in append_ids(query_id, table) if app_id in appended), default=None))
+    return TableHistory(commits, max(appended.get(app_id, -1) for app_id in append_ids(query_id, table)))
 
 
 def _commit_in(file: Path) -> TableCommit:

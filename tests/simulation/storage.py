@@ -176,7 +176,7 @@ class Storage:
             table.txn[append_id(query_id, what)] = delta_tables._FENCED
 
     def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
-        return self.tables[table].txn.get(app_id)
+        return self.tables[table].txn.get(app_id, -1)
 
     def ends_of_records(self, _: Any, __: str, op_topic: str) -> dict[str, dict[int, int]]:
         ends: dict[str, dict[int, int]] = defaultdict(dict)
