@@ -60,9 +60,12 @@ def resolve(
     job = ResolveJob(settings, adopt=adopt, on_batch=on_batch)
 
     def session() -> "SparkSession":
-        if running_session() is None:
+        is_new = running_session() is None
+        if is_new:
             log.info("event=spark_starting")
         spark = spark_session(settings, ui=ui)
+        if is_new:
+            log.info("event=spark_started")
         threading.Thread(target=start_workers, args=(spark,), name="start-workers", daemon=True).start()
         return spark
 

@@ -49,9 +49,8 @@ def test_a_signal_ends_the_job_between_two_batches(job: JobProcess, stop: signal
     assert process.wait(60) == 0
     assert "Traceback" not in job.log
     assert "StackOverflowError" not in job.log
-    told = [
-        log.index(event) for log in [job.log] for event in ("event=start ", "event=spark_starting", "event=query_started", "event=batch")
-    ]
+    events = ("event=start ", "event=spark_starting", "event=spark_started", "event=query_started", "event=batch")
+    told = [log.index(event) for log in [job.log] for event in events]
     assert told == sorted(told), "a sign of life before each wait"
     delivered = job.delivered()
     assert len(delivered) == len(set(delivered))

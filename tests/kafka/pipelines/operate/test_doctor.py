@@ -48,7 +48,7 @@ def findings_of(settings: Settings) -> Findings:
     return {(each.check, str(each.health)): each.text for each in found if each.health is not Health.OK}
 
 
-ONE_COPY = ("copies", "warning")
+ONE_REPLICA = ("replicas", "warning")
 """The doctor always finds that the tests' Kafka has one broker."""
 
 
@@ -65,9 +65,9 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
     assert result.exit_code == 0, result.output
     answer = json.loads(result.stdout)
     assert answer["ok"] is True
-    assert {each["state"] for each in answer["checks"] if each["check"] != "copies"} == {"ok"}
+    assert {each["state"] for each in answer["checks"] if each["check"] != "replicas"} == {"ok"}
     assert {each["check"] for each in answer["checks"]} == {
-        *("python", "java", "jars", "settings", "kafka", "topics", "access", "copies"),
+        *("python", "java", "jars", "settings", "kafka", "topics", "access", "replicas"),
         *("clock", "warehouse", "checkpoint", "ownership", "disk", "metrics"),
     }
     [clock] = [each["text"] for each in answer["checks"] if each["check"] == "clock"]
@@ -94,14 +94,14 @@ def test_the_doctor_finds_no_problem_if_there_is_none(settings: Settings, tmp_pa
 def test_a_wrong_topic_setting_is_found(settings: Settings, topic: str, name: str, value: object, state: str, words: str) -> None:
     set_topic_config(settings, getattr(settings.kafka, topic), name, value)
     found = findings_of(settings)
-    assert set(found) == {("topics", state), ONE_COPY}
+    assert set(found) == {("topics", state), ONE_REPLICA}
     assert words in found["topics", state]
     assert getattr(settings.kafka, topic) in found["topics", state]
 
 
-def test_fewer_copies_than_demanded_are_found(settings: Settings) -> None:
+def test_fewer_replicas_than_demanded_are_found(settings: Settings) -> None:
     set_topic_config(settings, settings.kafka.op_topic, "min.insync.replicas", 2)
-    assert "takes no writes: 1 of 1 copies" in findings_of(settings)["copies", "problem"]
+    assert "takes no writes: 1 of 1 replicas" in findings_of(settings)["replicas", "problem"]
 
 
 def test_missing_topics_are_found(broker: LocalBroker, settings: Settings) -> None:
@@ -147,7 +147,7 @@ def test_missing_rights_are_found(guarded: LocalBroker, tmp_path: Path) -> None:
     places = {"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")}
     settings = load_settings(environ={}, overrides={**unique_topics(guarded), **places})
     create_topics(settings, 1)
-    assert set(findings_of(settings)) == {ONE_COPY}
+    assert set(findings_of(settings)) == {ONE_REPLICA}
     topic = settings.kafka.op_topic
     deny = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
     allow = AclBinding(*deny, AclOperation.ALL, AclPermissionType.ALLOW)
@@ -155,7 +155,7 @@ def test_missing_rights_are_found(guarded: LocalBroker, tmp_path: Path) -> None:
     for done in client.create_acls([allow, AclBinding(*deny, AclOperation.WRITE, AclPermissionType.DENY)]).values():
         done.result()
     found = findings_of(settings)
-    assert set(found) == {ONE_COPY, ("access", "problem")}
+    assert set(found) == {ONE_REPLICA, ("access", "problem")}
     assert f"may not Write topic {topic}" in found["access", "problem"]
     assert f"--operation Write --topic {topic}`" in found["access", "problem"]
     blind = AclBinding(*deny, AclOperation.DESCRIBE_CONFIGS, AclPermissionType.DENY)
@@ -171,7 +171,7 @@ def test_the_doctor_finds_the_owner_of_the_tables_without_spark(world: MakeWorld
     w.half("a")
     w.op("a", b"COMMIT", 1)
     w.resolve()
-    assert findings_of(w.settings).keys() <= {ONE_COPY, ("topics", "warning")}
+    assert findings_of(w.settings).keys() <= {ONE_REPLICA, ("topics", "warning")}
     places = w.settings.storage
     found = read_local_ownership(places)
     assert found == read_ownership(spark, places)

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.resolve.warm_up import start_workers
 from halfway.pipelines.runtime.jars import class_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
+from halfway.schemas.tables import Table
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -66,6 +67,7 @@ def test_a_launch_that_is_interrupted_leaves_no_jvm() -> None:
 )
 def test_ctrl_c_after_the_launch_is_the_commands_own(made: str, command: str, code: int, said: list[str], tmp_path: Path) -> None:
     places = [part for name in ("warehouse", "checkpoint") for part in ("--set", f"storage.{name}={tmp_path / name}")]
+    (tmp_path / "warehouse" / Table.MESSAGES / "_delta_log").mkdir(parents=True)  # `optimize` asks for it before it starts
     arguments = [made, command, *places, "--set", "kafka.bootstrap_servers=127.0.0.1:1"]
     process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, *arguments], stderr=subprocess.PIPE, start_new_session=True, text=True)
     told = process.communicate(timeout=120)[1]

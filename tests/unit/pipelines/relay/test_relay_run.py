@@ -19,8 +19,8 @@ from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.relay.relay_producer import RelayProducer
 from halfway.schemas.errors import RelayError
+from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
-from tests.unit.pipelines.relay.test_active_relay import FakeKafka, fake_kafka, settings_for
 
 
 class Election:
