@@ -146,16 +146,20 @@ class InMemoryHalfway:
     def _checks_within(self, duration: str | int) -> Iterator[tuple[_Producer, CheckRequest]]:
         """Let time pass, and yield each check that falls due, with the instance to ask: the one that joined last."""
         end_ms = self.now_ms + parse_duration_ms(duration)
+        yield from self._asked()  # what `advance` has refused to ask
         while (tick_ms := self._next_tick_ms()) <= end_ms:
             self.now_ms = tick_ms
             self._apply(Batch(ticks=self._ticks()))
-            while self._due_checks:
-                request = self._due_checks[0]
-                members = [producer for producer in self._producers if producer.group == request.producer_group]
-                if members:
-                    yield members[-1], request
-                self._due_checks.popleft()  # not before: `advance` may refuse it
+            yield from self._asked()
         self.now_ms = end_ms
+
+    def _asked(self) -> Iterator[tuple[_Producer, CheckRequest]]:
+        while self._due_checks:
+            request = self._due_checks[0]
+            members = [producer for producer in self._producers if producer.group == request.producer_group]
+            if members:
+                yield members[-1], request
+            self._due_checks.popleft()
 
     def _ticks(self) -> list[Tick]:
         return [Tick(source, 0, 1, self.now_ms, tuple(self._absent_groups())) for source in Source]

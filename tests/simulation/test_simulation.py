@@ -1,5 +1,6 @@
 """Simulated histories show no defect, neither random ones nor those that once did."""
 
+import json
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from zlib import crc32
 
 import pytest
 
+from halfway.pipelines.storage.manifest import MANIFEST_FILE
 from halfway.schemas.tables import Table
 from halfway.transforms import operator
 from halfway.transforms.decoding import DecoderConfig
@@ -19,6 +21,7 @@ from tests.simulation.generator import generate
 from tests.simulation.history import HALF, OP, Fate, Record
 from tests.simulation.planted import PLANTED, Planted, run_planted
 from tests.simulation.run import describe, findings_of, run_seeds, shortest
+from tests.simulation.storage import in_place_of_spark
 from tests.simulation.world import Action, World
 
 TOGETHER = 250
@@ -138,3 +141,16 @@ def test_what_is_remembered_of_records_is_what_the_product_says_of_them(monkeypa
             assert sorted(getattr(quick, name), key=str) == sorted(getattr(whole, name), key=str)
         assert Clock().after(quick.ticks, quick.read_ms) == Clock().after(whole.ticks, whole.read_ms)
     assert any(half.discarded_ms for quick, _ in batches for half in quick.halves)
+
+
+@pytest.mark.parametrize("step", range(1, 9))
+def test_an_adoption_that_was_killed_anywhere_reads_from_the_earliest_record(step: int) -> None:
+    """Also if the start that does it again has no `--adopt`, and `kafka.starting_offsets` is `latest` by then."""
+    killed = [("kill_at", {"step": step}), ("start", {"adopt": True}), ("kill", {})]
+    done_again = [("set", {"name": "kafka.starting_offsets", "value": "latest"}), ("start", {})]
+    actions = [("start", {}), ("kill", {}), ("new_checkpoint", {}), *killed, *done_again]
+    world = World([Action(name, 1_000, arguments) for name, arguments in actions])
+    with in_place_of_spark():
+        world._play()
+    manifests = [json.loads(checkpoint.files.get(MANIFEST_FILE, "{}")) for checkpoint in world.storage.checkpoints.values()]
+    assert [found["starting_offsets"] for found in manifests if found.get("epoch")] == (["earliest"] if step > 5 else [])  # refused

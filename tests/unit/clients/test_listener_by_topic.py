@@ -50,3 +50,9 @@ def test_a_listener_may_send() -> None:
         sent.append(halfway.producer(Listener(execute)))
         sent[0].send_in_transaction("orders", b"apples")
         assert [message.topic for message in halfway.messages()] == ["invoices", "orders"]
+
+
+def test_a_message_without_a_tag_has_no_listener_of_a_tag() -> None:
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(ListenerByTopic({"orders:None": Listener(), "orders": Listener(lambda *_: ROLLBACK)}))
+        assert producer.send_in_transaction("orders", b"").state is ROLLBACK

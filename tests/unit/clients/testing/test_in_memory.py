@@ -287,3 +287,23 @@ def _expected(
         state = later[len(checks) - 1]
         due_ms += rules.transactionCheckInterval
     return int(state is COMMIT), 0, 0, checks
+
+
+def test_a_check_that_advance_refuses_is_left_for_advance_async() -> None:
+    class Asked:
+        async def execute_local_transaction(self, _: object, __: object) -> LocalTransactionState:
+            return LocalTransactionState.UNKNOWN
+
+        async def check_local_transaction(self, _: object) -> LocalTransactionState:
+            return LocalTransactionState.COMMIT
+
+    async def run() -> int:
+        with in_memory_halfway() as halfway:
+            async with halfway.async_producer(Asked()) as producer:
+                await producer.send_in_transaction("orders", b"")
+                with pytest.raises(TypeError, match="advance_async"):
+                    halfway.advance("7s")
+                await halfway.advance_async("10s")
+                return len(halfway.messages())
+
+    assert asyncio.run(run()) == 1
