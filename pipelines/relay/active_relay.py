@@ -164,7 +164,7 @@ class ActiveRelay:
             try:
                 write(part, reached if len(part) == len(messages) else Reached.of(part[-1]))
             except RefusedError as refused:
-                if refused.is_alone and len(part) == 1:
+                if refused.is_alone and (len(part) == 1 or not self._alone):
                     raise
                 if refused.is_alone:
                     self._at_once = len(part) // 2  # What comes before the refused message is sent.

@@ -18,7 +18,7 @@ from halfway.pipelines.relay import active_relay as module
 from halfway.pipelines.relay import relay_table
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.positions import PositionRecord, RelayPositions, positions_of
-from halfway.pipelines.relay.relay_producer import TransactionLostError
+from halfway.pipelines.relay.relay_producer import RefusedError, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.pipelines.relay.route import RelayedRecord
 from halfway.schemas.errors import TableError
@@ -296,3 +296,21 @@ def test_messages_that_are_sent_one_by_one_fit_into_a_transaction_of_a_slow_kafk
     relay(settings_for(tmp_path), random.Random(1), kafka.clock)
     assert kafka.sent == {"orders": [f"o{number}" for number in range(150)], "a": ["a0"]}
     assert 8 <= max(sizes) <= 32
+
+
+def test_a_message_that_librdkafka_itself_refuses_stops_its_topic_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does so when it is given the message, so that the refusal is of that message and of no batch."""
+    kafka = fake_kafka(random.Random(0), monkeypatch)
+    kafka.losses, write = 0.0, kafka.write
+
+    def refuse(records: Iterable[RelayedRecord], alone: Collection[str], topic: str, positions: Iterable[PositionRecord]) -> None:
+        records = list(records)
+        for record in records:
+            if record.topic == "orders":
+                raise RefusedError(record, Refusal.NO_TOPIC, "no topic", is_alone=True)
+        write(records, alone, topic, positions)
+
+    monkeypatch.setattr(kafka, "write", refuse)
+    append_rows(tmp_path, 0, 0, [row("o0", "orders"), row("o1", "orders"), row("a0", "a"), row("a1", "a")])
+    relay(settings_for(tmp_path), random.Random(1), kafka.clock)
+    assert kafka.sent == {"a": ["a0", "a1"]}
