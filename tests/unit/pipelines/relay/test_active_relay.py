@@ -17,7 +17,7 @@ import pytest
 from halfway.pipelines.relay import active_relay as module
 from halfway.pipelines.relay import relay_table
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
-from halfway.pipelines.relay.positions import PositionRecord, RelayPositions, positions_of
+from halfway.pipelines.relay.positions import PositionRecord, Refusal, RelayPositions, positions_of
 from halfway.pipelines.relay.relay_producer import RefusedError, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.pipelines.relay.route import RelayedRecord
