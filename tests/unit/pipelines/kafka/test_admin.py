@@ -15,7 +15,7 @@ from halfway.schemas.errors import KafkaUnavailableError
 class Client:
     """An admin client that asks a dead controller until it has looked the brokers up `look_ups` times."""
 
-    user, protocol = None, "PLAINTEXT"
+    user, protocol, servers = None, "PLAINTEXT", "kafka:9092"
 
     def __init__(self, failure: int, *, has_another: bool = True, look_ups: int = 1) -> None:
         self._failure, self._has_another, self._look_ups = failure, has_another, look_ups
