@@ -83,7 +83,7 @@ def test_make_run_succeeds_and_stops_its_broker(new_environ: dict[str, str]) -> 
     assert "the broker is stopped" in done.stdout + done.stderr
     query = done.stdout.partition("To query them in Python:\n")[2].splitlines()[:4]
     shown = subprocess.run([sys.executable, "-c", textwrap.dedent("\n".join(query))], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert shown.stdout.split()[:4] == ["transaction_id", "tags", "keys", "body"]
+    assert shown.stdout.split()[:4] == ["transaction_id", "topic", "tags", "keys"]
     assert len(shown.stdout.splitlines()) == 11
 
 
