@@ -197,6 +197,6 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
-    told = "an unknown setting" if dotted.lower().startswith(_LOGINS) else f"unknown setting {dotted!r}"
-    where = f" in {dotted[: dotted.rindex('.')]}" if dotted.lower().startswith(_LOGINS) else ""
-    raise SettingsError(f"{origin}: {told}{where}; {hint}")
+    is_shown = not dotted.lower().startswith(_LOGINS)
+    told = f"unknown setting {dotted!r}" if is_shown else f"an unknown setting in {dotted[: dotted.rindex('.')]}"
+    raise SettingsError(f"{origin}: {told}; {hint}")

@@ -4,7 +4,7 @@ It works on whole Arrow columns: a million pending transactions need no Python o
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +138,8 @@ def phase_of(states: Iterable[tuple[int, bytes]], transaction_id: str) -> Phase 
     Raises:
         StateFormatError: a row is damaged, or another version of Halfway wrote it.
     """
-    for format_version, payload in states:
-        entries = Bucket.decode(format_version, payload).entries
-        for entry in entries["entry"].filter(pc.equal(entries["transaction_id"], transaction_id)).to_pylist():
-            if entry in _PHASES:
-                return Phase(entry)
-    return None
+    found = (row["entry"] for row in _entries_of(states, transaction_id) if row["entry"] in _PHASES)
+    return next(map(Phase, found), None)
 
 
 _PHASES = frozenset(int(phase) for phase in Phase)
@@ -170,9 +166,11 @@ def _to_view(pending: pa.Table, horizon_ms: int | None) -> pa.Table:
 
 def is_signed(states: Iterable[tuple[int, bytes]], transaction_id: str) -> bool:
     """Return True if the half of a pending transaction is signed. `states` are as for `view_pending`."""
+    return any(row["binding"] for row in _entries_of(states, transaction_id) if row["entry"] == Phase.PENDING)
+
+
+def _entries_of(states: Iterable[tuple[int, bytes]], transaction_id: str) -> Iterator[dict[str, Any]]:
+    """Yield what the states hold of one id (ENTRY_SCHEMA)."""
     for format_version, payload in states:
         entries = Bucket.decode(format_version, payload).entries
-        of_id = pc.and_(pc.equal(entries["transaction_id"], transaction_id), pc.equal(entries["entry"], int(Phase.PENDING)))
-        if any(entries["binding"].filter(of_id).to_pylist()):
-            return True
-    return False
+        yield from entries.filter(pc.equal(entries["transaction_id"], transaction_id)).to_pylist()
