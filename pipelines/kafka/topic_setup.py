@@ -61,11 +61,9 @@ def create_relay_topic(settings: Settings, replication: int = BROKER_DEFAULT_REP
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     client, topic = admin_client(settings.kafka), settings.kafka.relay_topic
-    is_missing = topic not in partition_counts(client, [topic])
-    created = is_missing and _create(client, topic, RELAY_PARTITIONS, replication, _RELAY_TOPIC_CONFIG)
-    _wait_until_known(client, [topic] if is_missing else [])
+    created = _create_missing(client, {topic: _RELAY_TOPIC_CONFIG}, RELAY_PARTITIONS, replication)
     config = verify_relay_topic(client, topic)
-    return _report(topic, RELAY_PARTITIONS, config, created=created)
+    return _report(topic, RELAY_PARTITIONS, config, created=topic in created)
 
 
 def create_real_topic(
@@ -85,10 +83,8 @@ def create_real_topic(
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     client = admin_client(settings.kafka)
-    is_missing = topic not in partition_counts(client, [topic])
-    created = is_missing and _create(client, topic, partitions, replication, {})
-    _wait_until_known(client, [topic] if is_missing else [])
-    return _report(topic, partition_counts(client, [topic])[topic], _configs(client, [topic])[topic], created=created)
+    created = _create_missing(client, {topic: {}}, partitions, replication)
+    return _report(topic, partition_counts(client, [topic])[topic], _configs(client, [topic])[topic], created=topic in created)
 
 
 def _report(topic: str, partitions: int, config: Mapping[str, str], *, created: bool) -> TopicReport:
@@ -138,10 +134,8 @@ def create_topics(
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     client = admin_client(settings.kafka)
-    existing = partition_counts(client, settings.kafka.all_topics())
-    missing = [topic for topic in settings.kafka.all_topics() if topic not in existing]
-    created = [topic for topic in missing if _create(client, topic, partitions, replication, new_topic_config(settings, topic))]
-    _wait_until_known(client, missing)
+    wanted = {topic: new_topic_config(settings, topic) for topic in settings.kafka.all_topics()}
+    created = _create_missing(client, wanted, partitions, replication)
     timed = {topic: partitions for topic in created if is_timed(settings, topic)}
     problem = _write_first_ticks(client, settings, timed) if timed and settings.resolution.tick_interval > 0 else None
     reports = _verify(client, settings, created, partitions)
@@ -212,6 +206,15 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
     found = [problem for problem in problems if problem]
     if found:
         raise TopicError("; ".join(found))
+
+
+def _create_missing(client: Admin, wanted: Mapping[str, Mapping[str, str]], partitions: int, replication: int) -> list[str]:
+    """Create the topics that are missing, each with its configuration, and return those that were created."""
+    existing = partition_counts(client, list(wanted))
+    missing = [topic for topic in wanted if topic not in existing]
+    created = [topic for topic in missing if _create(client, topic, partitions, replication, wanted[topic])]
+    _wait_until_known(client, missing)
+    return created
 
 
 def _create(client: Admin, topic: str, partitions: int, replication: int, config: Mapping[str, str]) -> bool:
