@@ -60,12 +60,12 @@ def test_a_bookmark_without_its_stopped_topics_is_refused(world: RelayWorld) -> 
     world.append(0, 0, [row("a", orders), row("b", late)])
     world.relay(EARLIEST)
     client, place = admin_client(world.settings.kafka), TopicPartition(world.settings.kafka.relay_topic, 0, OFFSET_END)
-    [ends] = client.list_offsets({place: OffsetSpec.latest()}).values()
+    [ends] = client.list_offsets({place: OffsetSpec.latest()}, request_timeout=30).values()
     end = ends.result().offset
     world.append(0, 1, [row("c", orders)])
     world.relay()
     set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
-    [deleted] = client.delete_records([TopicPartition(place.topic, 0, end)]).values()
+    [deleted] = client.delete_records([TopicPartition(place.topic, 0, end)], request_timeout=30).values()
     deleted.result()
     world.make_topic("late")
     with pytest.raises(RelayError, match=r"has lost 1 of the topics that relay .* has stopped"):
@@ -89,7 +89,7 @@ def test_a_bookmark_that_is_lost_under_a_relay_does_not_let_it_begin_again(world
         with running:
             until(lambda: world.ids("orders") == ["a"], "the first message")
             set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
-            [deleted] = client.delete_records([place]).values()
+            [deleted] = client.delete_records([place], request_timeout=30).values()
             deleted.result()
             RelayProducer(world.settings).close()  # fences it, as another relay does
             world.append(0, 1, [row("b", orders)])
