@@ -12,6 +12,7 @@ from halfway.schemas.records import RESERVED_NAMES, CheckHeaders, HalfHeaders, H
 from halfway.schemas.signing import Keyring
 
 _NUMBERS = ("queue_id", "immunity_s", "incarnation")
+_TEXTS = ("transaction_id", "topic", "producer_group", "tags", "keys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,15 @@ class HalfMessage:
     signature: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Keep a `bytearray` or another buffer as `bytes`.
+        """Keep a `bytearray` or another buffer as `bytes`, and the members of an enumeration of `str` as `str`.
 
         Raises:
             TypeError: the body is a `str` or another object without bytes.
         """
+        for name in _TEXTS:
+            text = getattr(self, name)
+            if type(text) is not str and isinstance(text, str):
+                object.__setattr__(self, name, str.__str__(text))
         if isinstance(self.body, str):
             raise TypeError("the body is a str, and Kafka stores bytes: send `text.encode()`")
         if not isinstance(self.body, bytes):

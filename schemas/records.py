@@ -25,6 +25,7 @@ RESERVED_NAMES = frozenset((*h.HALF_HEADERS, *h.OP_HEADERS, *h.CHECK_HEADERS, *h
 
 _UNREADABLE = re.compile("[\0\N{REPLACEMENT CHARACTER}]")
 """librdkafka ends a name at a NUL. The other character is what the job reads in names that are not UTF-8."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NOT_IN_A_HALF = frozenset((*h.HALF_HEADERS, *h.DELAY_HEADERS, h.TICK))
 _ORDER = list(Reason)
 _NUMBER = re.compile(r"-?[0-9]{1,19}")
@@ -144,6 +145,13 @@ def _without_nul(value: str) -> str:
     return value
 
 
+def _unicode(value: str) -> str:
+    """Refuse what UTF-8 cannot say. In a header's name it would kill the process in confluent_kafka (SIGSEGV)."""
+    if not value.isascii() and _SURROGATE.search(value):
+        raise ValueError("it has a lone surrogate")
+    return value
+
+
 def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | None]:
     taken = sorted(name for name in properties if name in _NOT_IN_A_HALF or _UNREADABLE.search(name))
     if taken:
@@ -152,7 +160,8 @@ def _own_properties(properties: Mapping[str, str | None]) -> Mapping[str, str | 
 
 
 _Number = BeforeValidator(_number)
-_Required = Annotated[str, Field(min_length=1)]
+_Text = Annotated[str, AfterValidator(_unicode)]
+_Required = Annotated[_Text, Field(min_length=1)]
 _Name = Annotated[_Required, AfterValidator(_short)]
 _Group = Annotated[_Name, AfterValidator(_without_nul)]
 _Incarnation = Annotated[int, _Number, Field(strict=True, ge=0, le=h.MAX_INCARNATION)]
@@ -215,14 +224,14 @@ class HalfHeaders(_Headers):
     real_topic: Annotated[_Name, Field(alias=h.REAL_TOPIC)]
     producer_group: Annotated[_Group, Field(alias=h.PGROUP)]
     queue_id: Annotated[int, _Number, Field(alias=h.REAL_QID, strict=True, ge=-h.MAX_INT - 1, le=h.MAX_INT)] = 0
-    tags: Annotated[str | None, Field(alias=h.TAGS)] = None
-    keys: Annotated[str | None, Field(alias=h.KEYS)] = None
+    tags: Annotated[_Text | None, Field(alias=h.TAGS)] = None
+    keys: Annotated[_Text | None, Field(alias=h.KEYS)] = None
     immunity_s: Annotated[_Positive | None, Field(alias=h.CHECK_IMMUNITY_TIME_IN_SECONDS)] = None
     born_at_ms: Annotated[_TimeMs | None, Field(alias=h.BORN_TIMESTAMP)] = None
     incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
     signed_at_ms: Annotated[_TimeMs | None, Field(alias=h.SIGNED_AT)] = None
     signature: Annotated[str | None, Field(alias=h.SIGNATURE)] = None
-    properties: Annotated[Mapping[str, str | None], AfterValidator(_own_properties)] = {}
+    properties: Annotated[Mapping[_Text, _Text | None], AfterValidator(_own_properties)] = {}
 
     @classmethod
     def from_headers(cls, headers: Headers | None) -> Self:
@@ -281,7 +290,7 @@ class OpHeaders(_Headers):
     incarnation: Annotated[_Incarnation, Field(alias=h.INCARNATION)] = 0
     from_check: Annotated[bool | None, BeforeValidator(_flag), Field(alias=h.FROM_CHECK)] = None
     check_times: Annotated[_NotNegative | None, Field(alias=h.CHECK_TIMES)] = None
-    remark: Annotated[str | None, Field(alias=h.REMARK)] = None
+    remark: Annotated[_Text | None, Field(alias=h.REMARK)] = None
     half_signature: Annotated[str | None, Field(alias=h.HALF_SIGNATURE)] = None
     traceparent: Annotated[str | None, Field(alias="traceparent")] = None
     tracestate: Annotated[str | None, Field(alias="tracestate")] = None

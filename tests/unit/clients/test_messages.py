@@ -3,6 +3,7 @@
 import threading
 import unicodedata
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -68,6 +69,18 @@ def test_a_body_is_bytes_whatever_buffer_was_sent() -> None:
         assert (type(message.body), message.body) == (bytes, b"3 apples")
 
 
+class Topic(str, Enum):
+    """How a service may name its topics."""
+
+    ORDERS = "orders"
+
+
+def test_a_member_of_an_enumeration_is_its_text() -> None:
+    """`f"{Topic.ORDERS}"` is `Topic.ORDERS`, by which `ListenerByTopic` would find no listener."""
+    message = HalfMessage(transaction_id="t", topic=Topic.ORDERS, body=b"", producer_group="g", tags=Topic.ORDERS)
+    assert f"{message.topic}:{message.tags}" == "orders:orders"
+
+
 def test_a_str_as_body_is_refused_with_what_to_send() -> None:
     with pytest.raises(TypeError, match=r"the body is a str, and Kafka stores bytes: send `text.encode\(\)`"):
         HalfMessage(transaction_id="t", topic="orders", body="3 apples", producer_group="g")  # type: ignore[arg-type]
@@ -88,9 +101,15 @@ def test_another_body_is_refused_with_what_it_is(body: object, kind: str) -> Non
         ({"queue_id": "3"}, "queue_id: Input should be a valid integer, not a str"),
         ({"immunity_s": 6.5}, "immunity_s: Input should be a valid integer, not a float"),
         ({"properties": {"n": 1}}, "n: Input should be a valid string, not an int"),
+        # What no UTF-8 can say: as the name of a header it would kill the process.
+        ({"properties": {"\ud800": "red"}}, "\ufffd\ufffd\ufffd: it has a lone surrogate"),
+        ({"properties": {"colour": "\ud800"}}, "colour: it has a lone surrogate"),
+        ({"topic": "\ud800"}, "real_topic: it has a lone surrogate"),
+        ({"tags": "red\udfff"}, "tags: it has a lone surrogate"),
+        ({"keys": "\udc80"}, "keys: it has a lone surrogate"),
     ],
 )
-def test_a_field_of_another_type_is_refused_with_the_type(field: dict[str, Any], told: str) -> None:
+def test_a_field_that_no_header_can_hold_is_refused_with_its_name(field: dict[str, Any], told: str) -> None:
     message = HalfMessage(**{"transaction_id": "t", "topic": "orders", "body": b"", "producer_group": "g", **field})
     with pytest.raises(RecordError) as caught:
         message.to_record()
