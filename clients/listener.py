@@ -83,7 +83,7 @@ def ask(method: Callable[..., LocalTransactionState | None], *arguments: object,
 
 def failed(error: BaseException) -> Answer:
     """Return the answer of a listener that has raised an error. SQLAlchemy's own text would have the parameters."""
-    _hide_parameters(error)
+    hide_parameters(error)
     said = getattr(error, "orig", None) or error
     return Answer(LocalTransactionState.UNKNOWN, remark_of(f"{type(error).__name__}: {_text_of(said)}"), error)
 
@@ -114,7 +114,7 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
         )
 
 
-def _hide_parameters(error: BaseException | None) -> None:
+def hide_parameters(error: BaseException | None) -> None:
     """Let errors of SQLAlchemy, and those that have led to this one, leave the parameters of the statement out."""
     left, seen = [error], set[int]()
     while left:

@@ -194,7 +194,7 @@ class TransactionProducer(Generic[Arg_contra]):
             except BaseException as error:
                 block.fail(error)
                 raise
-            self._database.clean_up()
+            self._database.clean_up(using)
 
     def on_commit(self, session: Any) -> LocalTransaction:
         """Return the transaction of a SQLAlchemy `Session`, to add messages that `session.commit()` sends.

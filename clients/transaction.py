@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
-from halfway.clients.listener import Answer
+from halfway.clients.listener import Answer, hide_parameters
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.schemas.errors import OutcomeUnknownError, RolledBackError
 from halfway.schemas.headers import LocalTransactionState
@@ -98,8 +98,8 @@ class TransactionDatabase(Outcomes, Protocol):
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
         """Answer a check."""
 
-    def clean_up(self) -> None:
-        """Delete old rows now and then."""
+    def clean_up(self, using: Any = None) -> None:
+        """Delete old rows now and then. `using` is what the block that has just ended was given."""
 
     def on_commit(self, session: Any, producer: Hashable, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
         """Return the block of a session's transaction for what `producer` sends. If there is none, `make` begins it."""
@@ -292,7 +292,9 @@ class LocalTransaction:
         if state is not LocalTransactionState.UNKNOWN:
             self._say(state)
         if state is LocalTransactionState.COMMIT:  # a hook that runs after the commit has raised it, or an answer was lost
-            log.warning("event=committed_in_spite_of_an_error transaction_id=%r error=%s", self.transaction_id, type(error).__name__)
+            hide_parameters(error)
+            text = "event=committed_in_spite_of_an_error transaction_id=%r error=%s"
+            log.warning(text, self.transaction_id, type(error).__name__, exc_info=error)
         if state is LocalTransactionState.UNKNOWN and isinstance(error, Exception):
             raise OutcomeUnknownError(
                 f"the answer to the commit of transaction {self.transaction_id} was lost ({type(error).__name__}), and so was the "

@@ -215,7 +215,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
                 except BaseException as error:
                     await to_its_end(database.run(block.fail, error))
                     raise
-            await database.run(database.database.clean_up)
+            await database.run(database.database.clean_up, using)
 
     async def on_commit(self, session: Any) -> AsyncLocalTransaction:
         """Return the transaction of an `AsyncSession`, to add messages that `await session.commit()` sends.

@@ -1,7 +1,7 @@
 """What reaches the database of a service: SQLAlchemy, Django, or a function that makes DB-API connections."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -55,6 +55,10 @@ class DbApiDatabase:
         with closing(self._connect()) as connection:
             yield connection
 
+    def idle_connection(self, _: Any) -> AbstractContextManager[Any]:
+        """Lend a connection without a transaction."""
+        return self.own_connection()
+
 
 class _DbApiTransaction(MarkedTransaction):
     def __init__(self, connection: Any) -> None:
@@ -86,6 +90,20 @@ class _DbApiTransaction(MarkedTransaction):
     def _close(self) -> None:
         with suppress(Exception):
             self.connection.close()
+
+
+def _verify_ends(connection: Any) -> None:
+    """Refuse a connection in a transaction that no `atomic` ends: there a new one would be a savepoint, `durable` or not.
+
+    A signal's exception in the first or last lines of `atomic` leaves it so, for all later blocks of the thread.
+    """
+    if connection.in_atomic_block and not getattr(connection, "atomic_blocks", True):
+        connection.close()  # This rolls back, and `connect` forgets the blocks.
+        connection.connect()
+        raise RolledBackError(
+            "Django's connection was in a transaction that no `atomic` ends, as after an exception of a signal handler in its first or "
+            "last lines. It could never commit, and is rolled back: run the block again"
+        )
 
 
 def _django() -> Any:
@@ -121,10 +139,15 @@ class DjangoDatabase:
         finally:
             wrapper.close()
 
+    def idle_connection(self, _: Any) -> AbstractContextManager[Any]:
+        """Lend a new connection."""
+        return self.own_connection()
+
 
 class _DjangoTransaction(MarkedTransaction):
     def __init__(self, alias: str) -> None:
         self.connection = _django().connections[alias]
+        _verify_ends(self.connection)
         if not self.connection.in_atomic_block and not self.connection.get_autocommit():
             raise SettingsError(
                 "Django is not in autocommit mode, in which the end of a block would commit nothing: turn AUTOCOMMIT on, and leave it to "

@@ -43,6 +43,9 @@ def errors_of(connection: Any) -> Any:
 class Driver(ABC):
     """One kind of database, behind the DB-API."""
 
+    now_ms: str
+    """What selects the database's time, in ms since 1970 UTC."""
+
     @abstractmethod
     def parameter(self, name: str) -> str:
         """Return how a statement names a parameter."""
@@ -94,6 +97,8 @@ class Driver(ABC):
 
 class SqliteDriver(Driver):
     """SQLite with `sqlite3`. It has one writer at a time, and a short transaction is the writer from its beginning."""
+
+    now_ms = "CAST(strftime('%s', 'now') AS INTEGER) * 1000"
 
     def parameter(self, name: str) -> str:
         """Return `:name`."""
@@ -159,6 +164,8 @@ def _begin_no_transactions(connection: Any) -> None:
 class PostgresDriver(Driver):
     """PostgreSQL with psycopg 3."""
 
+    now_ms = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000 AS BIGINT)"
+
     def parameter(self, name: str) -> str:
         """Return `%(name)s`."""
         return f"%({name})s"
@@ -198,6 +205,8 @@ class PostgresDriver(Driver):
 
 class MariaDbDriver(Driver):
     """MariaDB with PyMySQL. The tables must be InnoDB's, which is the default."""
+
+    now_ms = "UNIX_TIMESTAMP() * 1000"
 
     def parameter(self, name: str) -> str:
         """Return `%(name)s`."""

@@ -3,7 +3,6 @@
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -150,17 +149,21 @@ class SqlTransactions:
         with self._database.own_connection() as connection:
             return self._look(connection, partial(self._decide, transaction_id, born_at_ms))
 
-    def clean_up(self) -> None:
-        """Delete up to about a thousand old rows, at the first call and each hundredth after. Failing does no harm."""
+    def clean_up(self, using: Any = None) -> None:
+        """Delete up to about a thousand old rows, at the first call and each hundredth after. Failing does no harm.
+
+        Args:
+            using: what the block that has just ended was given.
+        """
         with self._lock:
             self._ended += 1
             if self._ended % _CLEAN_UP_EVERY != 1:
                 return
         try:
-            with self._database.own_connection() as connection:
+            with self._database.idle_connection(using) as connection:
                 driver = driver_of(connection)
                 with driver.short_transaction(connection, self._lock_wait_ms):
-                    TransactionTable(driver, connection).clean_up((time.time_ns() // 1_000_000) - self._retention_s * 1000)
+                    TransactionTable(driver, connection).clean_up(self._retention_s)
         except Exception as error:
             log.warning("event=clean_up_failed error=%s", type(error).__name__)
 

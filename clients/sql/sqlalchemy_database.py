@@ -12,6 +12,7 @@ from halfway.clients.sql.drivers import driver_of, errors_of
 from halfway.clients.sql.marked_transaction import MarkedTransaction
 from halfway.clients.transaction import DatabaseTransaction, unscoped
 from halfway.schemas.errors import RolledBackError
+from halfway.schemas.records import type_of
 
 LENT = "halfway_lent"
 """The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
@@ -48,7 +49,8 @@ class SqlAlchemyDatabase:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
 
         Raises:
-            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses.
+            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses, or it
+                is neither.
         """
         begun = self._transaction_of(using)
         try:
@@ -69,12 +71,22 @@ class SqlAlchemyDatabase:
     def _transaction_of(self, using: Any) -> "_ConnectionTransaction | SessionTransaction":
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
-        using = unscoped(using)
-        # Those of asyncio have the one that SQLAlchemy's greenlets use.
-        using = getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
-        if hasattr(using, "flush"):
+        using = _synchronous(using)
+        if hasattr(using, "in_nested_transaction") and hasattr(using, "flush"):
             return SessionTransaction(using)
-        return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
+        if hasattr(using, "in_nested_transaction") and hasattr(using, "get_execution_options"):
+            return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
+        raise TypeError(f"{type_of(using)} is no Session or Connection of SQLAlchemy: pass one, or nothing for a new connection")
+
+    @contextmanager
+    def idle_connection(self, using: Any) -> Iterator[Any]:
+        """Lend the DB-API connection of a Connection whose block has ended: the pool may have no second one."""
+        used = None if using is None else _synchronous(using)
+        if used is None or hasattr(used, "flush") or used.closed or used.in_transaction():
+            with self.own_connection() as connection:
+                yield connection
+        else:
+            yield used.connection.dbapi_connection
 
     @contextmanager
     def own_connection(self) -> Iterator[Any]:
@@ -96,6 +108,12 @@ class SqlAlchemyDatabase:
                 raise
             finally:
                 pooled.close()
+
+
+def _synchronous(using: Any) -> Any:
+    """Return the session or connection that SQLAlchemy's greenlets use, of one of asyncio."""
+    using = unscoped(using)
+    return getattr(using, "sync_session", None) or getattr(using, "sync_connection", None) or using
 
 
 class _SqlAlchemyTransaction(MarkedTransaction):

@@ -26,7 +26,7 @@ class TransactionTable:
 
     def __init__(self, driver: Driver, connection: Any) -> None:
         """Use the connection. Begins and ends no transaction."""
-        self._connection = connection
+        self._connection, self._now_ms = connection, driver.now_ms
         row_id, state, born = (driver.parameter(name) for name in ("id", "state", "born_at_ms"))
         self._select = f"SELECT state FROM {TABLE} WHERE id = {row_id}"
         self._select_born = f"SELECT born_at_ms FROM {TABLE} WHERE id = {row_id}"
@@ -72,11 +72,14 @@ class TransactionTable:
         row = self._first(self._select_born, id=_DATABASE)
         return None if row is None else f"{int(row[0]) - _NEVER_MS:08x}"
 
-    def clean_up(self, born_before_ms: int) -> None:
-        """Delete the oldest rows that were born before a time, about a thousand, and note how far the table is cleaned.
+    def clean_up(self, retention_s: int) -> None:
+        """Delete the oldest rows of more than this age, about a thousand, and note how far the table is cleaned.
 
-        Both are one transaction. The note comes first, so that two instances clean up one after the other.
+        Both are one transaction. The note comes first, so that two instances clean up one after the other. The clock is
+        the database's: that of one instance might be days ahead, and end the rows of all.
         """
+        [now_ms] = self._first(f"SELECT {self._now_ms}") or [0]
+        born_before_ms = int(now_ms) - retention_s * 1000
         nth = self._first(self._nth_older, born_at_ms=born_before_ms, id=_CLEANED)
         before_ms = int(nth[0]) + 1 if nth else born_before_ms
         if self.state_of(_CLEANED) is None:

@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
@@ -217,6 +218,18 @@ def test_rows_are_deleted_after_their_retention_and_never_guessed_then(shop: Sql
     assert SqlTransactions(shop.given).new_id()[:8] == keeping.new_id()[:8], "the mark stays"
     assert keeping.outcome_of(f"{1100:032x}", 1100) is UNKNOWN
     assert keeping.outcome_of(keeping.new_id(), 2**42) is ROLLBACK
+
+
+def test_a_clock_that_is_ahead_deletes_no_rows(shop: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One instance's clock would end the rows of all, and for a month no check without a row would be answered."""
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.finish()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda now=time.time_ns: now() + 30 * 86_400 * 10**9)
+        SqlTransactions(shop.given).clean_up()
+    assert ask(shop, transaction) is COMMIT
+    assert shop.outbox.outcome_of(shop.outbox.new_id(), time.time_ns() // 1_000_000) is ROLLBACK
 
 
 @pytest.mark.parametrize("name", ["order-17", "A" * 32 + ".0", "a" * 31 + ".0", "a" * 32])
@@ -638,6 +651,30 @@ def test_a_block_that_fails_leaves_nothing_for_the_next_commit_of_its_connection
     assert shop.orders() == ["plums"]
 
 
+def test_the_clean_up_after_a_block_needs_no_second_connection_of_the_pool(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0, pool_timeout=60)
+    shop = SqlWorld("sqlite", engine, lambda: sqlite3.connect(path, timeout=5))
+    shop.outbox.create_table()
+    shop.run(f"INSERT INTO halfway_transactions VALUES ('{1:032x}', 'COMMIT', 1)")
+    with engine.connect() as connection:
+        transaction = shop.begin(connection)
+        shop.order(transaction, "apples")
+        transaction.finish()
+        started = time.monotonic()
+        SqlTransactions(engine).clean_up(connection)
+        assert time.monotonic() - started < 30
+    assert list(shop.rows()) == [transaction.transaction_id], "the old one is deleted"
+    engine.dispose()
+
+
+@pytest.mark.parametrize("given", ["shop.db", object(), 7])
+def test_what_is_no_session_and_no_connection_is_refused(tmp_path: Path, given: object) -> None:
+    outbox = SqlTransactions(sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}"))
+    with pytest.raises(TypeError, match="is no Session or Connection of SQLAlchemy"):
+        outbox.begin(given)
+
+
 def test_a_scoped_session_is_the_session_of_its_thread(shop: SqlWorld) -> None:
     """As Flask-SQLAlchemy's `db.session`."""
     if not isinstance(shop.given, sqlalchemy.Engine):
@@ -721,6 +758,25 @@ def test_a_block_is_refused_where_django_would_not_commit_at_its_end(postgres: P
     with pytest.raises(SettingsError, match="not in autocommit mode"):
         shop.begin()
     used.close()
+
+
+def test_a_block_is_refused_in_a_transaction_of_django_that_nobody_ends(django_databases: Path) -> None:
+    """A signal's exception in the first lines of `atomic` leaves it: there a durable block is a mere savepoint."""
+    import django.db
+
+    used = django.db.connections["default"]
+    shop = SqlWorld("sqlite", used, lambda: sqlite3.connect(django_databases, timeout=5))
+    shop.outbox.create_table()
+    left_open = django.db.transaction.atomic(durable=True)
+    left_open.__enter__()
+    used.atomic_blocks.pop()
+    with pytest.raises(RolledBackError, match="run the block again"):
+        shop.begin()
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.finish()
+    used.close()
+    assert (shop.sender.actions(), shop.orders()) == (["COMMIT"], ["apples"])
 
 
 @pytest.mark.usefixtures("django_databases")
