@@ -11,11 +11,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from halfway.schemas.errors import SettingsError
-from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
+from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, MAX_INT, RECORD_OVERHEAD_BYTES
 from halfway.schemas.security import Security, SettingsGroup, SigningSettings, by_group, parse_text
 
 ENV_PREFIX = "HALFWAY__"
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_CENTURY_MS = 36_500 * _UNITS_MS["d"]
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|h|d)?")
 
 
@@ -23,12 +24,15 @@ def parse_duration_ms(value: object) -> int:
     """Parse a duration: an int in ms, or a string with the unit ms, s, m, h or d. Without a unit it is in ms.
 
     Raises:
-        ValueError: the value is neither, or negative.
+        ValueError: the value is neither, or negative, or more than a century: the job adds it to times.
     """
     match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, int | str) and value is not True else None
     if match is None:
         raise ValueError("a duration is a number of ms or has a unit, such as 500ms, 2s, 5m, 72h or 7d")
-    return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+    duration_ms = int(match[1]) * _UNITS_MS[match[2] or "ms"]
+    if duration_ms > _CENTURY_MS:
+        raise ValueError("a duration is at most 36500d")
+    return duration_ms
 
 
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
@@ -107,7 +111,7 @@ class ResolutionSettings(SettingsGroup):
 
     transactionTimeOut: PositiveDurationMs = 6_000
     transactionCheckInterval: PositiveDurationMs = 30_000
-    transactionCheckMax: Annotated[int, Field(ge=1)] = 15
+    transactionCheckMax: Annotated[int, Field(ge=1, le=MAX_INT)] = 15
     tick_interval: DurationMs = 1_000
     max_clock_skew: PositiveDurationMs = 5 * 60_000
     half_retention: PositiveDurationMs = 72 * 3_600_000

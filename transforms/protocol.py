@@ -342,7 +342,7 @@ class _Resolver:
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
         is_late = horizon_ms >= rules.expiry_ms(known.half)  # R8
-        was_last_called = known.checked_ms >= rules.expiry_ms(known.half)
+        was_last_called = known.checked_ms >= max(0, rules.expiry_ms(known.half))
         # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
         has_waited = is_late and known.put_off_ms <= asked_ms
         # What was counted under a shorter retention was not past this age.

@@ -93,7 +93,7 @@ class _DbApiTransaction(MarkedTransaction):
 
 
 def _verify_ends(connection: Any) -> None:
-    """Refuse a connection in a transaction that no `atomic` ends: there a new one would be a savepoint, `durable` or not.
+    """Refuse a connection in a transaction that no `atomic` ends: there a new one would be a mere savepoint.
 
     A signal's exception in the first or last lines of `atomic` leaves it so, for all later blocks of the thread.
     """

@@ -49,8 +49,8 @@ class SqlAlchemyDatabase:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
 
         Raises:
-            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses, or it
-                is neither.
+            TypeError: its transaction has a block already, or the session is one that `SessionTransaction` refuses, or
+                `using` is neither.
         """
         begun = self._transaction_of(using)
         try:

@@ -69,7 +69,7 @@ def test_a_body_is_bytes_whatever_buffer_was_sent() -> None:
         assert (type(message.body), message.body) == (bytes, b"3 apples")
 
 
-class Topic(str, Enum):
+class Topic(str, Enum):  # noqa: UP042  # whose text is not that of its value, as a StrEnum's is
     """How a service may name its topics."""
 
     ORDERS = "orders"

@@ -109,6 +109,14 @@ def test_invalid_durations(text: object) -> None:
         parse_duration_ms(text)
 
 
+@pytest.mark.parametrize("text", ["36501d", "300000000000d", 2**63])
+def test_a_duration_has_an_end_so_that_no_batch_fails_on_a_time_that_no_state_holds(text: object) -> None:
+    """It would fail for good: a batch is repeated under the settings that it began with (R16)."""
+    assert parse_duration_ms("36500d") == 3_153_600_000_000
+    with pytest.raises(ValueError, match="at most 36500d"):
+        parse_duration_ms(text)
+
+
 def test_zero_is_a_valid_tick_interval_and_no_valid_timeout() -> None:
     assert load(overrides={"resolution.tick_interval": "0"}).resolution.tick_interval == 0
     refused("resolution.transactionTimeOut", overrides={"resolution.transactionTimeOut": "0"})

@@ -632,6 +632,13 @@ def test_r11_a_discard_is_remembered_also_if_the_clock_was_ahead_before() -> Non
     assert ended.phases == {"a": "DISCARDED"}
 
 
+def test_r8_a_half_from_before_1970_is_asked_about_before_it_is_discarded() -> None:
+    """The producers' clocks may say so on a CreateTime topic."""
+    old = half("a", -RULES.half_retention_ms - 2)
+    ended = run([[old], *([tick(number * 30_000)] for number in range(1, 4))])
+    assert ended.told == ["check a #1 @30000", "discard a expired #1 @60000"]
+
+
 def test_r8_put_offs_in_a_backlog_count_once_the_group_had_time() -> None:
     """The latest tick says that the group is away. The older ones, which move the horizon, were written in no time."""
     expired = RULES.half_retention_ms + 1
