@@ -21,7 +21,7 @@ STAMP := $(VENV)/.stamp-$(shell (cat requirements.lock setup.cfg pyproject.toml;
   kills soak fuzz lint format types lock constraints audit clean
 
 help: ## show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: tools $(STAMP) ## create the environment in .venv (quick if it exists)
 
@@ -95,7 +95,7 @@ planted: setup ## plant defects into the product one at a time, and print which 
 	@$(PY) -m tests.simulation.planted
 
 kills: N := 1000
-kills: jars ## kill a service N times (1000) on each database, and compare orders with messages (DATABASES, SEED)
+kills: jars ## kill a consumer, and a service on each database, N times (1000), and compare what both have (DATABASES, SEED)
 	@$(PY) -m tests.kills --kills $(N) --seed $(SEED) $(if $(DATABASES),--databases $(DATABASES))
 
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows

@@ -50,10 +50,10 @@ if facts.horizon_ms is None:
     page.say("The horizon is not defined, because some partition has no tick yet. Nothing falls due.")
 else:
     lag_ms = datetime.now(UTC).timestamp() * 1000 - facts.horizon_ms
-    page.say(f"Horizon: {horizon}, {duration_text(max(0.0, lag_ms))} behind the clock.")
+    page.say(f"Horizon: {horizon}, {duration_text(abs(lag_ms))} {'behind' if lag_ms >= 0 else 'ahead of'} the clock.")
 page.say(f"Pending: {pending.count():,}.")
 page.say(f"Verdicts without their half: {facts.waiting:,}. Settled and remembered: {facts.remembered:,}.")
-page.say(f"Groups that are away: {', '.join(sorted(facts.absent_groups)) or 'none'}.")
+page.say(f"Groups away or behind: {', '.join(sorted(facts.absent_groups)) or 'none'}.")
 totals = [(f"  {line.name}" if line.is_reason else line.name, line.total) for line in counted(facts.totals)]
 page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["what", "count"]))
 

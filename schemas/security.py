@@ -34,6 +34,8 @@ def parse_text(expected: str) -> Callable[[object], object]:
                 value = read_yaml(value)
             except yaml.YAMLError:
                 raise ValueError(f"expected {expected}") from None
+            if not isinstance(value, dict | list | None):
+                raise ValueError(f"expected {expected}")
         return value if value is not None else {}
 
     return parse

@@ -37,7 +37,22 @@ def parse_duration_ms(value: object) -> int:
 
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
 PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
-TopicOfGroup = Annotated[Mapping[str, Annotated[str, Field(min_length=1)]], BeforeValidator(by_group)]
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_topic_name(name: str) -> bool:
+    """Return True if a topic of Kafka can have this name."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
+def _topic_name(name: str) -> str:
+    if not is_topic_name(name):
+        raise ValueError("the name of a topic has 1 to 249 letters of ASCII, digits, `.`, `_` or `-`")
+    return name
+
+
+Topic = Annotated[str, AfterValidator(_topic_name)]
+TopicOfGroup = Annotated[Mapping[str, Topic], BeforeValidator(by_group)]
 
 
 _ADDRESS = re.compile(r"(\[[\dA-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
@@ -53,14 +68,14 @@ def _addresses(servers: str | None) -> str | None:
 
 
 class KafkaSettings(SettingsGroup):
-    """The Kafka cluster and its topics. Without `bootstrap_servers` the local development broker is used."""
+    """The Kafka cluster and its topics. Without `bootstrap_servers`, commands use the local development broker."""
 
     bootstrap_servers: Annotated[str | None, AfterValidator(_addresses)] = None
-    half_topic: str = "transactions.half"
-    op_topic: str = "transactions.op"
-    check_topic: str = "transactions.check"
+    half_topic: Topic = "transactions.half"
+    op_topic: Topic = "transactions.op"
+    check_topic: Topic = "transactions.check"
     check_topics: TopicOfGroup = Field(default_factory=dict)
-    relay_topic: str = "transactions.relay"
+    relay_topic: Topic = "transactions.relay"
     starting_offsets: Literal["earliest", "latest"] = "earliest"
     max_offsets_per_trigger: Annotated[int, Field(gt=0)] | None = 400_000
     security: Security = Security()
@@ -144,6 +159,12 @@ def _absolute(location: str) -> str:
     return location if re.match(r"[a-z][a-z0-9+.-]*:", location, re.IGNORECASE) else str(Path(location).absolute())
 
 
+def _schema_name(name: str) -> str:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)?", name):
+        raise ValueError("expected SCHEMA or CATALOG.SCHEMA")
+    return name
+
+
 Location = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
@@ -157,7 +178,7 @@ class StorageSettings(SettingsGroup):
     model_config = ConfigDict(validate_default=True)
 
     warehouse: Location = ".halfway/warehouse"
-    catalog_schema: Annotated[str, Field(pattern=r"^[\w-]+(\.[\w-]+)?$")] | None = None
+    catalog_schema: Annotated[str, AfterValidator(_schema_name)] | None = None
     checkpoint: Location = ".halfway/checkpoint"
 
     @model_validator(mode="after")
@@ -184,10 +205,16 @@ class MetricsSettings(SettingsGroup):
 _read_names = parse_text('JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]')
 
 
+def _relay_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]{1,100}", name):
+        raise ValueError("expected 1 to 100 letters, digits, `.`, `_` or `-`")
+    return name
+
+
 class RelaySettings(SettingsGroup):
     """Which committed messages `halfway relay` sends on, to which Kafka topics (docs/relay.md)."""
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]{1,100}$")] = "relay"
+    name: Annotated[str, AfterValidator(_relay_name)] = "relay"
     allow: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = ("*",)
     topics: Annotated[Mapping[str, str], BeforeValidator(_read_names)] = {}
     poll_interval: PositiveDurationMs = 100

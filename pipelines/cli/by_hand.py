@@ -140,6 +140,8 @@ def erase(
 
     settings = command_settings(config, overrides)
     encode_key(transaction_id)
+    settings.kafka.servers()
+    verify_table_exists(settings.storage, "messages")
     with reader_session(settings, say) as session:
         done = erase_transaction(session(), settings, transaction_id, group, remark, vacuum=vacuum)
     if as_json:

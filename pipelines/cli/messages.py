@@ -52,7 +52,8 @@ def messages(
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
     tags: Annotated[
-        frozenset[str] | None, typer.Option(parser=_tags, metavar="A", help="Only those with this tag, or with one of several: 'A || B'.")
+        frozenset[str] | None,
+        typer.Option(parser=_tags, metavar="TAGS", help="Only those with this tag, or one of several: 'A || B'."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     body: Annotated[BodyForm, typer.Option(help="How to print bodies. With text, bytes that are not UTF-8 are escaped.")] = BodyForm.TEXT,
@@ -76,9 +77,9 @@ def messages(
                 position, shown = batch.bookmark, shown + len(batch)
                 if received:
                     break
-    finally:
-        if not shown and not received and not follow and (topic or tags):
+        if not shown and not received and not follow and (topic or tags or after is None):
             say(_none_found(after, topic, tags))
+    finally:
         if position is not None:
             say(f"go on with --after {position}")
     if received and not follow:

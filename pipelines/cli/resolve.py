@@ -49,8 +49,6 @@ def resolve(
         settings = settings.model_copy(update={"trigger": settings.trigger.model_copy(update={"available_now": True})})
     settings.kafka.servers()
     log_to_stderr()
-    # It logs what a batch raised, with a page of Java. The job ends with that, in one line if it knows it.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     watchers, serving = _watchers(settings)
 
     def on_batch(report: "BatchReport") -> None:

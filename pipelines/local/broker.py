@@ -96,6 +96,8 @@ class LocalBroker:
         Raises:
             BrokerError: the broker did not end.
         """
+        if not self.directory.is_dir():
+            return False
         with locked(self.directory / ".lock"):
             pid = self.pid()
             if pid is None:

@@ -1,6 +1,5 @@
 """Decides where a committed message goes: its Kafka topic, its partition, and the record that it becomes."""
 
-import re
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -8,10 +7,9 @@ from halfway.clients.reading.committed import CommittedMessage
 from halfway.pipelines.kafka.writer import ANY_PARTITION
 from halfway.pipelines.relay.positions import Refusal
 from halfway.schemas.headers import BORN_TIMESTAMP, KEYS, PGROUP, TAGS, TRANSACTION_ID, HeaderList
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import Settings, is_topic_name
 
 _KAFKAS_OWN = "__"
-_LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 class RelayedRecord(NamedTuple):
@@ -55,7 +53,7 @@ class Router:
             return Refusal.OWN_TOPIC, f"{topic} is one of Halfway's own topics: {remedy}"
         if topic.startswith(_KAFKAS_OWN):
             return Refusal.OWN_TOPIC, f"{topic} is one of Kafka's own topics: {remedy}"
-        if not _LEGAL.fullmatch(topic) or topic in (".", ".."):
+        if not is_topic_name(topic):
             return Refusal.NO_TOPIC, f"{topic!r} is no name of a Kafka topic: {remedy}"
         return None
 

@@ -79,10 +79,15 @@ def locked(path: Path, limit_s: float = _LOCK_LIMIT_S) -> Iterator[None]:
     """Wait for the lock on a file, and hold it until the block ends. The kernel drops it when the process dies.
 
     Raises:
-        SetupError: another process, which may be any that can read the file, has held it for longer than `limit_s`.
+        SetupError: another process, which may be any that can read the file, has held it for longer than `limit_s`; or
+            the file cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a")
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror}: run it in a folder that you can write, or set {ENV_HOME}") from None
+    with opened as file:
         deadline_s = monotonic() + limit_s
         while not _lock_at_once(file):
             if monotonic() > deadline_s:

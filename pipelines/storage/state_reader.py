@@ -59,7 +59,11 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     # Where Hadoop is configured, a path without a scheme may be on another file system.
     is_local = folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ)
     files = LocalFiles(folder) if folder is not None and is_local else HadoopFiles(session(), storage)
-    if not files.exist():
+    try:
+        exists = files.exist()
+    except (PySparkException, Py4JJavaError) as error:
+        raise HalfwayError(f"cannot read {storage.checkpoint}: {_first_line(error)}") from None
+    if not exists:
         raise _no_state(storage)
     for left in reversed(range(_TRIES)):
         batch_id = _chosen(files.batches(COMMITS), batches_ago)
@@ -70,10 +74,15 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
         except (PySparkException, Py4JJavaError, FileNotFoundError, LookupError, ValueError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _chosen(files.batches(COMMITS), batches_ago) == batch_id:
-                first_line = str(error).strip().partition("\n")[0]
-                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line}") from None
+                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {_first_line(error)}") from None
             log.info("event=state_read_again batch_id=%d", batch_id)
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
+
+
+def _first_line(error: Exception) -> str:
+    """Return what an error says; Py4J's own first line says only where it came from."""
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return text.strip().partition("\n")[0]
 
 
 def _no_state(storage: StorageSettings) -> HalfwayError:

@@ -45,7 +45,7 @@ SETTINGS: dict[str, object] = {
 }
 FAULTS = ("python workers killed", "service killed", "broker killed", "broker frozen", "job frozen", "driver killed anywhere")
 _SAMPLE_S = 10.0
-_BATCH = re.compile(r"event=batch .* seconds=([\d.]+) .* pending=(\d+) .* horizon_lag_ms=(\d+)")
+_BATCH = re.compile(r"event=batch .* seconds=([\d.]+) .* pending=(\d+) .* horizon_lag_ms=(-?\d+)")
 _MAY_GROW = {
     "batch_s": 1.3,
     "memory_mib": 1.2,

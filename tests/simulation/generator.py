@@ -1,7 +1,7 @@
 """Draws a history's actions from a seed.
 
-Each seed switches a random half of the features off (swarm testing): what is drawn seldom among everything is drawn
-often where little else is.
+Each seed switches a random half of the features off (swarm testing): a rare action is frequent where few others are
+left.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -103,6 +103,7 @@ def test_what_a_command_writes_is_for_its_user_alone() -> None:
 def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:
     result = CliRunner().invoke(app, ["broker", "stop"])
     assert (result.exit_code, result.output) == (0, f"the broker of {Path.cwd()}/.halfway/broker was not running\n")
+    assert not Path(".halfway").exists()
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,7 @@ def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:
         ["broker", "start", "--port", "many"],
         ["topics", "create", "--partitions", "0"],
         ["topics", "create", "--replication", "0"],
+        ["topics", "create", "--real", "orders", "--real", ""],
         ["topics", "create", "--set", "no-equals-sign"],
         ["topics", "create", "--set", "=1"],
         ["topics", "create", "--no-such-option"],
@@ -132,6 +134,9 @@ def test_wrong_usage_exits_with_code_2(arguments: list[str]) -> None:
             ["topics", "create", "--set", "state.bucket=3"],
             "error: --set state.bucket: unknown setting 'state.bucket'; did you",
         ),
+        (["topics", "create", "--set", "kafka.op_topic=a b"], "error: kafka.op_topic: the name of a topic has 1 to"),
+        (["topics", "create", "--set", "relay.allow=orders"], "error: relay.allow: expected JSON, such as"),
+        (["erase", "order-17", "--set", "kafka.bootstrap_servers=127.0.0.1:1"], "error: there is no table"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], error: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import typer
+from py4j import java_gateway
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.options import HalfwayGroup
@@ -72,6 +73,16 @@ def test_a_line_of_the_log_is_one_line_and_a_traceback_looks_like_none(
     assert all(line.startswith("  ") for line in traceback)
     before, after = SHOWN.split(r"\n")
     assert traceback[-2:] == [f"  ValueError: {before}", f"  {after}"]
+
+
+def test_what_py4j_raises_it_does_not_log_as_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A connection to the JVM that it makes anew, as after a signal, is a traceback of the root logger."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    log_to_stderr()
+    exec(compile("import logging\nlogging.info('Exception while sending command.')", java_gateway.__file__, "exec"))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("text", ["", "order-7", "größe", "日本", "a b", "🎉", r"\x1b"])

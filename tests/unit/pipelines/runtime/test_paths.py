@@ -19,3 +19,10 @@ def test_a_lock_that_a_reader_holds_is_refused_after_a_time(tmp_path: Path) -> N
             pass
     with locked(path, limit_s=0):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path, told = tmp_path / "file" / "broker" / ".lock", r"cannot write .*: Not a directory: .* or set HALFWAY_HOME$"
+    with pytest.raises(SetupError, match=told), locked(path):
+        pass
