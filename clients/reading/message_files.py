@@ -3,7 +3,7 @@
 # mypy: disable-error-code=import-untyped
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ class MessageFiles:
     """The table as it is at one version."""
 
     uri: str
-    _options: dict[str, str]
+    _options: dict[str, str] = field(repr=False)
     _table: DeltaTable
     _log: pa_fs.FileSystem
     _data: pa_fs.FileSystem
@@ -64,6 +64,8 @@ class MessageFiles:
         unknown = set(protocol.reader_features or ()) - _READER_FEATURES
         if protocol.min_reader_version not in (1, 3) or unknown:
             raise TableError(f"the table {uri} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
+        if table.metadata().partition_columns:
+            raise TableError(f"the table {uri} is partitioned, so that its files lack columns: read it with Spark")
         missing = set(MESSAGE_SCHEMA.names) - {field.name for field in table.schema().fields}
         if missing:
             raise TableError(
@@ -119,7 +121,7 @@ class MessageFiles:
 
     def _end_of(self, path: str) -> Bookmark | None:
         stored = pq.ParquetFile(self._data.open_input_file(path))
-        return last_in(complete(stored.read([name for name in ("epoch", "batch_id") if name in stored.schema_arrow.names])))
+        return last_in(complete(stored.read(_places_in(stored))))
 
     def _found_after(self, bookmark: Bookmark | None) -> list[dict[str, Any]]:
         """Return what the log says (_OF_FILE) of the files that may hold rows after a bookmark, or of all."""
@@ -134,14 +136,19 @@ class MessageFiles:
         self._data = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
         return rows
 
-    def pieces_of(self, file: MessageFile) -> list["Piece"]:
-        """Return the row groups of a file. Their rows are not read yet.
+    def pieces_of(self, file: MessageFile, bookmark: Bookmark | None) -> list["Piece"]:
+        """Return the row groups of a file that hold rows after a bookmark, or all. Their rows are not read yet.
 
         Raises:
             FileNotFoundError: the file was compacted, and has been deleted since.
         """
         stored = pq.ParquetFile(self._data.open_input_file(file.path))
-        return [Piece(_first_in(stored.metadata.row_group(number), file.first), stored, number) for number in range(stored.num_row_groups)]
+        pieces = [_piece_of(stored, number, file.first) for number in range(stored.num_row_groups)]
+        return [piece for piece in pieces if bookmark is None or piece.has_rows_after(bookmark)]
+
+
+def _places_in(stored: pq.ParquetFile) -> list[str]:
+    return [name for name in ("epoch", "batch_id") if name in stored.schema_arrow.names]
 
 
 def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
@@ -153,8 +160,19 @@ class Piece(NamedTuple):
     """A row group of a file, and a bookmark that none of its rows comes before."""
 
     first: Bookmark
+    last: Bookmark | None
+    """That of its last row; None if the statistics do not tell."""
     stored: pq.ParquetFile
     number: int
+
+    def has_rows_after(self, bookmark: Bookmark) -> bool:
+        """Return True if a row comes after a bookmark.
+
+        A compaction puts the rows of two epochs into one file, whose statistics do not tell where the later one ends.
+        Then this reads their epochs and batches alone: each look for news would read all of the file.
+        """
+        last = self.last or last_in(complete(self.stored.read_row_group(self.number, _places_in(self.stored))))
+        return last is not None and last > bookmark
 
     def rows(self) -> pa.Table:
         """Read the rows (MESSAGE_SCHEMA)."""
@@ -177,10 +195,11 @@ def _is_of_one_epoch(row: Mapping[str, Any]) -> bool:
     return epoch is not None and epoch == row["max.epoch"] and row["null_count.epoch"] == 0 and None not in batches
 
 
-def _first_in(group: pq.RowGroupMetaData, first: Bookmark) -> Bookmark:
-    """Return a bookmark that no row of a row group comes before; `first` is that of its file."""
+def _piece_of(stored: pq.ParquetFile, number: int, first: Bookmark) -> Piece:
+    """Return a row group; `first` is the bookmark of its file."""
+    group = stored.metadata.row_group(number)
     columns = {group.column(number).path_in_schema: group.column(number).statistics for number in range(group.num_columns)}
     epochs, batches = columns.get("epoch"), columns.get("batch_id")
     if not (epochs and batches and epochs.has_min_max and batches.has_min_max) or epochs.min != epochs.max or epochs.null_count:
-        return first
-    return Bookmark(epochs.min, batches.min)
+        return Piece(first, None, stored, number)
+    return Piece(Bookmark(epochs.min, batches.min), Bookmark(epochs.max, batches.max), stored, number)

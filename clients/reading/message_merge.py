@@ -3,7 +3,8 @@
 # mypy: disable-error-code=import-untyped
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,19 +32,20 @@ def merged(files: MessageFiles, position: Bookmark | None, wanted: Wanted) -> It
     """
     while True:
         buffer = _Buffer(position, wanted)
-        yield from _read_into(buffer, files, files.after(position))
+        yield from _read_into(buffer, files, position)
         if buffer.limit is None:
             return
         position = buffer.limit
 
 
-def _read_into(buffer: "_Buffer", files: MessageFiles, found: Iterable[MessageFile]) -> Iterator[MessageBatch]:
-    unread: list[tuple[Bookmark, int, MessageFile | Piece]] = [(file.first, number, file) for number, file in enumerate(found)]
+def _read_into(buffer: "_Buffer", files: MessageFiles, position: Bookmark | None) -> Iterator[MessageBatch]:
+    found = enumerate(files.after(position))
+    unread: list[tuple[Bookmark, int, MessageFile | Piece]] = [(file.first, number, file) for number, file in found]
     number = len(unread)
     while unread and not buffer.needs_nothing_from(unread[0][0]):
         _, _, part = heapq.heappop(unread)
         if isinstance(part, MessageFile):
-            for piece in files.pieces_of(part):
+            for piece in files.pieces_of(part, position):
                 number += 1
                 heapq.heappush(unread, (piece.first, number, piece))
             continue
@@ -159,7 +161,18 @@ def _size(rows: pa.Table) -> int:
 
 
 def _bytes_of(rows: pa.Table) -> pa.ChunkedArray:
-    return pc.add(pc.fill_null(pc.binary_length(rows["body"]), 0).cast(pa.int64()), _ROW_BYTES)
+    """Return about how many bytes each row has, with all that its producer may choose."""
+    lengths = [pc.fill_null(pc.binary_length(rows[name]), 0).cast(pa.int64()) for name in ("body", "keys", "tags")]
+    return reduce(pc.add, lengths, pc.add(_bytes_of_properties(rows["properties"]), _ROW_BYTES))
+
+
+def _bytes_of_properties(properties: pa.ChunkedArray) -> pa.ChunkedArray:
+    sizes = []
+    for maps in properties.chunks:
+        lengths = [pc.fill_null(pc.binary_length(texts), 0).cast(pa.int64()) for texts in (maps.keys, maps.items)]
+        before = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(pc.add(*lengths))]).take(maps.offsets)
+        sizes.append(pc.subtract(before[1:], before[:-1]))
+    return pa.chunked_array(sizes, pa.int64())
 
 
 def _ends(rows: pa.Table) -> list[int]:

@@ -180,17 +180,28 @@ class MessageReader:
         return files
 
     def _read(self, files: "MessageFiles", after: Bookmark | None) -> Iterator[MessageBatch]:
-        """Yield what a version of the table holds. A file that is gone was replaced: a newer version has its rows."""
-        position = after
-        for _ in range(_TRIES):
+        """Yield what a version of the table holds. A file that is gone was replaced: a newer version has its rows.
+
+        In a long read newer versions are looked for too: what was erased meanwhile is not to be read.
+        """
+        position, end, tries_left, looked_s = after, None, _TRIES, time.monotonic()
+        while tries_left:
             try:
                 for batch in self._merged(files, position, self._wanted):
-                    position = batch.bookmark
+                    position, tries_left = batch.bookmark, _TRIES
                     yield batch
+                    if end is not None and position >= end:
+                        return
+                    if time.monotonic() - looked_s >= _OPEN_AGAIN_S:
+                        looked_s = time.monotonic()
+                        if files.has_changed():
+                            end = end or files.end()  # What is appended while it is read is not to make it endless.
+                            break
+                else:
+                    return
             except FileNotFoundError:
-                files = self._open()
-            else:
-                return
+                tries_left -= 1
+            files = self._open()
         raise self._has_no_file()
 
     def warn_of_ahead(self, after: Bookmark, end: Bookmark | None) -> None:

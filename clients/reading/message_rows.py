@@ -13,10 +13,10 @@ _COLUMNS = {
     "transaction_id": pa.string(),
     "topic": pa.string(),
     "queue_id": pa.int32(),
-    "tags": pa.string(),
-    "keys": pa.string(),
-    "body": pa.binary(),
-    "properties": pa.map_(pa.string(), pa.string()),
+    "tags": pa.large_string(),
+    "keys": pa.large_string(),
+    "body": pa.large_binary(),
+    "properties": pa.map_(pa.large_string(), pa.large_string()),
     "producer_group": pa.string(),
     "born_at": pa.timestamp("us", "UTC"),
     "half_at": pa.timestamp("us", "UTC"),
@@ -31,7 +31,10 @@ _COLUMNS = {
     "batch_id": pa.int64(),
 }
 MESSAGE_SCHEMA = pa.schema(list(_COLUMNS.items()))
-"""The columns of `messages`. `tests/unit/clients/reading` compares them with those that the job writes."""
+"""The columns of `messages`. `tests/unit/clients/reading` compares them with those that the job writes.
+
+What producers may make long has offsets of 64 bits: a batch of the job may have more than 2 GiB of it.
+"""
 _ORDER = ("epoch", "batch_id", "op_partition", "op_offset", "half_partition", "half_offset")
 
 

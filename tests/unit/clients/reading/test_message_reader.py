@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from halfway.clients.reading import message_merge, message_reader
+from halfway.clients.reading import message_files, message_merge, message_reader
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_files import MessageFiles
 from halfway.clients.reading.message_reader import MessageReader
-from halfway.clients.reading.message_rows import MESSAGE_SCHEMA
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, complete
 from halfway.conf.loader import load_settings
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
@@ -36,8 +37,10 @@ def ids(batches: list[MessageBatch]) -> list[list[str]]:
 
 
 def test_the_columns_are_those_that_the_job_writes() -> None:
-    written = to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")
-    assert {field.name: field.type for field in written} == {field.name: field.type for field in MESSAGE_SCHEMA}
+    written = {field.name: field.type for field in to_arrow_schema(MESSAGES_SCHEMA, timezone="UTC")}
+    large = {"tags": pa.large_string(), "keys": pa.large_string(), "body": pa.large_binary()}
+    large["properties"] = pa.map_(large["keys"], large["keys"])
+    assert {**written, **large} == {field.name: field.type for field in MESSAGE_SCHEMA}
 
 
 def test_messages_are_typed_and_in_order(table: Path) -> None:
@@ -338,3 +341,76 @@ def test_a_message_that_was_erased_is_left_out(table: Path) -> None:
     batches = list(MessageReader(str(table), max_rows=1).read())
     assert [each for each in ids(batches) if each] == [["t2"]]
     assert batches[-1].bookmark == Bookmark(0, 1), "nothing is waited for"
+
+
+def test_a_message_that_is_erased_during_a_long_read_is_left_out(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_reader, "_OPEN_AGAIN_S", 0)
+    for batch_id in range(4):
+        append(table, [row((0, batch_id), batch_id)])
+    reading = MessageReader(str(table), max_rows=1).read()
+    assert ids([next(reading)]) == [["t0"]]
+    DeltaTable(str(table)).update(updates={"body": "NULL"}, predicate="transaction_id = 't2'")
+    append(table, [row((0, 4), 4)])
+    left = list(reading)
+    assert ids(left) == [["t1"], ["t3"]], "and what came after the read began is for the next one"
+    assert left[-1].bookmark == Bookmark(0, 3)
+
+
+def test_a_long_read_outlasts_any_number_of_vacuums(table: Path) -> None:
+    for batch_id in range(14):
+        append(table, [row((0, batch_id), batch_id)])
+    read = []
+    for batch in MessageReader(str(table), max_rows=1).read():
+        read.append(batch)
+        for later in range(batch.bookmark.batch_id + 1, 14):
+            DeltaTable(str(table)).update(updates={"check_times": "check_times + 1"}, predicate=f"batch_id = {later}")
+        DeltaTable(str(table)).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert ids(read) == [[f"t{batch_id}"] for batch_id in range(14)]
+
+
+def test_a_look_for_news_reads_no_file_whose_epochs_are_mixed(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after `--adopt` and a compaction: the file's largest batch is of the former epoch."""
+    for at in [(0, 8_000), (0, 9_000), (1, 0)]:
+        append(table, [row(at, sum(at))])
+    DeltaTable(str(table)).optimize.compact()
+    append(table, [row((1, 1), 2)])
+    read: list[int] = []
+    rows = message_files.Piece.rows
+    monkeypatch.setattr(message_files.Piece, "rows", lambda piece: read.append(1) or rows(piece))
+    assert ids(list(MessageReader(str(table)).read(after=Bookmark(1, 0)))) == [["t2"]]
+    assert len(read) == 1
+    assert len(DeltaTable(str(table)).file_uris()) == 2
+
+
+@pytest.mark.parametrize("column", ["topic", "epoch", "batch_id"])
+def test_a_partitioned_copy_of_the_table_is_refused(table: Path, column: str) -> None:
+    """Its files lack the column, so that all of its messages would be passed over in silence."""
+    write_deltalake(str(table), pa.Table.from_pylist([row((1, 1), 1)], schema=MESSAGE_SCHEMA), partition_by=[column])
+    with pytest.raises(TableError, match="is partitioned"):
+        MessageReader(str(table)).end()
+
+
+def test_tags_keys_and_properties_count_for_the_size_of_a_batch(table: Path) -> None:
+    long = "y" * 32_000
+    for batch_id in range(10):
+        own = [{"properties": [("p", long)]}, {"keys": long}, {"tags": long}, {"properties": [(long, None)]}]
+        append(table, [row((0, batch_id), 4 * batch_id + number, **changes) for number, changes in enumerate(own)])
+    sizes = [len(batch) for batch in MessageReader(str(table), max_bytes=300_000).read()]
+    assert sizes == [8, 8, 8, 8, 8]
+
+
+@pytest.mark.long  # It takes 5 GB.
+def test_a_batch_may_have_more_bytes_than_offsets_of_32_bits_can_tell() -> None:
+    """A backlog of 200,000 messages of 11 KiB in one batch of the job."""
+    buffer = message_merge._Buffer(None, Wanted(None, frozenset(), 10_000, 64 * 2**20))
+    rows = complete(pa.Table.from_pylist([row((0, 7), number, body=bytes(2**20)) for number in range(128)], schema=MESSAGE_SCHEMA))
+    for _ in range(17):
+        buffer.add(rows)
+    [batch] = buffer.rest()
+    assert len(batch) == 17 * 128
+    assert pc.sum(pc.binary_length(batch.to_arrow()["body"])).as_py() == 17 * 2**27
+
+
+def test_what_shows_a_reader_shows_no_credentials(table: Path) -> None:
+    append(table, [row((0, 0), 0)])
+    assert "hunter2" not in repr(MessageFiles.open(str(table), {"AWS_SECRET_ACCESS_KEY": "hunter2"}))
