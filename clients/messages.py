@@ -194,7 +194,7 @@ def refuse_reserved(properties: Mapping[str, str]) -> None:
             raise ValueError(f"property {name}: a transactional message cannot be delayed, RocketMQ loses or alters such messages")
         if name in RESERVED_NAMES:
             raise ValueError(f"property {name}: the name is reserved; topic, tags, keys and the like are arguments of the send")
-        if not name or "\0" in name:
+        if isinstance(name, str) and (not name or "\0" in name):  # `headers` refuses what is no str
             raise ValueError("the name of a property is empty or contains a NUL character")
 
 

@@ -293,8 +293,9 @@ class LocalTransaction:
             self._say(state)
         if state is LocalTransactionState.COMMIT:  # a hook that runs after the commit has raised it, or an answer was lost
             hide_parameters(error)
-            text = "event=committed_in_spite_of_an_error transaction_id=%r error=%s"
-            log.warning(text, self.transaction_id, type(error).__name__, exc_info=error)
+            log.warning(
+                "event=committed_in_spite_of_an_error transaction_id=%r error=%s", self.transaction_id, type(error).__name__, exc_info=error
+            )
         if state is LocalTransactionState.UNKNOWN and isinstance(error, Exception):
             raise OutcomeUnknownError(
                 f"the answer to the commit of transaction {self.transaction_id} was lost ({type(error).__name__}), and so was the "
