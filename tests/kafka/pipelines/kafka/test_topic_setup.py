@@ -251,5 +251,5 @@ def test_the_topics_of_consumers_are_created_with_the_brokers_defaults(names: Ma
         assert (fact["topic"], fact["partitions"], fact["created"]) == (real, 3, created)
     assert real in CliRunner().invoke(app, command).stdout
     refused = CliRunner().invoke(app, [*command[:3], "no topic", *command[4:]])
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert "refuses us: Broker: Invalid topic\n" in refused.stderr
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "'no topic' is no name of a Kafka topic" in refused.stderr
