@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code=import-untyped
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
@@ -19,6 +20,7 @@ from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 
 _START = Bookmark(0, 0)
+_NOT_SAID = re.compile(r"\x1b\[[\d;]*m|(?<=//)[^/@\s]*@")
 _OF_FILE = ["path", "size_bytes", "min.epoch", "max.epoch", "null_count.epoch", "min.batch_id", "max.batch_id"]
 _READER_FEATURES = {"v2Checkpoint", "timestampNtz", "vacuumProtocolCheck"}
 """What a table may ask of its readers. The others change what a data file means."""
@@ -48,7 +50,7 @@ class MessageFiles:
         """Open the table as it is now.
 
         Raises:
-            TableError: there is no table, or this version cannot read it.
+            TableError: there is no table, or this version cannot read it, or the store does not answer.
         """
         options = dict(storage_options)
         try:
@@ -58,8 +60,8 @@ class MessageFiles:
                 f"there is no table {uri} yet: run `halfway resolve`, which creates it; if the job runs in another folder, go there, "
                 "or set storage.warehouse"
             ) from None
-        except DeltaError as error:
-            raise TableError(f"the table {uri} cannot be read: {' '.join(str(error).split())}") from None
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the table {uri} cannot be read: {_said(error)}") from None
         protocol = table.protocol()
         unknown = set(protocol.reader_features or ()) - _READER_FEATURES
         if protocol.min_reader_version not in (1, 3) or unknown:
@@ -99,7 +101,7 @@ class MessageFiles:
         try:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableError(f"the log of {self.uri} cannot be read on: {' '.join(str(error).split())}") from None
+            raise TableError(f"the log of {self.uri} cannot be read on: {_said(error)}") from None
         if _commit_in(self._log, version) != self._commit:
             raise TableError(f"the log of {self.uri} is another one since version {version}")
         self._commit = _commit_in(self._log, self.version)
@@ -145,6 +147,11 @@ class MessageFiles:
         stored = pq.ParquetFile(self._data.open_input_file(file.path))
         pieces = [_piece_of(stored, number, file.first) for number in range(stored.num_row_groups)]
         return [piece for piece in pieces if bookmark is None or piece.has_rows_after(bookmark)]
+
+
+def _said(error: Exception) -> str:
+    """Return an error of delta-rs in one line, without the colours, and the login in the address of a store."""
+    return _NOT_SAID.sub("", " ".join(str(error).split()))
 
 
 def _places_in(stored: pq.ParquetFile) -> list[str]:

@@ -414,3 +414,13 @@ def test_a_batch_may_have_more_bytes_than_offsets_of_32_bits_can_tell() -> None:
 def test_what_shows_a_reader_shows_no_credentials(table: Path) -> None:
     append(table, [row((0, 0), 0)])
     assert "hunter2" not in repr(MessageFiles.open(str(table), {"AWS_SECRET_ACCESS_KEY": "hunter2"}))
+
+
+def test_a_store_that_does_not_answer_is_one_line_without_its_login() -> None:
+    address = {"AWS_ENDPOINT_URL": "http://user:hunter2@127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
+    options = {**address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "max_retries": "0"}
+    with pytest.raises(TableError) as caught:
+        MessageReader("s3://bucket/messages", storage_options=options).end()
+    assert str(caught.value).startswith("the table s3://bucket/messages cannot be read: ")
+    assert "hunter2" not in str(caught.value)
+    assert str(caught.value).isprintable()
