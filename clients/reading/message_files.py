@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.fs import DeltaStorageHandler
 
-from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, after, complete, last_in
+from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, PLACE, after, complete, last_in
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 
@@ -118,12 +118,9 @@ class MessageFiles:
             FileNotFoundError: a file was compacted, and has been deleted since.
         """
         rows = self._found_after(None)
-        ends = [Bookmark(row["max.epoch"], row["max.batch_id"]) if _is_of_one_epoch(row) else self._end_of(row["path"]) for row in rows]
-        return max((end for end in ends if end is not None), default=None)
-
-    def _end_of(self, path: str) -> Bookmark | None:
-        stored = pq.ParquetFile(self._data.open_input_file(path))
-        return last_in(complete(stored.read(_places_in(stored))))
+        told = [Bookmark(row["max.epoch"], row["max.batch_id"]) for row in rows if _is_of_one_epoch(row)]
+        others = [piece.end() for row in rows if not _is_of_one_epoch(row) for piece in self.pieces_of(_file_of(row), None)]
+        return max((end for end in (*told, *others) if end is not None), default=None)
 
     def _found_after(self, bookmark: Bookmark | None) -> list[dict[str, Any]]:
         """Return what the log says (_OF_FILE) of the files that may hold rows after a bookmark, or of all."""
@@ -146,16 +143,12 @@ class MessageFiles:
         """
         stored = pq.ParquetFile(self._data.open_input_file(file.path))
         pieces = [_piece_of(stored, number, file.first) for number in range(stored.num_row_groups)]
-        return [piece for piece in pieces if bookmark is None or piece.has_rows_after(bookmark)]
+        return [piece for piece in pieces if bookmark is None or ((end := piece.end()) is not None and end > bookmark)]
 
 
 def _said(error: Exception) -> str:
     """Return an error of delta-rs in one line, without the colours, and the login in the address of a store."""
     return _NOT_SAID.sub("", " ".join(str(error).split()))
-
-
-def _places_in(stored: pq.ParquetFile) -> list[str]:
-    return [name for name in ("epoch", "batch_id") if name in stored.schema_arrow.names]
 
 
 def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
@@ -172,14 +165,13 @@ class Piece(NamedTuple):
     stored: pq.ParquetFile
     number: int
 
-    def has_rows_after(self, bookmark: Bookmark) -> bool:
-        """Return True if a row comes after a bookmark.
+    def end(self) -> Bookmark | None:
+        """Return the bookmark of its last row; None if there are none.
 
         A compaction puts the rows of two epochs into one file, whose statistics do not tell where the later one ends.
         Then this reads their epochs and batches alone: each look for news would read all of the file.
         """
-        last = self.last or last_in(complete(self.stored.read_row_group(self.number, _places_in(self.stored))))
-        return last is not None and last > bookmark
+        return self.last or last_in(complete(self.stored.read_row_group(self.number, PLACE), PLACE))
 
     def rows(self) -> pa.Table:
         """Read the rows (MESSAGE_SCHEMA)."""

@@ -16,6 +16,9 @@ from halfway.schemas.bookmark import Bookmark
 
 _SEEN_PER_ROW = 100
 _ROW_BYTES = 200
+_BYTES = "bytes"
+_BUFFERED = MESSAGE_SCHEMA.append(pa.field(_BYTES, pa.int64()))
+"""Rows, and about how many bytes each has: computed once, as it is asked for again with each row group."""
 _OVERLAP = 4
 """So many batches of the largest size may be in memory before they are complete."""
 
@@ -62,7 +65,7 @@ class _Buffer:
     def __init__(self, position: Bookmark | None, wanted: Wanted) -> None:
         self._wanted = wanted
         self._from = self._yielded = self._reached = position
-        self._rows = MESSAGE_SCHEMA.empty_table()
+        self._rows = _BUFFERED.empty_table()
         self._seen = 0
         self.limit: Bookmark | None = None
         """Rows after it were left out, and must be read again; None if there are none."""
@@ -77,7 +80,8 @@ class _Buffer:
         if last is not None:
             self._reached = last if self._reached is None else max(self._reached, last)
         self._seen += rows.num_rows
-        self._rows = pa.concat_tables([self._rows, self._wanted.of(rows)])
+        wanted = self._wanted.of(rows)
+        self._rows = pa.concat_tables([self._rows, wanted.append_column(_BUFFERED.field(_BYTES), _bytes_of(wanted))])
 
     def is_full(self) -> bool:
         """Return True if there is enough for a batch, or if so much was not wanted that the bookmark must get on."""
@@ -116,14 +120,14 @@ class _Buffer:
     def _all(self, chunks: list[pa.Table]) -> Iterator[MessageBatch]:
         if self._reached is None or self._reached == self._yielded:
             return
-        *before, last = chunks or [MESSAGE_SCHEMA.empty_table()]
+        *before, last = chunks or [_BUFFERED.empty_table()]
         for chunk in before:
             yield self._batch(chunk, _last_of(chunk))
         yield self._batch(last, self._reached)
 
     def _batch(self, rows: pa.Table, bookmark: Bookmark) -> MessageBatch:
         self._yielded, self._seen = bookmark, 0
-        return MessageBatch(bookmark, rows)
+        return MessageBatch(bookmark, rows.drop_columns(_BYTES))
 
     def _is_enough(self, rows: pa.Table) -> bool:
         return bool(rows.num_rows >= self._wanted.max_rows or _size(rows) >= self._wanted.max_bytes)
@@ -152,12 +156,12 @@ def _is_from(rows: pa.Table, bookmark: Bookmark) -> pa.ChunkedArray:
 
 def _sizes(rows: pa.Table) -> list[int]:
     """Return about how many bytes the rows up to each one have."""
-    return list(pc.cumulative_sum(_bytes_of(rows)).to_pylist())
+    return list(pc.cumulative_sum(rows[_BYTES]).to_pylist())
 
 
 def _size(rows: pa.Table) -> int:
     """Return about how many bytes the rows have."""
-    return int(pc.sum(_bytes_of(rows)).as_py() or 0)
+    return int(pc.sum(rows[_BYTES]).as_py() or 0)
 
 
 def _bytes_of(rows: pa.Table) -> pa.ChunkedArray:

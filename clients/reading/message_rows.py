@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code=import-untyped
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -35,7 +36,9 @@ MESSAGE_SCHEMA = pa.schema(list(_COLUMNS.items()))
 
 What producers may make long has offsets of 64 bits: a batch of the job may have more than 2 GiB of it.
 """
-_ORDER = ("epoch", "batch_id", "op_partition", "op_offset", "half_partition", "half_offset")
+PLACE = ["epoch", "batch_id"]
+"""The columns of a row's bookmark."""
+_ORDER = (*PLACE, "op_partition", "op_offset", "half_partition", "half_offset")
 
 
 class Wanted(NamedTuple):
@@ -77,8 +80,9 @@ def in_order(rows: pa.Table) -> pa.Table:
     return rows.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in _ORDER]))
 
 
-def complete(rows: pa.Table) -> pa.Table:
-    """Return rows with all columns of MESSAGE_SCHEMA. Rows without `epoch` are of a table's first checkpoint."""
-    columns = [rows[name] if name in rows.column_names else pa.nulls(rows.num_rows, kind) for name, kind in _COLUMNS.items()]
-    rows = pa.table(columns, names=list(_COLUMNS)).cast(MESSAGE_SCHEMA)
+def complete(rows: pa.Table, names: Sequence[str] = MESSAGE_SCHEMA.names) -> pa.Table:
+    """Return rows with all these columns of MESSAGE_SCHEMA. Rows without `epoch` are of a table's first checkpoint."""
+    kinds = pa.schema([MESSAGE_SCHEMA.field(name) for name in names])
+    columns = [rows[kind.name] if kind.name in rows.column_names else pa.nulls(rows.num_rows, kind.type) for kind in kinds]
+    rows = pa.table(columns, names=names).cast(kinds)
     return rows.set_column(rows.schema.get_field_index("epoch"), MESSAGE_SCHEMA.field("epoch"), pc.fill_null(rows["epoch"], 0))

@@ -399,6 +399,17 @@ def test_tags_keys_and_properties_count_for_the_size_of_a_batch(table: Path) -> 
     assert sizes == [8, 8, 8, 8, 8]
 
 
+def test_the_size_of_a_row_is_computed_once(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With each small file that is added, all that waits would be looked at again."""
+    for batch_id in range(20):
+        append(table, [row((0, batch_id), batch_id)])
+    sized: list[int] = []
+    bytes_of = message_merge._bytes_of
+    monkeypatch.setattr(message_merge, "_bytes_of", lambda rows: sized.append(rows.num_rows) or bytes_of(rows))
+    assert sum(len(batch) for batch in MessageReader(str(table)).read()) == 20
+    assert sum(sized) == 20
+
+
 @pytest.mark.long  # It takes 5 GB.
 def test_a_batch_may_have_more_bytes_than_offsets_of_32_bits_can_tell() -> None:
     """A backlog of 200,000 messages of 11 KiB in one batch of the job."""
