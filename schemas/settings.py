@@ -37,25 +37,30 @@ def parse_duration_ms(value: object) -> int:
 
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
 PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
-def is_topic_name(name: str) -> bool:
-    """Return True if a topic of Kafka can have this name."""
-    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+def _matching(form: str, told: str) -> AfterValidator:
+    """Return a validator of texts of one form, whose error says it in words: pydantic's would be the expression."""
+
+    def verify(text: str) -> str:
+        if not re.fullmatch(form, text):
+            raise ValueError(told)
+        return text
+
+    return AfterValidator(verify)
 
 
-def _topic_name(name: str) -> str:
-    if not is_topic_name(name):
-        raise ValueError("the name of a topic has 1 to 249 letters of ASCII, digits, `.`, `_` or `-`")
-    return name
-
-
-Topic = Annotated[str, AfterValidator(_topic_name)]
+_TOPIC = r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}"
+Topic = Annotated[str, _matching(_TOPIC, "the name of a topic has 1 to 249 letters of ASCII, digits, `.`, `_` or `-`")]
 TopicOfGroup = Annotated[Mapping[str, Topic], BeforeValidator(by_group)]
 
 
 _ADDRESS = re.compile(r"(\[[\dA-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
+
+
+def is_topic_name(name: str) -> bool:
+    """Return True if a topic of Kafka can have this name."""
+    return re.fullmatch(_TOPIC, name) is not None
 
 
 def _addresses(servers: str | None) -> str | None:
@@ -159,12 +164,6 @@ def _absolute(location: str) -> str:
     return location if re.match(r"[a-z][a-z0-9+.-]*:", location, re.IGNORECASE) else str(Path(location).absolute())
 
 
-def _schema_name(name: str) -> str:
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)?", name):
-        raise ValueError("expected SCHEMA or CATALOG.SCHEMA")
-    return name
-
-
 Location = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]
 
 
@@ -178,7 +177,7 @@ class StorageSettings(SettingsGroup):
     model_config = ConfigDict(validate_default=True)
 
     warehouse: Location = ".halfway/warehouse"
-    catalog_schema: Annotated[str, AfterValidator(_schema_name)] | None = None
+    catalog_schema: Annotated[str, _matching(r"[\w-]+(\.[\w-]+)?", "expected SCHEMA or CATALOG.SCHEMA")] | None = None
     checkpoint: Location = ".halfway/checkpoint"
 
     @model_validator(mode="after")
@@ -205,16 +204,10 @@ class MetricsSettings(SettingsGroup):
 _read_names = parse_text('JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]')
 
 
-def _relay_name(name: str) -> str:
-    if not re.fullmatch(r"[\w.-]{1,100}", name):
-        raise ValueError("expected 1 to 100 letters, digits, `.`, `_` or `-`")
-    return name
-
-
 class RelaySettings(SettingsGroup):
     """Which committed messages `halfway relay` sends on, to which Kafka topics (docs/relay.md)."""
 
-    name: Annotated[str, AfterValidator(_relay_name)] = "relay"
+    name: Annotated[str, _matching(r"[\w.-]{1,100}", "expected 1 to 100 letters, digits, `.`, `_` or `-`")] = "relay"
     allow: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = ("*",)
     topics: Annotated[Mapping[str, str], BeforeValidator(_read_names)] = {}
     poll_interval: PositiveDurationMs = 100

@@ -1,7 +1,7 @@
 """What reaches the database of a service: SQLAlchemy, Django, or a function that makes DB-API connections."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -50,14 +50,10 @@ class DbApiDatabase:
         return _DbApiTransaction(self._connect())
 
     @contextmanager
-    def own_connection(self) -> Iterator[Any]:
-        """Lend a connection without a transaction."""
+    def idle_connection(self, _: Any = None) -> Iterator[Any]:
+        """Lend a new connection, without a transaction."""
         with closing(self._connect()) as connection:
             yield connection
-
-    def idle_connection(self, _: Any) -> AbstractContextManager[Any]:
-        """Lend a connection without a transaction."""
-        return self.own_connection()
 
 
 class _DbApiTransaction(MarkedTransaction):
@@ -130,7 +126,7 @@ class DjangoDatabase:
         return _DjangoTransaction(self._alias)
 
     @contextmanager
-    def own_connection(self) -> Iterator[Any]:
+    def idle_connection(self, _: Any = None) -> Iterator[Any]:
         """Lend a new connection: this thread's own one may be in a transaction."""
         wrapper = _django().connections[self._alias].copy()
         wrapper.ensure_connection()
@@ -138,10 +134,6 @@ class DjangoDatabase:
             yield wrapper.connection
         finally:
             wrapper.close()
-
-    def idle_connection(self, _: Any) -> AbstractContextManager[Any]:
-        """Lend a new connection."""
-        return self.own_connection()
 
 
 class _DjangoTransaction(MarkedTransaction):

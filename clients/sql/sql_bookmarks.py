@@ -61,7 +61,7 @@ class SqlBookmarks:
             ValueError: the database takes the name for that of another reader.
             Exception: of the driver, if the database cannot be reached, or the table cannot be created.
         """
-        with self._database.own_connection() as connection:
+        with self._database.idle_connection() as connection:
             look = partial(self._stored, connection)
             self._position = with_table(connection, _TABLE, _DDL, _LOCK_WAIT_MS, look)
         self._is_loaded = True

@@ -71,7 +71,7 @@ class SqlTransactions:
         Raises:
             Exception: of the driver, if the table is missing and cannot be created.
         """
-        with self._database.own_connection() as connection:
+        with self._database.idle_connection() as connection:
             self._mark = with_table(connection, TABLE, DDL, self._lock_wait_ms, partial(self._read_mark, connection))
 
     def begin(self, using: Any = None) -> DatabaseTransaction:
@@ -146,7 +146,7 @@ class SqlTransactions:
     def _find_out(self, transaction_id: str, born_at_ms: int) -> LocalTransactionState | None:
         """Return how a transaction ended; None if it is not of this table."""
         self._known_mark()
-        with self._database.own_connection() as connection:
+        with self._database.idle_connection() as connection:
             return self._look(connection, partial(self._decide, transaction_id, born_at_ms))
 
     def clean_up(self, using: Any = None) -> None:

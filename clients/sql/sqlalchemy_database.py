@@ -79,17 +79,21 @@ class SqlAlchemyDatabase:
         raise TypeError(f"{type_of(using)} is no Session or Connection of SQLAlchemy: pass one, or nothing for a new connection")
 
     @contextmanager
-    def idle_connection(self, using: Any) -> Iterator[Any]:
-        """Lend the DB-API connection of a Connection whose block has ended: the pool may have no second one."""
+    def idle_connection(self, using: Any = None) -> Iterator[Any]:
+        """Lend a DB-API connection without a transaction: that of a Connection, or else one of the pool's own.
+
+        Args:
+            using: what a block was given that has just ended. While it holds a connection, the pool may have no other.
+        """
         used = None if using is None else _synchronous(using)
         if used is None or hasattr(used, "flush") or used.closed or used.in_transaction():
-            with self.own_connection() as connection:
+            with self._pooled_connection() as connection:
                 yield connection
         else:
             yield used.connection.dbapi_connection
 
     @contextmanager
-    def own_connection(self) -> Iterator[Any]:
+    def _pooled_connection(self) -> Iterator[Any]:
         """Lend the DB-API connection of a pooled connection. After an error, which is SQLAlchemy's, it is thrown away.
 
         If the database has closed it, as in a restart, the pool replaces all others too, as SQLAlchemy would: they are

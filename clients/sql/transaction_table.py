@@ -26,8 +26,9 @@ class TransactionTable:
 
     def __init__(self, driver: Driver, connection: Any) -> None:
         """Use the connection. Begins and ends no transaction."""
-        self._connection, self._now_ms = connection, driver.now_ms
+        self._connection = connection
         row_id, state, born = (driver.parameter(name) for name in ("id", "state", "born_at_ms"))
+        self._select_now = f"SELECT {driver.now_ms}"
         self._select = f"SELECT state FROM {TABLE} WHERE id = {row_id}"
         self._select_born = f"SELECT born_at_ms FROM {TABLE} WHERE id = {row_id}"
         self._insert = f"INSERT INTO {TABLE} (id, state, born_at_ms) VALUES ({row_id}, {state}, {born})"
@@ -78,7 +79,7 @@ class TransactionTable:
         Both are one transaction. The note comes first, so that two instances clean up one after the other. The clock is
         the database's: that of one instance might be days ahead, and end the rows of all.
         """
-        [now_ms] = self._first(f"SELECT {self._now_ms}") or [0]
+        [now_ms] = self._first(self._select_now) or [0]
         born_before_ms = int(now_ms) - retention_s * 1000
         nth = self._first(self._nth_older, born_at_ms=born_before_ms, id=_CLEANED)
         before_ms = int(nth[0]) + 1 if nth else born_before_ms

@@ -53,7 +53,7 @@ def log_to_stderr() -> None:
     """Log to stderr, and nowhere else: a notebook and a wheel task of Databricks have handlers already."""
     handler = logging.StreamHandler()
     handler.setFormatter(_OneLine("%(asctime)s level=%(levelname)s %(message)s"))
-    # It logs what it raises too, with a page of Java, and each connection that it makes anew: by the root logger too.
+    # Py4J logs what it raises too, with a page of Java, and each connection that it makes anew, by the root logger.
     handler.addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 

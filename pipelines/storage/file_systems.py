@@ -112,8 +112,13 @@ def verify_folder_writable(spark: SparkSession, uri: str) -> None:
         file_system.create(path, True).close()
         file_system.delete(path, False)
     except Py4JJavaError as error:
-        cause = str(error.java_exception).splitlines()[0]
-        raise SetupError(f"{uri} cannot be written ({cause}): give the job's user access, or set another place") from None
+        raise SetupError(f"{uri} cannot be written ({first_line_of(error)}): give the job's user access, or set another place") from None
+
+
+def first_line_of(error: Exception) -> str:
+    """Return what an error says; Py4J's own first line says only where it came from."""
+    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+    return text.strip().partition("\n")[0]
 
 
 def _open(spark: SparkSession, uri: str) -> tuple[Any, Any]:

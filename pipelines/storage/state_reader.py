@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from halfway.pipelines.storage.file_systems import local_path, names_in, read_text
+from halfway.pipelines.storage.file_systems import first_line_of, local_path, names_in, read_text
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_files import is_known_format, stored_rows
@@ -62,7 +62,7 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     try:
         exists = files.exist()
     except (PySparkException, Py4JJavaError) as error:
-        raise HalfwayError(f"cannot read {storage.checkpoint}: {_first_line(error)}") from None
+        raise HalfwayError(f"cannot read {storage.checkpoint}: {first_line_of(error)}") from None
     if not exists:
         raise _no_state(storage)
     for left in reversed(range(_TRIES)):
@@ -74,15 +74,11 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
         except (PySparkException, Py4JJavaError, FileNotFoundError, LookupError, ValueError) as error:
             # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _chosen(files.batches(COMMITS), batches_ago) == batch_id:
-                raise HalfwayError(f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {_first_line(error)}") from None
+                raise HalfwayError(
+                    f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line_of(error)}"
+                ) from None
             log.info("event=state_read_again batch_id=%d", batch_id)
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
-
-
-def _first_line(error: Exception) -> str:
-    """Return what an error says; Py4J's own first line says only where it came from."""
-    text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-    return text.strip().partition("\n")[0]
 
 
 def _no_state(storage: StorageSettings) -> HalfwayError:
