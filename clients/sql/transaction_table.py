@@ -31,7 +31,9 @@ class TransactionTable:
         self._select_now = f"SELECT {driver.now_ms}"
         self._select = f"SELECT state FROM {TABLE} WHERE id = {row_id}"
         self._select_born = f"SELECT born_at_ms FROM {TABLE} WHERE id = {row_id}"
-        self._insert = f"INSERT INTO {TABLE} (id, state, born_at_ms) VALUES ({row_id}, {state}, {born})"
+        later = f"CASE WHEN {born} > {driver.now_ms} THEN {born} ELSE {driver.now_ms} END"
+        self._insert = f"INSERT INTO {TABLE} (id, state, born_at_ms) VALUES ({row_id}, {state}, {later})"
+        self._insert_note = f"INSERT INTO {TABLE} (id, state, born_at_ms) VALUES ({row_id}, {state}, {born})"
         self._update = f"UPDATE {TABLE} SET born_at_ms = {born} WHERE id = {row_id} AND born_at_ms < {born}"
         older = f"FROM {TABLE} WHERE born_at_ms < {born} AND id <> {row_id}"
         self._nth_older = f"SELECT born_at_ms {older} ORDER BY born_at_ms LIMIT 1 OFFSET {_LONGEST_CLEAN_UP}"
@@ -39,6 +41,9 @@ class TransactionTable:
 
     def insert(self, transaction_id: str, state: LocalTransactionState, born_at_ms: int) -> None:
         """Take the id's place. If a running transaction has taken it, wait for that transaction.
+
+        The row is born now by the database's clock, or later if `born_at_ms` is: it is kept for its time although the
+        clock of an instance is days off.
 
         Raises:
             IntegrityError: of the driver; a transaction that is committed has taken the place.
@@ -64,7 +69,7 @@ class TransactionTable:
         mark = self.stored_mark()
         if mark is None:
             number = secrets.randbits(32)
-            self.insert(_DATABASE, LocalTransactionState.UNKNOWN, _NEVER_MS + number)
+            self._note(_DATABASE, _NEVER_MS + number)
             mark = f"{number:08x}"
         return mark
 
@@ -84,10 +89,13 @@ class TransactionTable:
         nth = self._first(self._nth_older, born_at_ms=born_before_ms, id=_CLEANED)
         before_ms = int(nth[0]) + 1 if nth else born_before_ms
         if self.state_of(_CLEANED) is None:
-            self.insert(_CLEANED, LocalTransactionState.UNKNOWN, before_ms)
+            self._note(_CLEANED, before_ms)
         # Another instance may have come further since; this waits for it, and must not go back.
         self._run(self._update, id=_CLEANED, born_at_ms=before_ms)
         self._run(self._delete_older, id=_CLEANED, born_at_ms=before_ms)
+
+    def _note(self, row_id: str, number: int) -> None:
+        self._run(self._insert_note, id=row_id, state=str(LocalTransactionState.UNKNOWN), born_at_ms=number)
 
     def _first(self, statement: str, **values: object) -> list[Any] | None:
         cursor = self._run(statement, **values)

@@ -232,6 +232,17 @@ def test_a_clock_that_is_ahead_deletes_no_rows(shop: SqlWorld, monkeypatch: pyte
     assert shop.outbox.outcome_of(shop.outbox.new_id(), time.time_ns() // 1_000_000) is ROLLBACK
 
 
+def test_the_row_of_an_instance_whose_clock_is_behind_is_kept(shop: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next clean-up of any instance would end it, and a message whose COMMIT was lost would be discarded."""
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda now=time.time_ns: now() - 30 * 86_400 * 10**9)
+        transaction = shop.begin()
+    shop.order(transaction, "apples")
+    transaction.finish()
+    SqlTransactions(shop.given).clean_up()
+    assert ask(shop, transaction) is COMMIT
+
+
 @pytest.mark.parametrize("name", ["order-17", "A" * 32 + ".0", "a" * 31 + ".0", "a" * 32])
 def test_a_message_of_another_client_is_refused(shop: SqlWorld, name: str) -> None:
     with pytest.raises(SharedGroupError, match="producer group 'shop'"):
