@@ -88,23 +88,30 @@ class _DbApiTransaction(MarkedTransaction):
             self.connection.close()
 
 
-def _verify_ends(connection: Any) -> None:
+def _django() -> Any:
+    """Return `django.db`, which a service has only if it uses Django."""
+    return import_module("django.db")
+
+
+def _refuse_unended(connection: Any) -> None:
     """Refuse a connection in a transaction that no `atomic` ends: there a new one would be a mere savepoint.
 
-    A signal's exception in the first or last lines of `atomic` leaves it so, for all later blocks of the thread.
+    A signal's exception in the first or last lines of an `atomic` of the service's own leaves it so, for all later
+    blocks of the thread.
     """
-    if connection.in_atomic_block and not getattr(connection, "atomic_blocks", True):
-        connection.close()  # This rolls back, and `connect` forgets the blocks.
-        connection.connect()
+    if connection.in_atomic_block and not connection.atomic_blocks:
+        _close(connection)
         raise RolledBackError(
             "Django's connection was in a transaction that no `atomic` ends, as after an exception of a signal handler in its first or "
             "last lines. It could never commit, and is rolled back: run the block again"
         )
 
 
-def _django() -> Any:
-    """Return `django.db`, which a service has only if it uses Django."""
-    return import_module("django.db")
+def _close(connection: Any) -> None:
+    """Close a connection, whatever it knows of its transaction. This rolls back, and Django opens it again."""
+    connection.in_atomic_block, connection.closed_in_transaction, connection.atomic_blocks = False, False, []
+    with suppress(Exception):
+        connection.close()
 
 
 class DjangoDatabase:
@@ -139,14 +146,16 @@ class DjangoDatabase:
 class _DjangoTransaction(MarkedTransaction):
     def __init__(self, alias: str) -> None:
         self.connection = _django().connections[alias]
-        _verify_ends(self.connection)
+        _refuse_unended(self.connection)
         if not self.connection.in_atomic_block and not self.connection.get_autocommit():
             raise SettingsError(
                 "Django is not in autocommit mode, in which the end of a block would commit nothing: turn AUTOCOMMIT on, and leave it to "
                 "`transaction.atomic()` to begin transactions"
             )
+        self._is_outermost = not self.connection.in_atomic_block  # or else Django refuses it, or it is in that of a TestCase
         self._atomic = _django().transaction.atomic(using=alias, durable=True)
-        self._atomic.__enter__()
+        with self._closed_after_an_error():
+            self._atomic.__enter__()
         self._is_open = True
         self._depth = len(self.connection.savepoint_ids)
 
@@ -168,8 +177,9 @@ class _DjangoTransaction(MarkedTransaction):
     def commit(self, write: Callable[[], None]) -> None:
         write()
         self._verify_commits()
+        with self._closed_after_an_error():
+            self._atomic.__exit__(None, None, None)
         self._is_open = False
-        self._atomic.__exit__(None, None, None)
 
     def _verify_commits(self) -> None:
         """Refuse a block whose end Django would turn into a rollback, without an error."""
@@ -180,8 +190,20 @@ class _DjangoTransaction(MarkedTransaction):
             )
 
     def abandon(self) -> None:
-        if self._is_open:
-            self._is_open = False
+        if self._is_open and self._atomic in self.connection.atomic_blocks:
             error = RuntimeError("rolled back")
-            with suppress(Exception):
+            with suppress(Exception), self._closed_after_an_error():
+                if self.connection.atomic_blocks[-1] is not self._atomic:
+                    raise error  # A signal's exception has left one inside open, and Django would end that one.
                 self._atomic.__exit__(type(error), error, None)
+        self._is_open = False
+
+    @contextmanager
+    def _closed_after_an_error(self) -> Iterator[None]:
+        """Close the connection after an error of `atomic`: a signal's may leave it in any state for later blocks."""
+        try:
+            yield
+        except BaseException:
+            if self._is_outermost:
+                _close(self.connection)
+            raise

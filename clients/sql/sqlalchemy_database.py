@@ -72,11 +72,11 @@ class SqlAlchemyDatabase:
         if using is None:
             return _ConnectionTransaction(self._engine.connect(), is_ours=True)
         using = _synchronous(using)
-        if hasattr(using, "in_nested_transaction") and hasattr(using, "flush"):
+        if not hasattr(using, "in_nested_transaction"):
+            raise TypeError(f"{type_of(using)} is no Session or Connection of SQLAlchemy: pass one, or nothing for a new connection")
+        if hasattr(using, "flush"):
             return SessionTransaction(using)
-        if hasattr(using, "in_nested_transaction") and hasattr(using, "get_execution_options"):
-            return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
-        raise TypeError(f"{type_of(using)} is no Session or Connection of SQLAlchemy: pass one, or nothing for a new connection")
+        return _ConnectionTransaction(using, is_ours=LENT in using.get_execution_options())
 
     @contextmanager
     def idle_connection(self, using: Any = None) -> Iterator[Any]:
@@ -85,12 +85,16 @@ class SqlAlchemyDatabase:
         Args:
             using: what a block was given that has just ended. While it holds a connection, the pool may have no other.
         """
-        used = None if using is None else _synchronous(using)
+        used = _synchronous(using)
         if used is None or hasattr(used, "flush") or used.closed or used.in_transaction():
             with self._pooled_connection() as connection:
                 yield connection
-        else:
+            return
+        try:
             yield used.connection.dbapi_connection
+        except BaseException:
+            used.invalidate()  # What was set meanwhile, such as autocommit, is not for the service's next transaction.
+            raise
 
     @contextmanager
     def _pooled_connection(self) -> Iterator[Any]:

@@ -1,0 +1,139 @@
+"""A signal handler's exception at each line of what begins and ends a block spoils no later block of the service."""
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import sqlalchemy
+
+from halfway import LocalTransactionState, RolledBackError, SqlTransactions
+from halfway.testing import in_memory_halfway
+
+
+class Interrupted(BaseException):
+    """What the handler raises."""
+
+
+def interrupt(call: Callable[[], object], line: int, where: set[tuple[str, str]]) -> bool:
+    """Call, and raise Interrupted at the nth line that runs in these functions. Return False if there are fewer."""
+    left = [line]
+
+    def in_function(_: FrameType, event: str, __: Any) -> Any:
+        if event == "line":
+            left[0] -= 1
+            if left[0] == -1:
+                sys.settrace(None)
+                raise Interrupted
+        return in_function
+
+    def in_call(frame: FrameType, _: str, __: Any) -> Any:
+        code = frame.f_code
+        return in_function if (Path(code.co_filename).name, code.co_name) in where else None
+
+    sys.settrace(in_call)
+    try:
+        with suppress(Interrupted):
+            call()
+    finally:
+        sys.settrace(None)
+    return left[0] < 0
+
+
+IN_DJANGO = {
+    ("transaction.py", "__enter__"),
+    ("transaction.py", "__exit__"),
+    *(("base.py", name) for name in ("set_autocommit", "_start_transaction_under_autocommit", "commit", "_set_autocommit")),
+}
+
+
+@pytest.fixture
+def used(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Django's connection to SQLite, and a table of orders."""
+    import django.db
+
+    request.getfixturevalue("django_databases")
+
+    connection = django.db.connections["default"]
+    with connection.cursor() as cursor:
+        for name in ("orders", "halfway_transactions"):
+            cursor.execute(f"DROP TABLE IF EXISTS {name}")
+        cursor.execute("CREATE TABLE orders (item text)")
+    connection.close()
+    yield connection
+    connection.close()
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_after_an_exception_in_atomic_djangos_next_block_succeeds(used: Any, django_databases: Path, *, is_nested: bool) -> None:
+    from django.db.transaction import atomic
+
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(used, lock_wait_ms=50))
+
+        def order(item: str) -> None:
+            with producer.transaction() as tx:
+                if is_nested:
+                    with atomic():
+                        tx.execute("INSERT INTO orders VALUES (%s)", [item])
+                else:
+                    tx.execute("INSERT INTO orders VALUES (%s)", [item])
+                tx.send("orders", item.encode())
+
+        line = 0
+        while interrupt(lambda number=line: order(f"interrupted {number}"), line, IN_DJANGO):
+            try:
+                order(f"after {line}")
+            except RolledBackError:
+                order(f"after {line}")
+            line += 1
+        halfway.advance("1h")
+        sent = sorted(message.body.decode() for message in halfway.messages())
+    with sqlite3.connect(django_databases) as connection:
+        assert sent == sorted(item for [item] in connection.execute("SELECT item FROM orders"))
+    assert line > 50
+    assert {f"after {number}" for number in range(line)} <= set(sent)
+
+
+def test_after_an_exception_in_the_clean_up_the_services_connection_begins_transactions(tmp_path: Path) -> None:
+    """In autocommit mode, what the service rolls back would stay."""
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", pool_size=1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (item text)")
+    SqlTransactions(engine).create_table()
+    where = {("drivers.py", name) for name in ("short_transaction", "_begin_no_transactions")} | {("transaction_table.py", "clean_up")}
+    line, is_interrupted = 0, True
+    while is_interrupted:
+        with engine.connect() as connection:
+            is_interrupted = interrupt(lambda used=connection: SqlTransactions(engine).clean_up(used), line, where)
+            connection.exec_driver_sql("INSERT INTO orders VALUES ('apples')")
+            connection.rollback()
+        with engine.connect() as connection:
+            connection.exec_driver_sql("INSERT INTO orders VALUES ('pears')")
+            connection.rollback()
+            assert connection.exec_driver_sql("SELECT * FROM orders").all() == []
+        line += 1
+    assert line > 10
+    engine.dispose()
+
+
+def test_where_the_database_is_away_after_an_exception_in_atomic_a_later_block_succeeds(used: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db.transaction import atomic
+
+    outbox = SqlTransactions(used)
+    outbox.create_table()
+    left_open = atomic(durable=True)
+    left_open.__enter__()
+    used.atomic_blocks.pop()
+    with monkeypatch.context() as patch:
+        patch.setattr(used, "get_new_connection", lambda _: (_ for _ in ()).throw(sqlite3.OperationalError("away")))
+        with pytest.raises(RolledBackError, match="run the block again"):
+            outbox.begin()
+        with pytest.raises(Exception, match="away"):
+            outbox.begin()
+    outbox.begin().abandon()
+    assert outbox.outcome_of(outbox.new_id(), 2**42) is LocalTransactionState.ROLLBACK
