@@ -78,8 +78,9 @@ class GroupInstance:
         flush: Callable[[float], None] = lambda _: None,
     ) -> None:
         """Store the configuration. Does not connect."""
-        # Refuses a group that no half could name.
-        HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group).headers()
+        half = HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group)
+        half.headers()  # Refuses a group that no half could name.
+        group = half.producer_group  # Of a member of an enumeration, the consumer group would have another name.
         settings.servers()
         self.settings, self.group, self._limits = settings, group, limits
         self._on_served, self._flush = on_served, flush

@@ -194,7 +194,9 @@ def refuse_reserved(properties: Mapping[str, str]) -> None:
             raise ValueError(f"property {name}: a transactional message cannot be delayed, RocketMQ loses or alters such messages")
         if name in RESERVED_NAMES:
             raise ValueError(f"property {name}: the name is reserved; topic, tags, keys and the like are arguments of the send")
-        if isinstance(name, str) and (not name or "\0" in name):  # `headers` refuses what is no str
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a property is {type_of(name)}, and not a str")
+        if not name or "\0" in name:
             raise ValueError("the name of a property is empty or contains a NUL character")
 
 

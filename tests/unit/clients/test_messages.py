@@ -22,6 +22,7 @@ from halfway.schemas.headers import DELAY_HEADERS, MAX_INCARNATION, MAX_INT, MAX
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import RESERVED_NAMES, RecordError
 from halfway.schemas.settings import KafkaSettings
+from tests.support.client_world import Listener
 
 NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 
@@ -81,6 +82,12 @@ def test_a_member_of_an_enumeration_is_its_text() -> None:
     assert f"{message.topic}:{message.tags}" == "orders:orders"
 
 
+def test_a_group_that_is_a_member_of_an_enumeration_is_its_text() -> None:
+    """The halves would name it, and the consumer group would be another one, which the job takes for away (R15)."""
+    producer: TransactionProducer[None] = TransactionProducer(NOWHERE, Topic.ORDERS, Listener())
+    assert f"{producer._instance.group}" == "orders"
+
+
 def test_a_str_as_body_is_refused_with_what_to_send() -> None:
     with pytest.raises(TypeError, match=r"the body is a str, and Kafka stores bytes: send `text.encode\(\)`"):
         HalfMessage(transaction_id="t", topic="orders", body="3 apples", producer_group="g")  # type: ignore[arg-type]
@@ -136,6 +143,13 @@ def test_delays_are_refused_with_the_reason(name: str) -> None:
 @pytest.mark.parametrize("name", [*sorted(RESERVED_NAMES - set(DELAY_HEADERS)), "", "a\0b"])
 def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="property"):
+        refuse_reserved({name: "3"})
+
+
+@pytest.mark.parametrize("name", [b"CHECK_ID", b"", 7])
+def test_a_name_that_is_no_text_is_refused(name: Any) -> None:
+    """The name of a header is made from bytes, so that it would be a reserved one."""
+    with pytest.raises(TypeError, match=r"the name of a property is an? (bytes|int), and not a str"):
         refuse_reserved({name: "3"})
 
 
