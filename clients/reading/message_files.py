@@ -3,7 +3,8 @@
 # mypy: disable-error-code=import-untyped
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -20,7 +21,8 @@ from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 
 _START = Bookmark(0, 0)
-_NOT_SAID = re.compile(r"\x1b\[[\d;]*m|(?<=//)[^/@\s]*@")
+_COLOUR_OR_LOGIN = re.compile(r"\x1b\[[\d;]*m|(?<=//)[^/@:\s]*:[^/\s]*@")
+"""A login has a colon: in `abfss://container@account` there is none."""
 _OF_FILE = ["path", "size_bytes", "min.epoch", "max.epoch", "null_count.epoch", "min.batch_id", "max.batch_id"]
 _READER_FEATURES = {"v2Checkpoint", "timestampNtz", "vacuumProtocolCheck"}
 """What a table may ask of its readers. The others change what a data file means."""
@@ -31,6 +33,8 @@ class MessageFile(NamedTuple):
 
     first: Bookmark
     path: str
+    last: Bookmark | None
+    """That of its last row; None if the statistics do not tell."""
 
 
 @dataclass
@@ -52,26 +56,25 @@ class MessageFiles:
         Raises:
             TableError: there is no table, or this version cannot read it, or the store does not answer.
         """
-        options = dict(storage_options)
+        options, told = dict(storage_options), one_line(uri)
         try:
-            table = DeltaTable(uri, storage_options=options)
+            with storage_errors(uri):
+                table = DeltaTable(uri, storage_options=options)
         except TableNotFoundError:
             raise TableError(
-                f"there is no table {uri} yet: run `halfway resolve`, which creates it; if the job runs in another folder, go there, "
+                f"there is no table {told} yet: run `halfway resolve`, which creates it; if the job runs in another folder, go there, "
                 "or set storage.warehouse"
             ) from None
-        except (DeltaError, OSError) as error:
-            raise TableError(f"the table {uri} cannot be read: {_said(error)}") from None
         protocol = table.protocol()
         unknown = set(protocol.reader_features or ()) - _READER_FEATURES
         if protocol.min_reader_version not in (1, 3) or unknown:
-            raise TableError(f"the table {uri} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
+            raise TableError(f"the table {told} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
         if table.metadata().partition_columns:
-            raise TableError(f"the table {uri} is partitioned, so that its files lack columns: read it with Spark")
+            raise TableError(f"the table {told} is partitioned, so that its files lack columns: read it with Spark")
         missing = set(MESSAGE_SCHEMA.names) - {field.name for field in table.schema().fields}
         if missing:
             raise TableError(
-                f"the table {uri} was made by an earlier version, without {', '.join(sorted(missing))}: start the job, "
+                f"the table {told} was made by an earlier version, without {', '.join(sorted(missing))}: start the job, "
                 "`halfway resolve`, once with this version, which adds them"
             )
         store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
@@ -88,8 +91,13 @@ class MessageFiles:
         return int(self._table.version())
 
     def has_changed(self) -> bool:
-        """Return True if the log holds the next version. This is one look at one file."""
-        return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
+        """Return True if the log holds the next version. This is one look at one file.
+
+        Raises:
+            TableError: the store does not answer.
+        """
+        with storage_errors(self.uri):
+            return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
 
     def newer(self) -> Self:
         """Return the table as it is now, by the commits since this version.
@@ -101,29 +109,14 @@ class MessageFiles:
         try:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableError(f"the log of {self.uri} cannot be read on: {_said(error)}") from None
+            raise TableError(f"the log of {one_line(self.uri)} cannot be read on: {one_line(error)}") from None
         if _commit_in(self._log, version) != self._commit:
-            raise TableError(f"the log of {self.uri} is another one since version {version}")
+            raise TableError(f"the log of {one_line(self.uri)} is another one since version {version}")
         self._commit = _commit_in(self._log, self.version)
         return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
         """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks."""
-        return sorted(_file_of(row) for row in self._found_after(bookmark))
-
-    def end(self) -> Bookmark | None:
-        """Return the greatest bookmark of the rows; None if there are none.
-
-        Raises:
-            FileNotFoundError: a file was compacted, and has been deleted since.
-        """
-        rows = self._found_after(None)
-        told = [Bookmark(row["max.epoch"], row["max.batch_id"]) for row in rows if _is_of_one_epoch(row)]
-        others = [piece.end() for row in rows if not _is_of_one_epoch(row) for piece in self.pieces_of(_file_of(row), None)]
-        return max((end for end in (*told, *others) if end is not None), default=None)
-
-    def _found_after(self, bookmark: Bookmark | None) -> list[dict[str, Any]]:
-        """Return what the log says (_OF_FILE) of the files that may hold rows after a bookmark, or of all."""
         found = pa.table(self._table.get_add_actions(flatten=True))
         for name in set(_OF_FILE) - set(found.column_names):  # a table whose files have no statistics
             found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
@@ -133,22 +126,44 @@ class MessageFiles:
         # Without the sizes, delta-rs asks for each one, and holds Python's lock until the store has answered.
         sizes = {row["path"]: row["size_bytes"] for row in rows}
         self._data = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
-        return rows
+        return sorted(map(_file_of, rows))
 
-    def pieces_of(self, file: MessageFile, bookmark: Bookmark | None) -> list["Piece"]:
+    def end(self) -> Bookmark | None:
+        """Return the greatest bookmark of the rows; None if there are none.
+
+        Raises:
+            FileNotFoundError: a file was compacted, and has been deleted since.
+        """
+        ends = (
+            end for file in self.after(None) for end in ([file.last] if file.last else map(RowGroup.end, self.row_groups_of(file, None)))
+        )
+        return max((end for end in ends if end is not None), default=None)
+
+    def row_groups_of(self, file: MessageFile, bookmark: Bookmark | None) -> list["RowGroup"]:
         """Return the row groups of a file that hold rows after a bookmark, or all. Their rows are not read yet.
 
         Raises:
             FileNotFoundError: the file was compacted, and has been deleted since.
         """
         stored = pq.ParquetFile(self._data.open_input_file(file.path))
-        pieces = [_piece_of(stored, number, file.first) for number in range(stored.num_row_groups)]
-        return [piece for piece in pieces if bookmark is None or ((end := piece.end()) is not None and end > bookmark)]
+        groups = [_row_group_of(stored, number, file.first) for number in range(stored.num_row_groups)]
+        return [group for group in groups if bookmark is None or ((end := group.end()) is not None and end > bookmark)]
 
 
-def _said(error: Exception) -> str:
-    """Return an error of delta-rs in one line, without the colours, and the login in the address of a store."""
-    return _NOT_SAID.sub("", " ".join(str(error).split()))
+@contextmanager
+def storage_errors(uri: str) -> Iterator[None]:
+    """Raise a TableError for an error of delta-rs or its store, but for one that tells that there is no such file."""
+    try:
+        yield
+    except (FileNotFoundError, TableNotFoundError):
+        raise
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table {one_line(uri)} cannot be read: {one_line(error)}") from None
+
+
+def one_line(told: object) -> str:
+    """Return an error of delta-rs or an address in one line, without colours and without the login in it."""
+    return _COLOUR_OR_LOGIN.sub("", " ".join(str(told).split()))
 
 
 def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
@@ -156,7 +171,7 @@ def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
     return found
 
 
-class Piece(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group of a file, and a bookmark that none of its rows comes before."""
 
     first: Bookmark
@@ -168,8 +183,8 @@ class Piece(NamedTuple):
     def end(self) -> Bookmark | None:
         """Return the bookmark of its last row; None if there are none.
 
-        A compaction puts the rows of two epochs into one file, whose statistics do not tell where the later one ends.
-        Then this reads their epochs and batches alone: each look for news would read all of the file.
+        A compaction puts rows of two epochs into one file, and its statistics do not tell where the later one ends.
+        Then only the epochs and batches are read: otherwise each look for news would read the whole file.
         """
         return self.last or last_in(complete(self.stored.read_row_group(self.number, PLACE), PLACE))
 
@@ -185,20 +200,18 @@ def _may_be_after(epochs: pa.ChunkedArray, batches: pa.ChunkedArray, bookmark: B
 
 
 def _file_of(row: Mapping[str, Any]) -> MessageFile:
-    return MessageFile(Bookmark(row["min.epoch"], row["min.batch_id"]) if _is_of_one_epoch(row) else _START, row["path"])
+    """Return a file; `row` is what the log says of it (_OF_FILE)."""
+    epoch, first, last = row["min.epoch"], row["min.batch_id"], row["max.batch_id"]
+    if epoch is None or epoch != row["max.epoch"] or row["null_count.epoch"] or None in (row["null_count.epoch"], first, last):
+        return MessageFile(_START, row["path"], None)
+    return MessageFile(Bookmark(epoch, first), row["path"], Bookmark(epoch, last))
 
 
-def _is_of_one_epoch(row: Mapping[str, Any]) -> bool:
-    """Return True if the statistics of a file give the first and the last bookmark of its rows."""
-    epoch, batches = row["min.epoch"], (row["min.batch_id"], row["max.batch_id"])
-    return epoch is not None and epoch == row["max.epoch"] and row["null_count.epoch"] == 0 and None not in batches
-
-
-def _piece_of(stored: pq.ParquetFile, number: int, first: Bookmark) -> Piece:
+def _row_group_of(stored: pq.ParquetFile, number: int, first: Bookmark) -> RowGroup:
     """Return a row group; `first` is the bookmark of its file."""
     group = stored.metadata.row_group(number)
     columns = {group.column(number).path_in_schema: group.column(number).statistics for number in range(group.num_columns)}
     epochs, batches = columns.get("epoch"), columns.get("batch_id")
     if not (epochs and batches and epochs.has_min_max and batches.has_min_max) or epochs.min != epochs.max or epochs.null_count:
-        return Piece(first, None, stored, number)
-    return Piece(Bookmark(epochs.min, batches.min), Bookmark(epochs.max, batches.max), stored, number)
+        return RowGroup(first, None, stored, number)
+    return RowGroup(Bookmark(epochs.min, batches.min), Bookmark(epochs.max, batches.max), stored, number)

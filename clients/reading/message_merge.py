@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from halfway.clients.reading.committed import MessageBatch
-from halfway.clients.reading.message_files import MessageFile, MessageFiles, Piece
+from halfway.clients.reading.message_files import MessageFile, MessageFiles, RowGroup
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, after, in_order, last_in
 from halfway.schemas.bookmark import Bookmark
 
@@ -43,14 +43,14 @@ def merged(files: MessageFiles, position: Bookmark | None, wanted: Wanted) -> It
 
 def _read_into(buffer: "_Buffer", files: MessageFiles, position: Bookmark | None) -> Iterator[MessageBatch]:
     found = enumerate(files.after(position))
-    unread: list[tuple[Bookmark, int, MessageFile | Piece]] = [(file.first, number, file) for number, file in found]
+    unread: list[tuple[Bookmark, int, MessageFile | RowGroup]] = [(file.first, number, file) for number, file in found]
     number = len(unread)
     while unread and not buffer.needs_nothing_from(unread[0][0]):
         _, _, part = heapq.heappop(unread)
         if isinstance(part, MessageFile):
-            for piece in files.pieces_of(part, position):
+            for group in files.row_groups_of(part, position):
                 number += 1
-                heapq.heappush(unread, (piece.first, number, piece))
+                heapq.heappush(unread, (group.first, number, group))
             continue
         buffer.add(part.rows())
         if unread and buffer.is_full():
@@ -101,9 +101,9 @@ class _Buffer:
 
     def take(self, limit: Bookmark) -> Iterator[MessageBatch]:
         """Yield full batches of the rows before `limit`, of which all are there."""
-        complete = pc.invert(_is_from(self._rows, limit))
-        chunks = list(self._chunks(in_order(self._rows.filter(complete))))
-        left = [self._rows.filter(pc.invert(complete))]
+        is_complete = pc.invert(_is_from(self._rows, limit))
+        chunks = list(self._chunks(in_order(self._rows.filter(is_complete))))
+        left = [self._rows.filter(pc.invert(is_complete))]
         if self._reached is not None and self._reached < limit and self._seen >= _SEEN_PER_ROW * self._wanted.max_rows:
             yield from self._all(chunks)
         else:
@@ -137,7 +137,7 @@ class _Buffer:
         if not rows.num_rows:
             return
         rows = rows.combine_chunks()
-        sizes = _sizes(rows)
+        sizes = pc.cumulative_sum(rows[_BYTES]).to_pylist()
         begin = fits = 0
         for end in _ends(rows):
             before = sizes[begin - 1] if begin else 0
@@ -152,11 +152,6 @@ class _Buffer:
 def _is_from(rows: pa.Table, bookmark: Bookmark) -> pa.ChunkedArray:
     """Return for each row whether it comes at or after a bookmark."""
     return after(rows, Bookmark(bookmark.epoch, bookmark.batch_id - 1))
-
-
-def _sizes(rows: pa.Table) -> list[int]:
-    """Return about how many bytes the rows up to each one have."""
-    return list(pc.cumulative_sum(rows[_BYTES]).to_pylist())
 
 
 def _size(rows: pa.Table) -> int:

@@ -68,6 +68,7 @@ class MessageReader:
         self._options = dict(storage_options or {})
         self._wanted = message_rows.Wanted(topic, tags_in(tags), max_rows, max_bytes)
         self._open_files, self._merged = message_files.MessageFiles.open, message_merge.merged
+        self._storage_errors, self._told = message_files.storage_errors, message_files.one_line(self._uri)
         self._stopping = threading.Event()
         self._table_id: str | None = None
 
@@ -106,7 +107,7 @@ class MessageReader:
             TableError: there is no table, it was recreated since this reader's first look, or needs Spark to be read.
         """
         for _ in range(_TRIES):
-            with suppress(FileNotFoundError):  # It was replaced.
+            with suppress(FileNotFoundError), self._storage_errors(self._uri):  # A file that is not there was replaced.
                 return self._open().end()
         raise self._has_no_file()
 
@@ -173,7 +174,7 @@ class MessageReader:
         files = self._open_files(self._uri, self._options)
         if self._table_id not in (None, files.id):
             raise TableError(
-                f"the table {self._uri} was recreated since it was first read: bookmarks are of the former one. Begin with a new reader, "
+                f"the table {self._told} was recreated since it was first read: bookmarks are of the former one. Begin with a new reader, "
                 "and with a bookmark of this table or none"
             )
         self._table_id = files.id
@@ -182,23 +183,25 @@ class MessageReader:
     def _read(self, files: "MessageFiles", after: Bookmark | None) -> Iterator[MessageBatch]:
         """Yield what a version of the table holds. A file that is gone was replaced: a newer version has its rows.
 
-        In a long read newer versions are looked for too: what was erased meanwhile is not to be read.
+        In a long read newer versions are looked for too, between batches: what was erased meanwhile is not to be read.
+        Looking earlier, a slow read of a table that always changes would begin again and again.
         """
         position, end, tries_left, looked_s = after, None, _TRIES, time.monotonic()
         while tries_left:
             try:
-                for batch in self._merged(files, position, self._wanted):
-                    position, tries_left = batch.bookmark, _TRIES
-                    yield batch
-                    if end is not None and position >= end:
+                with self._storage_errors(self._uri):
+                    for batch in self._merged(files, position, self._wanted):
+                        position, tries_left = batch.bookmark, _TRIES
+                        yield batch
+                        if end is not None and position >= end:
+                            return
+                        if time.monotonic() - looked_s >= _OPEN_AGAIN_S:
+                            looked_s = time.monotonic()
+                            if files.has_changed():
+                                end = end or files.end()  # What is appended while it is read is not to make it endless.
+                                break
+                    else:
                         return
-                    if time.monotonic() - looked_s >= _OPEN_AGAIN_S:
-                        looked_s = time.monotonic()
-                        if files.has_changed():
-                            end = end or files.end()  # What is appended while it is read is not to make it endless.
-                            break
-                else:
-                    return
             except FileNotFoundError:
                 tries_left -= 1
             files = self._open()
@@ -211,7 +214,7 @@ class MessageReader:
             after: the bookmark.
             end: that of the table's last message; None if it holds none.
         """
-        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._uri)
+        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._told)
 
     def _look_if_ahead(self, after: Bookmark) -> None:
         end = self.end()
@@ -220,8 +223,8 @@ class MessageReader:
 
     def _has_no_file(self) -> TableError:
         return TableError(
-            f"the table {self._uri} names a data file that does not exist: something other than VACUUM has deleted it, such as a lifecycle "
-            "rule of the store. Restore the file, and read on from the last bookmark"
+            f"the table {self._told} names a data file that does not exist: something other than VACUUM has deleted it, such as a "
+            "lifecycle rule of the store. Restore the file, and read on from the last bookmark"
         )
 
 

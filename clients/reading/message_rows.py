@@ -10,28 +10,29 @@ import pyarrow.compute as pc
 
 from halfway.schemas.bookmark import Bookmark
 
-_COLUMNS = {
-    "transaction_id": pa.string(),
-    "topic": pa.string(),
-    "queue_id": pa.int32(),
-    "tags": pa.large_string(),
-    "keys": pa.large_string(),
-    "body": pa.large_binary(),
-    "properties": pa.map_(pa.large_string(), pa.large_string()),
-    "producer_group": pa.string(),
-    "born_at": pa.timestamp("us", "UTC"),
-    "half_at": pa.timestamp("us", "UTC"),
-    "committed_at": pa.timestamp("us", "UTC"),
-    "check_times": pa.int32(),
-    "incarnation": pa.int32(),
-    "half_partition": pa.int32(),
-    "half_offset": pa.int64(),
-    "op_partition": pa.int32(),
-    "op_offset": pa.int64(),
-    "epoch": pa.int32(),
-    "batch_id": pa.int64(),
-}
-MESSAGE_SCHEMA = pa.schema(list(_COLUMNS.items()))
+MESSAGE_SCHEMA = pa.schema(
+    {
+        "transaction_id": pa.string(),
+        "topic": pa.string(),
+        "queue_id": pa.int32(),
+        "tags": pa.large_string(),
+        "keys": pa.large_string(),
+        "body": pa.large_binary(),
+        "properties": pa.map_(pa.large_string(), pa.large_string()),
+        "producer_group": pa.string(),
+        "born_at": pa.timestamp("us", "UTC"),
+        "half_at": pa.timestamp("us", "UTC"),
+        "committed_at": pa.timestamp("us", "UTC"),
+        "check_times": pa.int32(),
+        "incarnation": pa.int32(),
+        "half_partition": pa.int32(),
+        "half_offset": pa.int64(),
+        "op_partition": pa.int32(),
+        "op_offset": pa.int64(),
+        "epoch": pa.int32(),
+        "batch_id": pa.int64(),
+    }
+)
 """The columns of `messages`. `tests/unit/clients/reading` compares them with those that the job writes.
 
 What producers may make long has offsets of 64 bits: a batch of the job may have more than 2 GiB of it.

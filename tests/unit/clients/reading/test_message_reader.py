@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pa_fs
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from halfway.clients.reading import message_files, message_merge, message_reader
@@ -375,8 +378,8 @@ def test_a_look_for_news_reads_no_file_whose_epochs_are_mixed(table: Path, monke
     DeltaTable(str(table)).optimize.compact()
     append(table, [row((1, 1), 2)])
     read: list[int] = []
-    rows = message_files.Piece.rows
-    monkeypatch.setattr(message_files.Piece, "rows", lambda piece: read.append(1) or rows(piece))
+    rows = message_files.RowGroup.rows
+    monkeypatch.setattr(message_files.RowGroup, "rows", lambda group: read.append(1) or rows(group))
     assert ids(list(MessageReader(str(table)).read(after=Bookmark(1, 0)))) == [["t2"]]
     assert len(read) == 1
     assert len(DeltaTable(str(table)).file_uris()) == 2
@@ -427,11 +430,35 @@ def test_what_shows_a_reader_shows_no_credentials(table: Path) -> None:
     assert "hunter2" not in repr(MessageFiles.open(str(table), {"AWS_SECRET_ACCESS_KEY": "hunter2"}))
 
 
-def test_a_store_that_does_not_answer_is_one_line_without_its_login() -> None:
-    address = {"AWS_ENDPOINT_URL": "http://user:hunter2@127.0.0.1:1", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "x"}
-    options = {**address, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "max_retries": "0"}
+UNREACHABLE = {"AWS_ALLOW_HTTP": "true", "AWS_REGION": "x", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "max_retries": "0"}
+
+
+@pytest.mark.parametrize("login", ["user:hunter2", "user:hun@hunter2"])
+def test_a_store_that_does_not_answer_is_one_line_without_its_login(table: Path, login: str) -> None:
+    options = {**UNREACHABLE, "AWS_ENDPOINT_URL": f"http://{login}@127.0.0.1:1"}
+    append(table, [row((0, 0), 0)])
+    opened = MessageFiles.open(str(table), {})
+    opened._log = pa_fs.PyFileSystem(DeltaStorageHandler("s3://bucket/messages", options))
+    for look in (MessageReader("s3://bucket/messages", storage_options=options).end, opened.has_changed):
+        with pytest.raises(TableError) as caught:
+            look()
+        assert re.match("the table [^ ]*/messages cannot be read: ", str(caught.value))
+        assert "hunter2" not in str(caught.value)
+        assert str(caught.value).isprintable()
+
+
+def test_an_error_while_reading_is_one_line_without_a_login(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise OSError("\x1b[31mno answer from\nhttp://user:hunter2@store/messages")
+
+    append(table, [row((0, 0), 0)])
+    monkeypatch.setattr(message_files.RowGroup, "rows", fail)
+    with pytest.raises(TableError, match=r"cannot be read: no answer from http://store/messages$"):
+        list(MessageReader(str(table)).read())
+
+
+def test_the_login_in_the_address_of_a_table_is_not_said() -> None:
     with pytest.raises(TableError) as caught:
-        MessageReader("s3://bucket/messages", storage_options=options).end()
-    assert str(caught.value).startswith("the table s3://bucket/messages cannot be read: ")
+        MessageReader("https://user:hunter2@127.0.0.1:1/messages").end()
     assert "hunter2" not in str(caught.value)
-    assert str(caught.value).isprintable()
+    assert "https://127.0.0.1:1/messages" in str(caught.value)
