@@ -95,7 +95,7 @@ planted: setup ## plant defects into the product one at a time, and print which 
 	@$(PY) -m tests.simulation.planted
 
 kills: N := 1000
-kills: jars ## kill a consumer, and a service on each database, N times (1000), and compare what both have (DATABASES, SEED)
+kills: jars ## kill N consumers (1000), then N services on each database, and compare orders with messages (DATABASES, SEED)
 	@$(PY) -m tests.kills --kills $(N) --seed $(SEED) $(if $(DATABASES),--databases $(DATABASES))
 
 soak: jars ## run an hour of traffic with a fault every five minutes; fails if anything is lost or grows

@@ -168,7 +168,7 @@ class GroupRecords:
         self.roll_back(sender, messages, f"the half was not acknowledged: {cause}")
 
     def confirmed(
-        self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str, in_doubt: str = ""
+        self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str, in_doubt: str
     ) -> list[StoredHalf]:
         """Return the halves that are stored. If one has failed, roll back those that are stored, or may be.
 

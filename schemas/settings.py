@@ -55,12 +55,12 @@ Topic = Annotated[str, _matching(_TOPIC, "the name of a topic has 1 to 249 lette
 TopicOfGroup = Annotated[Mapping[str, Topic], BeforeValidator(by_group)]
 
 
-_ADDRESS = re.compile(r"(\[[\dA-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
-
-
 def is_topic_name(name: str) -> bool:
     """Return True if a topic of Kafka can have this name."""
     return re.fullmatch(_TOPIC, name) is not None
+
+
+_ADDRESS = re.compile(r"(\[[\dA-Fa-f:.%\w]+\]|[\w.-]+):(\d{1,5})")
 
 
 def _addresses(servers: str | None) -> str | None:
@@ -209,7 +209,7 @@ class RelaySettings(SettingsGroup):
 
     name: Annotated[str, _matching(r"[\w.-]{1,100}", "expected 1 to 100 letters, digits, `.`, `_` or `-`")] = "relay"
     allow: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = ("*",)
-    topics: Annotated[Mapping[str, str], BeforeValidator(_read_names)] = {}
+    topics: Annotated[Mapping[str, Topic], BeforeValidator(_read_names)] = {}
     poll_interval: PositiveDurationMs = 100
     retry_interval: PositiveDurationMs = 10_000
     transaction_timeout: Annotated[int, BeforeValidator(parse_duration_ms), Field(ge=1_000, le=900_000)] = 60_000

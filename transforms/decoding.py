@@ -1,7 +1,7 @@
 """Decodes Kafka records to events: each record is a half, an op, a tick, a lost notice, or broken (R14).
 
 Works on columns: each check looks at all records of a batch at once. Only what is rare is looked at record by record:
-ticks, broken records, and records whose signature is verified.
+ticks, broken records, and records whose signature is verified. `schemas/records.py` has the same limits for clients.
 """
 
 import json

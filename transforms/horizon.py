@@ -88,7 +88,7 @@ class Clock:
     sizes: Times = field(default_factory=lambda: {source: {} for source in Source})
     """How many partitions the topic has, as the latest tick of each partition says. The greatest number counts."""
     latest: LatestTick = field(default_factory=LatestTick)
-    """The latest tick of all, which says which groups are away (R15)."""
+    """The latest tick of all, which says which groups are away or behind (R15)."""
     floor: Floor = field(default_factory=Floor)
 
     def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
@@ -117,7 +117,7 @@ class Clock:
         return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor=Floor(horizon_ms, read_mark_ms))
 
     def absent_groups(self) -> frozenset[str]:
-        """Return the producer groups that are away, as the latest tick says (R15)."""
+        """Return the producer groups that are away or behind, as the latest tick says (R15)."""
         return frozenset(self.latest.absent_groups)
 
     def partitions_of(self, source: Source) -> int:

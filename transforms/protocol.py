@@ -341,12 +341,13 @@ class _Resolver:
         """Check, discard or put off a pending half."""
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
-        is_late = horizon_ms >= rules.expiry_ms(known.half)  # R8
-        was_last_called = known.checked_ms >= max(0, rules.expiry_ms(known.half))
+        expiry_ms = rules.expiry_ms(known.half)
+        is_late = horizon_ms >= expiry_ms  # R8
+        was_last_called = known.checked_ms >= max(0, expiry_ms)  # Not -1, which is never: a half of before 1970 expires earlier.
         # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
         has_waited = is_late and known.put_off_ms <= asked_ms
         # What was counted under a shorter retention was not past this age.
-        late_put_offs = known.late_put_offs if known.put_off_ms >= rules.expiry_ms(known.half) else 0
+        late_put_offs = known.late_put_offs if known.put_off_ms >= expiry_ms else 0
         is_expired = has_waited and late_put_offs >= rules.check_max if is_away else is_late and was_last_called
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
         if is_away and not is_expired:  # R15

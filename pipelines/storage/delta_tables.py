@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from halfway.pipelines.storage.file_systems import on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
-from halfway.pipelines.storage.state_reader import batches_in
+from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.errors import OwnershipError, SetupError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import StorageSettings
@@ -134,7 +134,7 @@ def verify_exists(spark: SparkSession, storage: StorageSettings, table: Table) -
         OwnershipError: the checkpoint has run, so that the table is gone, or elsewhere.
     """
     if not table_exists(spark, storage, table):
-        has_run = bool(batches_in(spark, storage, OFFSETS))
+        has_run = bool(HadoopFiles(spark, storage).batches(OFFSETS))
         raise missing_table(storage, table_name(storage, table), has_run=has_run)
 
 

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.storage.delta_tables import Owner, last_appended, owner_at_append, owner_of, table_exists, table_name
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
-from halfway.pipelines.storage.state_reader import batches_in
+from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
@@ -60,7 +60,7 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,
-        last_batch_id=max(batches_in(spark, storage, OFFSETS), default=None),
+        last_batch_id=max(HadoopFiles(spark, storage).batches(OFFSETS), default=None),
         tables=owners,
     )
 

@@ -48,7 +48,8 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     """Return the state after the last committed batch.
 
     Args:
-        session: returns the session. Not called if the checkpoint is on the local disk.
+        session: returns the session. Called only if the checkpoint is not on the local disk, or Spark has written it in
+            an unknown format.
         storage: the job's storage settings.
         batches_ago: go back this many batches, or to the oldest one that is kept.
 
@@ -120,7 +121,7 @@ class HadoopFiles:
 
     def batches(self, of: str) -> list[int]:
         """Return the ids of the batches in a folder, OFFSETS or COMMITS, in order."""
-        return batches_in(self.spark, self.storage, of)
+        return batch_ids(names_in(self.spark, checkpoint_file(self.storage, of)))
 
     def text(self, name: str) -> str | None:
         """Return what a file holds; None if it does not exist."""
@@ -153,11 +154,6 @@ def _chosen(batches: list[int], batches_ago: int) -> int | None:
     return batches[max(0, len(batches) - 1 - batches_ago)] if batches else None
 
 
-def batches_in(spark: SparkSession, storage: StorageSettings, folder: str) -> list[int]:
-    """Return the ids of the batches in one of Spark's folders of the checkpoint, in order."""
-    return batch_ids(names_in(spark, checkpoint_file(storage, folder)))
-
-
 def batch_ids(names: Iterable[str]) -> list[int]:
     """Return the ids of batches, in order, from the names in one of Spark's folders: a file is called by its batch."""
     return sorted(int(name) for name in names if name.isdecimal())
@@ -178,7 +174,7 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     Raises:
         HalfwayError: the job has not finished a batch with this checkpoint.
     """
-    batch_id = _chosen(batches_in(spark, storage, COMMITS), 0)
+    batch_id = _chosen(HadoopFiles(spark, storage).batches(COMMITS), 0)
     if batch_id is None:
         raise _no_state(storage)
     return _states(spark, storage, batch_id)

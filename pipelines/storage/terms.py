@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.storage.file_systems import write_json
 from halfway.pipelines.storage.manifest import checkpoint_file, read_checkpoint_file
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.state_reader import COMMITS, batches_in
+from halfway.pipelines.storage.state_reader import COMMITS, HadoopFiles
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
 
@@ -32,11 +32,12 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
             damaged.
     """
     storage = settings.storage
-    planned = max(batches_in(spark, storage, OFFSETS), default=-1)
+    files = HadoopFiles(spark, storage)
+    planned = max(files.batches(OFFSETS), default=-1)
     stored = _read(spark, storage)
     kept = [each for each in stored if each["since_batch"] <= planned][-1:]
     now = {"since_batch": planned + 1, "signing": settings.kafka.signing.fingerprint(), **_deciding(settings.resolution)}
-    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and planned not in batches_in(spark, storage, COMMITS):
+    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and planned not in files.batches(COMMITS):
         raise OwnershipError(
             f"batch {planned} of {storage.checkpoint} began under other kafka.signing settings and is to be repeated: set them back, run "
             "`halfway resolve --available-now` once, and change them then"
