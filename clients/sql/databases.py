@@ -1,5 +1,6 @@
 """What reaches the database of a service: SQLAlchemy, Django, or a function that makes DB-API connections."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from importlib import import_module
@@ -108,10 +109,25 @@ def _refuse_unended(connection: Any) -> None:
 
 
 def _close(connection: Any) -> None:
-    """Close a connection, whatever it knows of its transaction. This rolls back, and Django opens it again."""
-    connection.in_atomic_block, connection.closed_in_transaction, connection.atomic_blocks = False, False, []
+    """Close a connection of any thread, whatever it knows of its transaction. It is rolled back, and opened anew later."""
     with suppress(Exception):
-        connection.close()
+        connection.connection.rollback()
+    connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
+    connection.atomic_blocks, connection.savepoint_ids = [], []
+    connection.inc_thread_sharing()
+    try:
+        with suppress(Exception):
+            connection.close()
+            if connection.connection is not None:  # SQLite in memory, which Django leaves open
+                connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
+    finally:
+        connection.dec_thread_sharing()
+
+
+def _close_if_in(atomic: Any, connection: Any) -> None:
+    """Close a connection if nobody is left to end this `atomic`: all that came later would never commit."""
+    if atomic in connection.atomic_blocks:
+        _close(connection)
 
 
 class DjangoDatabase:
@@ -153,7 +169,8 @@ class _DjangoTransaction(MarkedTransaction):
                 "`transaction.atomic()` to begin transactions"
             )
         self._is_outermost = not self.connection.in_atomic_block  # or else Django refuses it, or it is in that of a TestCase
-        self._atomic = _django().transaction.atomic(using=alias, durable=True)
+        self._alias, self._atomic = alias, _django().transaction.atomic(using=alias, durable=True)
+        weakref.finalize(self, _close_if_in, self._atomic, self.connection).atexit = False
         with self._closed_after_an_error():
             self._atomic.__enter__()
         self._is_open = True
@@ -182,7 +199,9 @@ class _DjangoTransaction(MarkedTransaction):
         self._is_open = False
 
     def _verify_commits(self) -> None:
-        """Refuse a block whose end Django would turn into a rollback, without an error."""
+        """Refuse a block whose end Django would turn into a rollback, or into that of another thread's transaction."""
+        if not self._is_in_its_thread():
+            raise RolledBackError("the block began in another thread, whose connection Django does not commit here: end it where it began")
         if self.connection.needs_rollback:
             raise RolledBackError(
                 "Django rolls this block back, after an error of the database that the block has caught, or after set_rollback(True). "
@@ -190,13 +209,18 @@ class _DjangoTransaction(MarkedTransaction):
             )
 
     def abandon(self) -> None:
-        if self._is_open and self._atomic in self.connection.atomic_blocks:
+        if self._is_open and not self._is_in_its_thread():
+            _close_if_in(self._atomic, self.connection)
+        elif self._is_open and self._atomic in self.connection.atomic_blocks:
             error = RuntimeError("rolled back")
             with suppress(Exception), self._closed_after_an_error():
                 if self.connection.atomic_blocks[-1] is not self._atomic:
                     raise error  # A signal's exception has left one inside open, and Django would end that one.
                 self._atomic.__exit__(type(error), error, None)
         self._is_open = False
+
+    def _is_in_its_thread(self) -> bool:
+        return _django().connections[self._alias] is self.connection
 
     @contextmanager
     def _closed_after_an_error(self) -> Iterator[None]:

@@ -92,8 +92,10 @@ class SqlAlchemyDatabase:
             return
         try:
             yield used.connection.dbapi_connection
-        except BaseException:
-            used.invalidate()  # What was set meanwhile, such as autocommit, is not for the service's next transaction.
+        except BaseException as error:
+            # What a signal or a cancellation leaves set, such as autocommit, is not for the service's next transaction.
+            if not isinstance(error, self._engine.dialect.dbapi.Error):
+                used.invalidate()
             raise
 
     @contextmanager

@@ -1,8 +1,9 @@
-"""A signal handler's exception at each line of what begins and ends a block spoils no later block of the service."""
+"""What no line of a service's own says: signals at each line of what begins and ends a block, and other threads."""
 
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -12,6 +13,7 @@ import pytest
 import sqlalchemy
 
 from halfway import LocalTransactionState, RolledBackError, SqlTransactions
+from halfway.clients.sql.databases import _refuse_unended
 from halfway.testing import in_memory_halfway
 
 
@@ -24,7 +26,7 @@ def interrupt(call: Callable[[], object], line: int, where: set[tuple[str, str]]
     left = [line]
 
     def in_function(_: FrameType, event: str, __: Any) -> Any:
-        if event == "line":
+        if event in ("line", "return"):
             left[0] -= 1
             if left[0] == -1:
                 sys.settrace(None)
@@ -44,9 +46,14 @@ def interrupt(call: Callable[[], object], line: int, where: set[tuple[str, str]]
     return left[0] < 0
 
 
-IN_DJANGO = {
+BEGIN_AND_END = {
     ("transaction.py", "__enter__"),
     ("transaction.py", "__exit__"),
+    ("transaction.py", "__init__"),
+    ("databases.py", "__init__"),
+    ("databases.py", "begin"),
+    ("databases.py", "commit"),
+    ("databases.py", "abandon"),
     *(("base.py", name) for name in ("set_autocommit", "_start_transaction_under_autocommit", "commit", "_set_autocommit")),
 }
 
@@ -69,7 +76,9 @@ def used(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_after_an_exception_in_atomic_djangos_next_block_succeeds(used: Any, django_databases: Path, *, is_nested: bool) -> None:
+def test_after_an_exception_where_a_block_begins_or_ends_djangos_next_one_succeeds(
+    used: Any, django_databases: Path, *, is_nested: bool
+) -> None:
     from django.db.transaction import atomic
 
     with in_memory_halfway() as halfway:
@@ -85,7 +94,7 @@ def test_after_an_exception_in_atomic_djangos_next_block_succeeds(used: Any, dja
                 tx.send("orders", item.encode())
 
         line = 0
-        while interrupt(lambda number=line: order(f"interrupted {number}"), line, IN_DJANGO):
+        while interrupt(lambda number=line: order(f"interrupted {number}"), line, BEGIN_AND_END):
             try:
                 order(f"after {line}")
             except RolledBackError:
@@ -137,3 +146,83 @@ def test_where_the_database_is_away_after_an_exception_in_atomic_a_later_block_s
             outbox.begin()
     outbox.begin().abandon()
     assert outbox.outcome_of(outbox.new_id(), 2**42) is LocalTransactionState.ROLLBACK
+
+
+def test_a_block_of_django_that_ends_in_another_thread_commits_neither(used: Any, django_databases: Path) -> None:
+    """There Django would commit that thread's own transaction, which is empty."""
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(used))
+
+        def session() -> Iterator[Any]:
+            with producer.transaction() as tx:
+                yield tx
+
+        steps = session()
+        tx = next(steps)
+        tx.execute("INSERT INTO orders VALUES ('apples')")
+        tx.send("orders", b"apples")
+        with ThreadPoolExecutor() as pool, pytest.raises(RolledBackError, match="began in another thread"):
+            pool.submit(next, steps).result()
+        halfway.advance("1h")
+        assert (halfway.messages(), halfway.pending()) == ([], [])
+        with producer.transaction() as tx:
+            tx.execute("INSERT INTO orders VALUES ('pears')")
+            tx.send("orders", b"pears")
+    with sqlite3.connect(django_databases) as connection:
+        assert connection.execute("SELECT item FROM orders").fetchall() == [("pears",)]
+
+
+def test_a_block_that_is_freed_in_another_thread_ends_no_transaction_of_that_one(used: Any, django_databases: Path) -> None:
+    from django.db.transaction import atomic
+
+    left_open = []
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(used))
+
+        def session() -> Iterator[Any]:
+            with producer.transaction() as tx:
+                yield tx
+
+        def begin() -> None:
+            left_open.append(session())
+            next(left_open[0])
+
+        with ThreadPoolExecutor() as pool:
+            pool.submit(begin).result()
+            with pytest.raises(ValueError, match="the service's"), atomic():  # noqa: PT012  # the order is to be rolled back
+                left_open.clear()
+                with used.cursor() as cursor:
+                    cursor.execute("INSERT INTO orders VALUES ('apples')")
+                raise ValueError("the service's")
+    with sqlite3.connect(django_databases) as connection:
+        assert connection.execute("SELECT item FROM orders").fetchall() == []
+
+
+def test_after_a_transaction_that_nobody_ends_sqlite_in_memory_goes_on(used: Any) -> None:
+    """Django does not close it."""
+    memory = used.copy()
+    memory.settings_dict = {**used.settings_dict, "NAME": ":memory:"}
+    with memory.cursor() as cursor:
+        cursor.execute("CREATE TABLE orders (item text)")
+    memory.set_autocommit(False)
+    memory.in_atomic_block = True
+    with memory.cursor() as cursor:
+        cursor.execute("INSERT INTO orders VALUES ('apples')")
+    with pytest.raises(RolledBackError, match="run the block again"):
+        _refuse_unended(memory)
+    assert memory.get_autocommit()
+    with memory.cursor() as cursor:
+        assert cursor.execute("SELECT * FROM orders").fetchall() == []
+
+
+def test_a_clean_up_that_waits_in_vain_leaves_the_services_connection_as_it_is(tmp_path: Path) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    SqlTransactions(engine).create_table()
+    with engine.connect() as connection, sqlite3.connect(tmp_path / "shop.db", isolation_level=None) as other:
+        connection.exec_driver_sql("CREATE TEMP TABLE basket (item text)")
+        connection.commit()
+        other.execute("BEGIN IMMEDIATE")
+        SqlTransactions(engine, lock_wait_ms=50).clean_up(connection)
+        other.execute("ROLLBACK")
+        assert connection.exec_driver_sql("SELECT * FROM basket").all() == []
+    engine.dispose()
