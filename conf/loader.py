@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from halfway.schemas.errors import SettingsError, SetupError
 from halfway.schemas.settings import ENV_PREFIX, Settings
-from halfway.schemas.yaml_text import read_yaml
+from halfway.schemas.yaml_text import NameTwiceError, read_yaml
 
 PACKAGED = Path(__file__).resolve().parent
 # Kubernetes names its own variables after services: HALFWAY_METRICS_PORT=tcp://10.0.0.1:9464.
@@ -69,7 +69,8 @@ def load_settings(
         told = f"{name or 'settings'}: {first['msg'].removeprefix('Value error, ')}"
         if name.lower() in origins:
             origin, value = origins[name.lower()]
-            shown = "the value" if name.lower().startswith(_LOGINS) else repr(value)
+            may_be_secret = name.lower().startswith(_LOGINS) or "@" in str(value)  # as in `user:password@host`
+            shown = "the value" if may_be_secret else repr(value)
             told += f", not {shown} of {origin}"
         if first["type"] == "string_type" and isinstance(first["input"], bool | int | float | date):
             told += ": put it in quotes"
@@ -96,11 +97,20 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        told = error.problem if isinstance(error, yaml.constructor.ConstructorError) else "this is not YAML"
+        told = "this is not YAML"
+        if isinstance(error, NameTwiceError):
+            told = "a name occurs twice"
+        elif isinstance(error, yaml.constructor.ConstructorError):
+            told = "put a value that begins with `!` in quotes"
         raise SettingsError(f"{path}{where}: {told}") from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
-    yield from _flatten(content or {}, (), str(path))
+    found = set[str]()
+    for dotted, value, origin in _flatten(content or {}, (), str(path)):
+        if dotted.lower() in found:
+            raise SettingsError(f"{path}: {_shown(dotted.split('.'))} occurs twice: case does not matter in names")
+        found.add(dotted.lower())
+        yield dotted, value, origin
 
 
 def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: str) -> Iterator[tuple[str, object, str]]:
@@ -180,7 +190,7 @@ def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> Non
 def _united(former: object, value: object) -> object:
     """Return a mapping with the names of two sources: without those of a former one it may lack keys that must verify.
 
-    An empty value removes all.
+    An empty mapping removes all.
     """
     try:
         both = [read_yaml(each) if isinstance(each, str) else each for each in (former, value)]

@@ -161,6 +161,7 @@ class Security(SettingsGroup):
 
 def _read_keys(value: object) -> object:
     """Parse keys: `{group: key}` or `{group: [key, …]}`."""
+    _refuse_blank(value)
     value = by_group(value)
     if not isinstance(value, Mapping):
         return value
@@ -169,8 +170,15 @@ def _read_keys(value: object) -> object:
     return {group: keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
 
 
+def _refuse_blank(value: object) -> None:
+    """Refuse a blank text, as a secret that is not there leaves it in the environment: nothing would be verified."""
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("it is blank: take it away, or set {} or [] if there are to be none")
+
+
 def _as_list(value: object) -> object:
     """Read one key, or several: a string that is a JSON list, as from the environment, holds several."""
+    _refuse_blank(value)
     if not isinstance(value, str) or value.lstrip().startswith("["):
         value = parse_text('a key or ["new key", "old key"]')(value)
     return value if isinstance(value, list | tuple) else [value] if value else []

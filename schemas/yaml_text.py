@@ -1,8 +1,15 @@
-"""Reads YAML as settings need it: a name that occurs twice is refused, where PyYAML would drop the first value."""
+"""Reads YAML as settings need it: a name that occurs twice is refused, where PyYAML would drop the first value.
+
+PyYAML's own errors may hold a value, which may be a secret.
+"""
 
 from typing import Any
 
 import yaml
+
+
+class NameTwiceError(yaml.MarkedYAMLError):
+    """A name occurs twice in a mapping."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -12,11 +19,11 @@ class _Loader(yaml.SafeLoader):
         """Return the mapping of a node.
 
         Raises:
-            YAMLError: a key occurs twice.
+            NameTwiceError: a key occurs twice.
         """
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
         if len(set(names)) < len(names):
-            raise yaml.constructor.ConstructorError(None, None, "a name occurs twice", node.start_mark)
+            raise NameTwiceError(problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -24,6 +31,10 @@ def read_yaml(text: str) -> object:
     """Return what a YAML text says.
 
     Raises:
-        YAMLError: it is not YAML, or a name occurs twice in a mapping. `problem` and `problem_mark` tell more.
+        NameTwiceError: a name occurs twice in a mapping.
+        YAMLError: it is not YAML, or a value is not what it looks like: a date of month 13, a tag such as `!secret`.
     """
-    return yaml.load(text, _Loader)  # a subclass of SafeLoader
+    try:
+        return yaml.load(text, _Loader)  # a subclass of SafeLoader
+    except (ValueError, KeyError, AttributeError, TypeError):  # of what makes a value from its text, and quotes it
+        raise yaml.YAMLError from None

@@ -244,6 +244,8 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
 def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
     """Return the headers of a discarded message's next incarnation. They keep everything, also `BORN_TIMESTAMP`.
 
+    A half of before 1970, on a topic with CreateTime, had none: no header can say its time.
+
     Raises:
         RecordError: the headers break the contract, such as an incarnation above the largest one.
         SettingsError: signing is required, and there is no key for the group, or it may not send to the topic any more.
@@ -255,7 +257,7 @@ def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
             queue_id=row["queue_id"],
             tags=row["tags"],
             keys=row["keys"],
-            born_at_ms=row["born_at_ms"],
+            born_at_ms=row["born_at_ms"] if (row["born_at_ms"] or 0) >= 0 else None,
             incarnation=row["incarnation"] + 1,
             properties=row["properties"] or {},
         )

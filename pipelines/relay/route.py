@@ -69,7 +69,8 @@ class Router:
             partitions: how many the Kafka topic has.
         """
         own: list[tuple[str, str | None]] = [(TAGS, message.tags), (KEYS, message.keys), (PGROUP, message.producer_group)]
-        own += [(BORN_TIMESTAMP, str(round(message.born_at.timestamp() * 1000))), (TRANSACTION_ID, message.transaction_id)]
+        born_at_ms = round(message.born_at.timestamp() * 1000)  # before 1970 the half had no such header, and cannot have it
+        own += [(BORN_TIMESTAMP, str(born_at_ms) if born_at_ms >= 0 else None), (TRANSACTION_ID, message.transaction_id)]
         # A property may have the name of one of ours. Ours is the last, which counts.
         headers: HeaderList = [(name, None if value is None else value.encode()) for name, value in message.properties.items()]
         headers += [(name, value.encode()) for name, value in own if value is not None]

@@ -351,6 +351,44 @@ def test_a_name_that_occurs_twice_is_refused(tmp_path: Path, content: str, line:
     refused("kafka.signing.keys: expected", environ={"HALFWAY__KAFKA__SIGNING__KEYS": '{"a": "x", "a": "y"}'})
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "resolution: {half_retention: 72h, Half_Retention: 1h}",
+        "resolution: {half_retention: 72h}\nResolution: {half_retention: 1h}",
+        "resolution: {half_retention: 72h}\nresolution.half_retention: 1h",
+    ],
+)
+def test_a_setting_that_is_spelled_in_two_ways_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(content)
+    refused("occurs twice: case does not matter in names", path=path)
+
+
+@pytest.mark.parametrize("value", ["!S3cret", "!!int S3cret", "!!bool S3cret", "!!timestamp S3cret", "!!float S3cret", "2026-13-45"])
+def test_a_value_that_yaml_cannot_make_is_not_said(tmp_path: Path, value: str) -> None:
+    """It may be a password."""
+    path = tmp_path / "own.yaml"
+    path.write_text(f"kafka: {{security: {{password: {value}}}}}")
+    assert "S3cret" not in refused("own.yaml", path=path)
+    assert "S3cret" not in refused("expected", environ={"HALFWAY__KAFKA__SIGNING__KEYS": f"{{a: {value}, b: [}}"})
+    assert "S3cret" not in refused("kafka.signing.keys", environ={"HALFWAY__KAFKA__SIGNING__KEYS": f"{{a: {value}}}"})
+
+
+def test_a_login_in_an_address_is_not_said() -> None:
+    told = refused(
+        "kafka.bootstrap_servers: expected host:port", overrides={"kafka.bootstrap_servers": "SASL_SSL://svc:S3cret@kafka-1:9093"}
+    )
+    assert "S3cret" not in told
+
+
+@pytest.mark.parametrize("name", ["keys", "job_keys", "topics"])
+def test_a_blank_key_is_refused(name: str) -> None:
+    """A variable is blank where a secret is missing, and nothing would be verified."""
+    for blank in ("", " "):
+        refused(f"kafka.signing.{name}: it is blank", environ={f"HALFWAY__KAFKA__SIGNING__{name.upper()}": blank})
+
+
 def test_sasl_needs_mechanism_user_and_password() -> None:
     for missing in ("sasl_mechanism", "user", "password"):
         some = {name: value for name, value in SASL.items() if name != f"kafka.security.{missing}"}

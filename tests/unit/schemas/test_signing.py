@@ -174,7 +174,7 @@ def test_keys_come_from_the_file_or_as_json_from_the_environment(tmp_path: Path)
 
 def test_without_keys_nothing_is_signed() -> None:
     assert signing().keyring() is None
-    assert signing(keys="").keyring() is None
+    assert signing(keys="{}").keyring() is None
 
 
 @pytest.mark.parametrize(

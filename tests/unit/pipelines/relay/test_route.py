@@ -87,5 +87,10 @@ def test_the_key_is_what_the_service_calls_its_keys_or_else_the_id() -> None:
     assert [router().record_of(message(keys=keys), 1).key for keys in ("order-7", "", None)] == [b"order-7", b"t", b"t"]
 
 
+def test_a_time_before_1970_is_left_out() -> None:
+    headers = dict(router().record_of(message(born_at=datetime(1969, 12, 31, tzinfo=UTC)), 1).headers)
+    assert "BORN_TIMESTAMP" not in headers
+
+
 def test_a_property_without_a_value_stays_one() -> None:
     assert router().record_of(message(properties={"note": None}), 1).headers[0] == ("note", None)
