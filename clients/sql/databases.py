@@ -109,7 +109,7 @@ def _refuse_unended(connection: Any) -> None:
 
 
 def _close(connection: Any) -> None:
-    """Close a connection of any thread, whatever it knows of its transaction. Django opens a new one when it needs it."""
+    """Close a connection of any thread, whatever it knows of its transaction. Django opens a new one when it has to."""
     with suppress(Exception):
         connection.connection.rollback()
     connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
