@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -12,6 +12,15 @@ from halfway.schemas.events import EVENT_SCHEMA, EventKind
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.horizon import ALL_ASKED, Tick
 from halfway.transforms.packing import to_records
+
+
+def header_texts() -> Column:
+    """Return the column `headers` of Kafka's records as a map of texts. Of two with one name the last one counts.
+
+    The topics hold records of every kind, and `map_from_entries` alone would end the query at a name that occurs twice.
+    """
+    is_last = "(header, n) -> NOT exists(slice(headers, n + 2, size(headers)), later -> later.key = header.key)"
+    return F.expr(f"CAST(map_from_entries(filter(headers, {is_last})) AS map<string,string>)").alias("header")
 
 
 def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) -> DataFrame:

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.schemas import headers as h
 from halfway.schemas.reports import common_horizon_ms
+from halfway.transforms.views.decoded import header_texts
 from halfway.transforms.views.pending import PENDING_SCHEMA, view_pending
 
 _AGE_EDGES_S = (0, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 10_800, 21_600, 43_200, 86_400, 172_800, 259_200)
@@ -149,9 +150,8 @@ def last_answers(ops: DataFrame) -> DataFrame:
     Args:
         ops: Spark's Kafka columns of the op topic, with headers.
     """
-    header = F.expr("CAST(map_from_entries(headers) AS map<string,string>)")
     answers = ops.where("headers IS NOT NULL AND key IS NOT NULL").select(
-        F.col("key").cast("string").alias("transaction_id"), "timestamp", "partition", "offset", header.alias("header")
+        F.col("key").cast("string").alias("transaction_id"), "timestamp", "partition", "offset", header_texts()
     )
     place = F.struct("timestamp", "partition", "offset")
     last = F.max_by(F.struct(F.col("header")[h.ACTION].alias("action"), F.col("header")[h.REMARK].alias("remark")), place)

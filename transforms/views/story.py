@@ -8,6 +8,7 @@ from pyspark.sql import functions as F
 
 from halfway.schemas import headers as h
 from halfway.schemas.tables import Table
+from halfway.transforms.views.decoded import header_texts
 
 _SHOWN = {
     Table.MESSAGES: ("committed_at", "delivered"),
@@ -35,11 +36,10 @@ def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
     Returns:
         at_ms, topic, partition, offset, body_bytes, header.
     """
-    header = F.expr("CAST(map_from_entries(headers) AS map<string,string>)").alias("header")
     size = F.coalesce(F.length("value"), F.lit(0)).alias("body_bytes")
     mine = records.where(F.col("key") == F.lit(transaction_id.encode()))
     at_ms = F.unix_millis("timestamp").alias("at_ms")
-    return mine.select(at_ms, "topic", "partition", "offset", size, header).orderBy("at_ms", "topic", "partition", "offset")
+    return mine.select(at_ms, "topic", "partition", "offset", size, header_texts()).orderBy("at_ms", "topic", "partition", "offset")
 
 
 def rows_of(table: DataFrame, name: Table, transaction_id: str) -> DataFrame:

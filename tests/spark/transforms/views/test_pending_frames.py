@@ -103,8 +103,9 @@ def test_the_latest_answer_to_a_check_counts(spark: SparkSession) -> None:
         op(b"b", 5, ("ACTION", b"UNKNOWN")),
         op(None, 6, ("TICK", b"1")),
         (b"c", "2026-01-01 00:00:07", 0, 7, None),
+        op(b"d", 8, ("ACTION", b"UNKNOWN"), asked, ("ACTION", b"COMMIT"), ("REMARK", b"")),  # which the job quarantines
     )
-    assert tuples(pending_frames.last_answers(ops)) == [("a", "COMMIT", None)]
+    assert sorted(tuples(pending_frames.last_answers(ops))) == [("a", "COMMIT", None), ("d", "COMMIT", "")]
 
 
 def test_each_reason_why_a_group_is_stuck_has_a_row(spark: SparkSession) -> None:
