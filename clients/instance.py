@@ -169,8 +169,10 @@ class GroupInstance:
                 sender = self.start()  # It may be closed by now.
             yield sender
         finally:
-            with contextlib.suppress(ValueError):  # Ctrl-C came before it was counted.
+            try:  # noqa: SIM105  # A signal could come in the call of `suppress`.
                 self._callers.remove(send)
+            except ValueError:
+                pass  # Ctrl-C came before it was counted.
             with self._changed:
                 self._changed.notify_all()
 

@@ -12,6 +12,9 @@ from halfway.clients.sql.sqlalchemy_database import SqlAlchemyDatabase
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
 
+_IS_OURS = "is_of_halfway"
+"""The attribute of an `atomic` that a block of ours has begun."""
+
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
     """Return what reaches the database that a service has named.
@@ -100,7 +103,8 @@ def _refuse_unended(connection: Any) -> None:
     A signal's exception in the first or last lines of an `atomic` of the service's own leaves it so, for all later
     blocks of the thread.
     """
-    if connection.in_atomic_block and not connection.atomic_blocks:
+    blocks = connection.atomic_blocks
+    if connection.in_atomic_block and (not blocks or (connection.closed_in_transaction and hasattr(blocks[0], _IS_OURS))):
         _close(connection)
         raise RolledBackError(
             "Django's connection was in a transaction that no `atomic` ends, as after an exception of a signal handler in its first or "
@@ -114,20 +118,28 @@ def _close(connection: Any) -> None:
         connection.connection.rollback()
     connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
     connection.atomic_blocks, connection.savepoint_ids = [], []
+    _close_inside(connection)
+    if connection.connection is not None:  # SQLite in memory, which Django leaves open
+        with suppress(Exception):
+            connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
+
+
+def _close_inside(connection: Any) -> None:
+    """Close a connection of any thread in its transaction, so that Django refuses each further statement of it."""
     connection.inc_thread_sharing()
     try:
         with suppress(Exception):
             connection.close()
-            if connection.connection is not None:  # SQLite in memory, which Django leaves open
-                connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
     finally:
         connection.dec_thread_sharing()
 
 
 def _close_if_in(atomic: Any, connection: Any) -> None:
     """Close a connection if nobody is left to end this `atomic`: all that came later would never commit."""
-    if atomic in connection.atomic_blocks:
+    if connection.atomic_blocks[-1:] == [atomic]:
         _close(connection)
+    elif atomic in connection.atomic_blocks:  # The service is in one inside, whose statements are to fail from now on.
+        _close_inside(connection)
 
 
 class DjangoDatabase:
@@ -170,6 +182,7 @@ class _DjangoTransaction(MarkedTransaction):
             )
         self._is_outermost = not self.connection.in_atomic_block  # or else Django refuses it, or it is in that of a TestCase
         self._alias, self._atomic = alias, _django().transaction.atomic(using=alias, durable=True)
+        setattr(self._atomic, _IS_OURS, True)
         weakref.finalize(self, _close_if_in, self._atomic, self.connection).atexit = False
         with self._closed_after_an_error():
             self._atomic.__enter__()
@@ -218,6 +231,13 @@ class _DjangoTransaction(MarkedTransaction):
                     raise error  # A signal's exception has left one inside open, and Django would end that one.
                 self._atomic.__exit__(type(error), error, None)
         self._is_open = False
+
+    def abandon_after(self, error: BaseException) -> None:
+        """Roll back after an error of the block. A block that is freed may be around an `atomic` that goes on."""
+        if isinstance(error, GeneratorExit) and self._atomic in self.connection.atomic_blocks[:-1]:
+            _close_if_in(self._atomic, self.connection)
+        else:
+            self.abandon()
 
     def _is_in_its_thread(self) -> bool:
         return _django().connections[self._alias] is self.connection

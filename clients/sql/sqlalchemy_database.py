@@ -18,6 +18,8 @@ LENT = "halfway_lent"
 """The execution option of a connection that Halfway has made for a block, and that the end of the block gives back."""
 _BLOCK = "halfway.block"
 """Key of `Connection.info`: the transaction that a block is to end."""
+_UNWRITTEN = "halfway.unwritten"
+"""Key of `Connection.info`, while a session's transaction is to write a row and has not."""
 _MARKED = "halfway.marked"
 """Key of `Session.info`: the transaction that holds the mark."""
 _LOST = "halfway.lost"
@@ -44,6 +46,7 @@ class SqlAlchemyDatabase:
         if not event.contains(engines, "handle_error", _note_rolled_back):
             # Of the class: for sessions of another engine of this database, and called before what an engine has.
             event.listen(engines, "handle_error", _note_rolled_back)
+            event.listen(engines, "checkin", _roll_back_unwritten)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.
@@ -207,6 +210,18 @@ def _refuse_lost(connection: Any) -> None:
         )
 
 
+def _roll_back_unwritten(raw: Any, pooled: Any) -> None:
+    """Roll back what a session leaves open without its row: the next one would commit it, and not the message.
+
+    SQLAlchemy leaves it open where a listener of the commit raises an error, and the session is closed.
+    """
+    if pooled.info.pop(_UNWRITTEN, False) and raw is not None:
+        try:
+            raw.rollback()
+        except Exception:
+            pooled.invalidate()
+
+
 def _listen(target: Any, name: str, call: Callable[..., None]) -> Callable[[], None]:
     event = import_module("sqlalchemy.event")
     event.listen(target, name, call)
@@ -351,7 +366,9 @@ class SessionTransaction(_SqlAlchemyTransaction):
         """
         if self._is_of_test:
             return _listen(self.connection, "before_commit", partial(self._act_before, act, self.connection.get_transaction()))
-        return _listen(self.connection.connection(), "commit", partial(self._act_at, act))
+        connection = self.connection.connection()
+        connection.info[_UNWRITTEN] = True
+        return _listen(connection, "commit", partial(self._act_at, act))
 
     def _act_before(self, act: Callable[[], None], transaction: Any, session: Any) -> None:
         if session.get_transaction() is transaction and not session.in_nested_transaction():
@@ -361,6 +378,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
         try:
             _or_roll_back(act, connection)
+            connection.info.pop(_UNWRITTEN, None)
         finally:
             self._committing = None
 

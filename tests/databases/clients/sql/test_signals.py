@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy
+import sqlalchemy.event
+import sqlalchemy.orm
 
 from halfway import LocalTransactionState, RolledBackError, SqlTransactions
 from halfway.clients.sql.databases import _refuse_unended
@@ -225,4 +227,69 @@ def test_a_clean_up_that_waits_in_vain_leaves_the_services_connection_as_it_is(t
         SqlTransactions(engine, lock_wait_ms=50).clean_up(connection)
         other.execute("ROLLBACK")
         assert connection.exec_driver_sql("SELECT * FROM basket").all() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("ends", ["in another thread", "freed"])
+def test_a_block_that_is_lost_around_a_transaction_of_the_service_commits_no_half_of_it(
+    used: Any, django_databases: Path, ends: str
+) -> None:
+    """What comes after the loss would be in autocommit mode."""
+    from django.db import ProgrammingError
+    from django.db.transaction import atomic
+
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(used))
+
+        def session() -> Iterator[Any]:
+            with producer.transaction() as tx:
+                tx.send("orders", b"apples")
+                yield tx
+
+        steps = [session()]
+        next(steps[0])
+        with pytest.raises(ProgrammingError, match="closed database"), atomic():  # noqa: PT012  # the loss is inside
+            used.cursor().execute("INSERT INTO orders VALUES ('part 1')")
+            if ends == "freed":
+                steps.clear()
+            else:
+                with ThreadPoolExecutor() as pool, suppress(RolledBackError):
+                    pool.submit(next, steps.pop()).result()
+            used.cursor().execute("INSERT INTO orders VALUES ('part 2')")
+        with suppress(RolledBackError):
+            SqlTransactions(used).begin().abandon()
+        with producer.transaction() as tx:
+            tx.execute("INSERT INTO orders VALUES ('pears')")
+            tx.send("orders", b"pears")
+        halfway.advance("1h")
+        assert [message.body for message in halfway.messages()] == [b"pears"]
+    with sqlite3.connect(django_databases) as connection:
+        assert connection.execute("SELECT item FROM orders").fetchall() == [("pears",)]
+
+
+def test_an_order_whose_commit_a_listener_has_stopped_is_not_committed_by_the_next_session(tmp_path: Path) -> None:
+    """SQLAlchemy then gives the connection back with the transaction open."""
+
+    def refuse(_: object) -> None:
+        raise ValueError("the service's")
+
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", pool_size=1)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (item text)")
+    outbox = SqlTransactions(engine)
+    outbox.create_table()
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(outbox)
+        with sqlalchemy.orm.Session(engine) as session:
+            sqlalchemy.event.listen(session.connection(), "commit", refuse)
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+            producer.on_commit(session).send("orders", b"apples")
+            with pytest.raises(ValueError, match="the service's"):
+                session.commit()
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+            session.commit()
+            assert session.execute(sqlalchemy.text("SELECT item FROM orders")).all() == [("pears",)]
+        halfway.advance("1h")
+        assert halfway.messages() == []
     engine.dispose()
