@@ -3,7 +3,7 @@
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -55,9 +55,9 @@ def load_settings(
     merged: dict[str, Any] = {}
     origins: dict[str, tuple[str, object]] = {}
     for dotted, value, origin in [
-        *_from_file(None if path is None else Path(path)),
-        *_from_environment(os.environ if environ is None else environ),
-        *((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
+        *_once(_from_file(None if path is None else Path(path))),
+        *_once(_from_environment(os.environ if environ is None else environ)),
+        *_once((name, value, f"--set {name}") for name, value in (overrides or {}).items()),
     ]:
         _put(merged, dotted, value, origin)
         origins[dotted.lower()] = (origin, value)
@@ -100,16 +100,21 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
         told = "this is not YAML"
         if isinstance(error, NameTwiceError):
             told = "a name occurs twice"
-        elif isinstance(error, yaml.constructor.ConstructorError):
+        elif "constructor for the tag" in str(getattr(error, "problem", "")):
             told = "put a value that begins with `!` in quotes"
         raise SettingsError(f"{path}{where}: {told}") from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
-    found = set[str]()
-    for dotted, value, origin in _flatten(content or {}, (), str(path)):
-        if dotted.lower() in found:
-            raise SettingsError(f"{path}: {_shown(dotted.split('.'))} occurs twice: case does not matter in names")
-        found.add(dotted.lower())
+    yield from _flatten(content or {}, (), str(path))
+
+
+def _once(found: Iterable[tuple[str, object, str]]) -> Iterator[tuple[str, object, str]]:
+    """Yield what one source sets, and refuse two spellings of one name: one value would be dropped."""
+    names = set[str]()
+    for dotted, value, origin in found:
+        if dotted.lower() in names:
+            raise SettingsError(f"{origin}: {_shown(dotted.split('.'))} occurs twice: case does not matter in names")
+        names.add(dotted.lower())
         yield dotted, value, origin
 
 

@@ -201,15 +201,12 @@ class MetricsSettings(SettingsGroup):
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 
-_read_names = parse_text('JSON, such as {"orders": "shop.orders"} or ["orders", "shop.*"]')
-
-
 class RelaySettings(SettingsGroup):
     """Which committed messages `halfway relay` sends on, to which Kafka topics (docs/relay.md)."""
 
     name: Annotated[str, _matching(r"[\w.-]{1,100}", "expected 1 to 100 letters, digits, `.`, `_` or `-`")] = "relay"
-    allow: Annotated[tuple[str, ...], BeforeValidator(_read_names)] = ("*",)
-    topics: Annotated[Mapping[str, Topic], BeforeValidator(_read_names)] = {}
+    allow: Annotated[tuple[str, ...], BeforeValidator(parse_text('JSON, such as ["orders", "shop.*"]'))] = ("*",)
+    topics: Annotated[Mapping[str, Topic], BeforeValidator(parse_text('JSON, such as {"orders": "shop.orders"}'))] = {}
     poll_interval: PositiveDurationMs = 100
     retry_interval: PositiveDurationMs = 10_000
     transaction_timeout: Annotated[int, BeforeValidator(parse_duration_ms), Field(ge=1_000, le=900_000)] = 60_000

@@ -365,6 +365,19 @@ def test_a_setting_that_is_spelled_in_two_ways_is_refused(tmp_path: Path, conten
     refused("occurs twice: case does not matter in names", path=path)
 
 
+def test_a_variable_that_is_spelled_in_two_ways_is_refused() -> None:
+    environ = {"HALFWAY__KAFKA__HALF_TOPIC": "a", "halfway__kafka__half_topic": "b"}
+    refused("kafka.half_topic occurs twice", environ=environ)
+
+
+def test_what_is_no_yaml_is_not_taken_for_a_tag(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("kafka: {bootstrap_servers: {{ servers }}}")
+    refused("own.yaml line 1: this is not YAML", path=path)
+    path.write_text("kafka:\n  bootstrap_servers: !servers\n")
+    refused("own.yaml line 2: put a value that begins with `!` in quotes", path=path)
+
+
 @pytest.mark.parametrize("value", ["!S3cret", "!!int S3cret", "!!bool S3cret", "!!timestamp S3cret", "!!float S3cret", "2026-13-45"])
 def test_a_value_that_yaml_cannot_make_is_not_said(tmp_path: Path, value: str) -> None:
     """It may be a password."""
