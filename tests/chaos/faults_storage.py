@@ -89,7 +89,7 @@ def disk_full(what: str, world: World, chance: Random) -> None:
     fill(ballast)
     try:
         until(lambda: not world.job.is_running(), "the job's end on a full disk", 60)
-        if "No space left on device" not in world.job.log():
+        if "the disk is full that holds" not in world.job.last_words():
             raise ChaosError(f"the job does not report the full disk: {world.job.last_words()}")
         world.job.wait_for_the_end()
     finally:
