@@ -202,7 +202,7 @@ def _may_be_after(epochs: pa.ChunkedArray, batches: pa.ChunkedArray, bookmark: B
 def _file_of(row: Mapping[str, Any]) -> MessageFile:
     """Return a file; `row` is what the log says of it (_OF_FILE)."""
     epoch, first, last = row["min.epoch"], row["min.batch_id"], row["max.batch_id"]
-    if epoch is None or epoch != row["max.epoch"] or row["null_count.epoch"] or None in (row["null_count.epoch"], first, last):
+    if epoch is None or epoch != row["max.epoch"] or row["null_count.epoch"] != 0 or None in (first, last):
         return MessageFile(_START, row["path"], None)
     return MessageFile(Bookmark(epoch, first), row["path"], Bookmark(epoch, last))
 
