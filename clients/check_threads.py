@@ -1,24 +1,18 @@
-"""Runs the threads that answer checks: each asks the listener, and sends the answer."""
+"""Runs the threads that answer checks."""
 
-import logging
 import queue
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import CheckTask, OpenChecks
-from halfway.schemas.records import RecordError
-
-log = logging.getLogger(__name__)
-
-_RETRY_S = 1.0
 
 
 class Answers(NamedTuple):
@@ -28,74 +22,6 @@ class Answers(NamedTuple):
     """Returns the answer to a check."""
     send: Callable[[CheckRequest, Answer, Callable[[KafkaError | None], None]], None]
     """Queues the op record of an answer, or raises. The callback gets None once it is acknowledged, or the error."""
-
-
-class CheckWorkers(ABC):
-    """What answers checks: threads, or tasks of an event loop. Only one other thread calls `put` and `dismiss`.
-
-    Args:
-        open_checks: learns what became of each check.
-    """
-
-    def __init__(self, open_checks: OpenChecks) -> None:
-        """Store where to tell what became of a check."""
-        self._open_checks = open_checks
-
-    @abstractmethod
-    def start(self) -> None:
-        """Begin to answer."""
-
-    @abstractmethod
-    def put(self, task: CheckTask) -> None:
-        """Queue a check."""
-
-    @abstractmethod
-    def dismiss(self) -> None:
-        """Let the workers end after the queued checks."""
-
-    @abstractmethod
-    def stop(self, deadline_s: float | None) -> bool:
-        """Start no more listeners, and wait for those that run.
-
-        Args:
-            deadline_s: the time by `time.monotonic()` at which to stop waiting; None to wait until they end.
-
-        Returns:
-            True if all listeners have ended.
-        """
-
-    @abstractmethod
-    def are_alive(self) -> bool:
-        """Return True if a worker has not ended."""
-
-    @abstractmethod
-    def is_one(self) -> bool:
-        """Return True if the caller is one of them."""
-
-    def can_answer(self) -> bool:
-        """Return False if no check will ever be answered here any more. Other instances should get them then."""
-        return True
-
-    def on_delivered(self, task: CheckTask, error: KafkaError | None) -> None:
-        """Note what became of an answer. The sender's thread calls it."""
-        if error is None:
-            self._open_checks.finish(task)
-        else:
-            self.put_off(task, str(error))
-
-    def on_failure(self, task: CheckTask, error: Exception) -> None:
-        """Note that an answer was not queued. One that cannot be a record is given up, and the job asks again."""
-        if not isinstance(error, RecordError):
-            self.put_off(task, str(error))
-            return
-        log.error("event=answer_refused transaction_id=%r error=%r", task.request.transaction_id, str(error))
-        self._open_checks.finish(task)
-
-    def put_off(self, task: CheckTask, why: str) -> None:
-        """Resend an answer later. Its check's offset is not committed before the answer is acknowledged."""
-        request = task.request
-        log.warning("event=answer_not_sent transaction_id=%r check=%d error=%r", request.transaction_id, request.check_times, why)
-        self._open_checks.put_off(task, time.monotonic() + _RETRY_S)
 
 
 class CheckThreads(CheckWorkers):
@@ -144,7 +70,7 @@ class CheckThreads(CheckWorkers):
         """Return True if a thread has not ended."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def is_one(self) -> bool:
+    def is_worker_calling(self) -> bool:
         """Return True if the calling thread is one of them."""
         return threading.current_thread() in self._threads
 

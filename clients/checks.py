@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
@@ -121,7 +121,7 @@ class CheckAnswerer:
 
     def is_answering_here(self) -> bool:
         """Return True if the caller is what runs the listener."""
-        return self._workers.is_one()
+        return self._workers.is_worker_calling()
 
     def _config(self) -> dict[str, Any]:
         return {

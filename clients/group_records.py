@@ -3,13 +3,13 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Unpack
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from halfway.clients.kafka.sender import NOT_STORED, DeliveryReport, OnDelivery, Sender
 from halfway.clients.listener import Answer, log_unknown, remark_of
-from halfway.clients.messages import CheckRequest, HalfMessage, SendResult, refuse_reserved
+from halfway.clients.messages import CheckRequest, HalfMessage, MessageFields, SendResult, refuse_reserved
 from halfway.clients.telemetry import telemetry_of
 from halfway.clients.verdicts import KnownVerdicts
 from halfway.schemas.errors import SendError
@@ -90,7 +90,7 @@ class GroupRecords:
         body: bytes,
         properties: Mapping[str, str] | None,
         born_at_ms: int,
-        **fields: str | int | None,
+        **fields: Unpack[MessageFields],
     ) -> HalfMessage:
         """Return the half of a send, in the caller's trace. `HalfMessage.headers` validates it.
 
@@ -105,7 +105,7 @@ class GroupRecords:
             producer_group=self.group,
             properties={**self.telemetry.headers(), **(properties or {})},
             born_at_ms=born_at_ms,
-            **fields,  # type: ignore[arg-type]  # callers pass their typed arguments
+            **fields,
         )
 
     def to_send(self, messages: Sequence[HalfMessage]) -> tuple[list[HalfMessage], list[Record]]:
@@ -128,7 +128,7 @@ class GroupRecords:
         """Return True if `to_send` takes milliseconds, because large bodies are hashed."""
         return self._keyring is not None and sum(len(message.body) for message in messages) > _QUICKLY_HASHED_BYTES
 
-    def store_halves(self, sender: Sender, messages: Sequence[HalfMessage], so: str, in_doubt: str = "") -> list[StoredHalf]:
+    def store_halves(self, sender: Sender, messages: Sequence[HalfMessage], consequence: str, advice: str = "") -> list[StoredHalf]:
         """Sign halves, send them, and wait until all in-sync replicas have all of them.
 
         If one fails, those that are stored, or may be, are rolled back.
@@ -136,8 +136,8 @@ class GroupRecords:
         Args:
             sender: the connection.
             messages: the halves, of one local transaction.
-            so: what a failure means for the local transaction, for the error.
-            in_doubt: what to do if a half that failed may be stored, for the error.
+            consequence: what a failure means for the local transaction, for the error.
+            advice: what to do if a half that failed may be stored, for the error.
 
         Returns:
             The halves as they are stored.
@@ -160,7 +160,7 @@ class GroupRecords:
         except BaseException as error:  # Such as Ctrl-C, or a full queue. The local transaction does not commit.
             self.interrupted(sender, messages[: len(reports)], error)
             raise
-        return self.confirmed(sender, messages, reports, so, in_doubt)
+        return self.confirmed(sender, messages, reports, consequence, advice)
 
     def interrupted(self, sender: Sends, messages: Sequence[HalfMessage], error: BaseException) -> None:
         """Roll back halves that were queued when an error, a signal or a cancellation came."""
@@ -168,7 +168,7 @@ class GroupRecords:
         self.roll_back(sender, messages, f"the half was not acknowledged: {cause}")
 
     def confirmed(
-        self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str, in_doubt: str
+        self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], consequence: str, advice: str
     ) -> list[StoredHalf]:
         """Return the halves that are stored. If one has failed, roll back those that are stored, or may be.
 
@@ -176,8 +176,8 @@ class GroupRecords:
             sender: the connection.
             messages: the halves, of one local transaction.
             reports: the report of each.
-            so: what a failure means for the local transaction, for the error.
-            in_doubt: what to do if a half that failed may be stored, for the error.
+            consequence: what a failure means for the local transaction, for the error.
+            advice: what to do if a half that failed may be stored, for the error.
 
         Raises:
             SendError: Kafka has not stored a half, or has not confirmed it.
@@ -188,38 +188,38 @@ class GroupRecords:
             if not report.has_arrived or report.error is not None
         ]
         if failures:
-            raise self._failed(sender, messages, failures, so, in_doubt)
-        self._refuse_other_clock(sender, messages, reports, so)
+            raise self._failed(sender, messages, failures, consequence, advice)
+        self._refuse_other_clock(sender, messages, reports, consequence)
         return [
             StoredHalf(message, report.partition, report.offset, report.at_ms) for message, report in zip(messages, reports, strict=True)
         ]
 
-    def _refuse_other_clock(self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], so: str) -> None:
+    def _refuse_other_clock(self, sender: Sends, messages: Sequence[HalfMessage], reports: Sequence[Report], consequence: str) -> None:
         """Refuse halves that the job will refuse: Kafka has stored them too long before or after they were signed."""
         for message, report in zip(messages, reports, strict=True):
             if message.signed_at_ms is not None and abs(message.signed_at_ms - report.at_ms) > SIGNED_WINDOW_MS:
                 cause = f"Kafka stored it {report.at_ms - message.signed_at_ms} ms after it was signed, at most {SIGNED_WINDOW_MS}"
                 self.roll_back(sender, messages, f"the half is not valid: {cause}")
                 what = "set the clocks of this machine and the brokers right, and send_timeout_ms below 5 min"
-                raise SendError(f"the half of transaction {message.transaction_id!r} is not valid ({cause}); {so}: {what}")
+                raise SendError(f"the half of transaction {message.transaction_id!r} is not valid ({cause}); {consequence}: {what}")
 
     def _failed(
         self,
         sender: Sends,
         messages: Sequence[HalfMessage],
         failures: Sequence[tuple[HalfMessage, KafkaError | None]],
-        so: str,
-        in_doubt: str,
+        consequence: str,
+        advice: str,
     ) -> SendError:
         """Roll back what may be stored, and return the error for the first half that failed."""
         errors = {message.transaction_id: error for message, error in failures}
         message, error = failures[0]
         cause = sender.explain(self.half_topic, error) if error is not None else "no delivery report"
-        text = f"the half of transaction {message.transaction_id!r} failed ({cause}); {so}"
+        text = f"the half of transaction {message.transaction_id!r} failed ({cause}); {consequence}"
         maybe_stored = [found for found in messages if not _is_refused(errors.get(found.transaction_id))]
         self.roll_back(sender, maybe_stored, f"the half was not acknowledged: {cause}")
         if message in maybe_stored:
-            text += f". The half may be stored, so a ROLLBACK is queued{in_doubt}"
+            text += f". The half may be stored, so a ROLLBACK is queued{advice}"
         failure = SendError(text)
         failure.__cause__ = KafkaException(error) if error is not None else None
         return failure

@@ -10,12 +10,13 @@ import uuid
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
-from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.checks import CheckAnswerer
 from halfway.clients.group_records import GroupRecords
 from halfway.clients.kafka.sender import Sender
-from halfway.clients.messages import HalfMessage
+from halfway.clients.messages import HalfMessage, MessageFields
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import ForkedProducerError, ProducerClosedError
 from halfway.schemas.settings import KafkaSettings
@@ -101,7 +102,7 @@ class GroupInstance:
         body: bytes,
         transaction_id: str | None,
         properties: Mapping[str, str] | None,
-        **fields: str | int | None,
+        **fields: Unpack[MessageFields],
     ) -> HalfMessage:
         """Return the half of a send. `GroupRecords.to_send` validates it, and so does the start.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from pydantic import ValidationError
 
@@ -13,6 +13,16 @@ from halfway.schemas.signing import Keyring
 
 _NUMBERS = ("queue_id", "immunity_s", "incarnation")
 _TEXTS = ("transaction_id", "topic", "producer_group", "tags", "keys")
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of a `HalfMessage` that a send may leave out."""
+
+    tags: str | None
+    keys: str | None
+    queue_id: int
+    immunity_s: int | None
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

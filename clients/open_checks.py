@@ -11,9 +11,9 @@ from halfway.clients.messages import CheckRequest
 
 REMEMBERED_ANSWERS = 10_000
 REMEMBERED_MS = 60_000
-"""How long a check that was answered is not answered again, by the times of its records. A request that a job repeats
-after a crash comes sooner. One that comes later is of a job that has lost its checkpoint and numbers its checks from 1.
-It may be the last call (R8), and the verdict may be lost with the op topic."""
+"""A request that recurs within this time, by its record timestamps, is not answered again: a killed job repeats it
+sooner. A later one is of a job that has lost its checkpoint and numbers its checks from 1. It is answered: it may be
+the last call (R8), and the verdict may be lost with the op topic."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
 """At this sum of the bodies the consumer pauses, whatever the number of checks."""
 
@@ -91,7 +91,7 @@ class OpenChecks:
         self._open: dict[_Identity, CheckTask] = {}
         self._open_bytes = 0
         self._answered_until_ms: OrderedDict[_Identity, int] = OrderedDict()
-        self._put_off: deque[tuple[float, CheckTask]] = deque()
+        self._to_resend: deque[tuple[float, CheckTask]] = deque()
         self._is_ending = False
         self._gave_up = False
 
@@ -182,29 +182,29 @@ class OpenChecks:
             for progress, offset in task.sources:
                 progress.finish(offset)
 
-    def put_off(self, task: CheckTask, due_s: float) -> None:
+    def resend_later(self, task: CheckTask, due_s: float) -> None:
         """Keep an answer that was not sent, to resend it at `due_s`. After `end`, give it up."""
         with self._lock:
             if self._is_ending:
                 self._give_up(task)
             else:
-                self._put_off.append((due_s, task))
+                self._to_resend.append((due_s, task))
 
     def due(self, now_s: float) -> list[CheckTask]:
         """Remove and return the answers that are due to be resent."""
         with self._lock:
             found = []
-            while self._put_off and self._put_off[0][0] <= now_s:
-                found.append(self._put_off.popleft()[1])
+            while self._to_resend and self._to_resend[0][0] <= now_s:
+                found.append(self._to_resend.popleft()[1])
             return found
 
     def end(self) -> None:
-        """Give up the answers that were put off. The group's next instance reads their checks again."""
+        """Give up the answers that are to be resent. The group's next instance reads their checks again."""
         with self._lock:
             self._is_ending = True
-            for _, task in self._put_off:
+            for _, task in self._to_resend:
                 self._give_up(task)
-            self._put_off.clear()
+            self._to_resend.clear()
 
     def is_complete(self) -> bool:
         """Return True if no check is open and no answer was given up."""

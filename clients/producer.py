@@ -9,7 +9,8 @@ from typing import Any, Generic, Self, cast
 
 from confluent_kafka import KafkaError
 
-from halfway.clients.check_threads import Answers, CheckThreads, CheckWorkers
+from halfway.clients.check_threads import Answers, CheckThreads
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
 from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask
@@ -150,8 +151,8 @@ class TransactionProducer(Generic[Arg_contra]):
                 incarnation=incarnation,
             )
             with self._instance.sending(threading.get_ident()) as sender:
-                in_doubt = ANOTHER_ID if transaction_id is not None else ""
-                [half] = self._records.store_halves(sender, [message], "its local transaction was not run", in_doubt)
+                advice = ANOTHER_ID if transaction_id is not None else ""
+                [half] = self._records.store_halves(sender, [message], "its local transaction was not run", advice)
                 answer = self._execute(half.message, arg)
                 self._records.send_op(sender, half.message, answer)
         return half.result(answer.state)
@@ -220,9 +221,9 @@ class TransactionProducer(Generic[Arg_contra]):
         if self._database is None:
             raise TypeError("this producer has a listener: give it SqlTransactions(...) in its place")
 
-        def store(messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
+        def store(messages: Sequence[HalfMessage], consequence: str) -> list[StoredHalf]:
             with self._instance.sending(threading.get_ident()) as sender:
-                return self._records.store_halves(sender, messages, so)
+                return self._records.store_halves(sender, messages, consequence)
 
         sender = self._instance.start()
 

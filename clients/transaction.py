@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from halfway.clients.group_records import GroupRecords, Sends, StoredHalf
 from halfway.clients.listener import Answer, hide_parameters
-from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
+from halfway.clients.messages import CheckRequest, HalfMessage, MessageFields, SendResult
 from halfway.schemas.errors import OutcomeUnknownError, RolledBackError
 from halfway.schemas.headers import LocalTransactionState
 
@@ -54,8 +54,11 @@ class DatabaseTransaction(Protocol):
     def errors_as_the_services(self) -> AbstractContextManager[None]:
         """Return a context for statements of our own, whose errors are raised as those of the service's statements."""
 
-    def mark(self) -> None:
-        """Mark where the block begins, so that its end shows if the transaction was over before it."""
+    def set_savepoint(self) -> None:
+        """Set a savepoint where the block begins, so that its end shows if the transaction was over before it."""
+
+    def release_savepoint(self) -> None:
+        """Release the savepoint. The driver raises its error if the transaction was over before the block."""
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits. Raise RolledBackError if its place is taken, or if it is over."""
@@ -125,7 +128,7 @@ class LocalTransaction:
         self.transaction_id = database.new_id()
         self._transaction = database.begin(using)
         try:
-            self._transaction.mark()
+            self._transaction.set_savepoint()
         except BaseException:
             self._transaction.abandon()
             raise
@@ -183,7 +186,7 @@ class LocalTransaction:
         if self._transaction.is_nested():
             raise TypeError(IN_SAVEPOINT)
         name = f"{self.transaction_id}.{next(self._numbers)}"
-        fields = {"tags": tags, "keys": keys, "queue_id": queue_id, "immunity_s": immunity_s}
+        fields = MessageFields(tags=tags, keys=keys, queue_id=queue_id, immunity_s=immunity_s)
         message = self._records.message(name, topic, body, properties, self._born_at_ms, **fields)
         message.headers()
         self._messages.append(message)

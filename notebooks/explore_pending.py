@@ -119,7 +119,7 @@ if transaction_id:
     if kafka.bootstrap_servers:
         # An op may come before its half, by `transactionTimeOut` at most (R10).
         since_ms = min(begins) - settings.resolution.transactionTimeOut if begins else 0
-        records = records_since(spark, kafka, kafka.all_topics(), since_ms)
+        records = records_since(spark, kafka, kafka.job_topics(), since_ms)
         found = story.records_of(records, transaction_id).collect()
         events = [story.of_record(row.asDict(), kafka.half_topic, kafka.op_topic) for row in found] + events
         of_id = records.where((F.col("key") == F.lit(transaction_id.encode())) & F.col("topic").isin(kafka.half_topic, kafka.op_topic))

@@ -29,7 +29,7 @@ class KafkaUnavailableError(HalfwayError):
     """Kafka cannot be reached, or refuses the connection."""
 
 
-class AccessError(KafkaUnavailableError):
+class AccessError(HalfwayError):
     """Kafka accepts the connection and refuses the request, because a right (ACL) is missing."""
 
 

@@ -104,7 +104,7 @@ class KafkaSettings(SettingsGroup):
         """Return the topics of check requests, each once: the shared one first."""
         return [*dict.fromkeys((self.check_topic, *self.check_topics.values()))]
 
-    def all_topics(self) -> list[str]:
+    def job_topics(self) -> list[str]:
         """Return the half topic, the op topic and the topics of check requests."""
         return [self.half_topic, self.op_topic, *self.all_check_topics()]
 

@@ -6,7 +6,7 @@ been reached: by the horizon if it is pending, or else by the read mark. The rul
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -60,7 +60,7 @@ class Bucket:
         """Apply a batch. Return the bucket after it, the outcomes, and what this batch counted."""
         clock = self.clock.after(batch.ticks, batch.read_ms)
         untouched, affected = self._split(batch, clock)
-        resolution = resolve(_to_state(self.clock, affected), replace(batch, clock=clock), rules)
+        resolution = resolve(_to_state(self.clock, affected), batch, rules, clock)
         entries = _join(untouched, _to_entries(resolution.state))
         totals = self.totals + resolution.counts + _further_counts(resolution.outcomes)
         return Bucket(entries, clock, totals), resolution.outcomes, resolution.counts
@@ -173,11 +173,11 @@ def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
 
 def _encode_clock(clock: Clock) -> dict[str, Any]:
     return {
-        "heard_ms": _encode_times(clock.heard_ms),
+        "heard_ms": _encode_times(clock.tick_ms),
         "read_ms": _encode_times(clock.read_ms),
         "asked_ms": _encode_times(clock.asked_ms),
-        "sizes": _encode_times(clock.sizes),
-        "latest": clock.latest,
+        "sizes": _encode_times(clock.partition_counts),
+        "latest": clock.latest_tick,
         "floor_ms": clock.floor,
     }
 
@@ -185,11 +185,11 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
 def _decode_clock(stored: dict[str, Any]) -> Clock:
     latest_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
-        heard_ms=_decode_times(stored["heard_ms"]),
+        tick_ms=_decode_times(stored["heard_ms"]),
         read_ms=_decode_times(stored["read_ms"]),
         asked_ms=_decode_times(stored["asked_ms"]),
-        sizes=_decode_times(stored["sizes"]),
-        latest=LatestTick(latest_ms, Source(source), partition, tuple(absent_groups)),
+        partition_counts=_decode_times(stored["sizes"]),
+        latest_tick=LatestTick(latest_ms, Source(source), partition, tuple(absent_groups)),
         floor=Floor(*stored["floor_ms"]),
     )
 

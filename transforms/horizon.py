@@ -79,15 +79,15 @@ class Clock:
     the same.
     """
 
-    heard_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
+    tick_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The time of the latest tick of each partition."""
     read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The last time that the broker gave a record of a partition, where that is later than its latest tick."""
     asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
-    sizes: Times = field(default_factory=lambda: {source: {} for source in Source})
+    partition_counts: Times = field(default_factory=lambda: {source: {} for source in Source})
     """How many partitions the topic has, as the latest tick of each partition says. The greatest number counts."""
-    latest: LatestTick = field(default_factory=LatestTick)
+    latest_tick: LatestTick = field(default_factory=LatestTick)
     """The latest tick of all, which says which groups are away or behind (R15)."""
     floor: Floor = field(default_factory=Floor)
 
@@ -101,28 +101,28 @@ class Clock:
         if not ticks and not read_ms:
             return self
         said = latest_ticks(ticks)
-        heard, read, asked, sizes, latest = {}, {}, {}, {}, self.latest
+        at_tick, read, asked, counts, latest = {}, {}, {}, {}, self.latest_tick
         for source in Source:
             of_topic = [tick for tick in said if tick.source is source]
-            heard[source] = {**self.heard_ms[source], **{tick.partition: tick.at_ms for tick in of_topic}}
-            sizes[source] = {**self.sizes[source], **{tick.partition: tick.partitions for tick in of_topic}}
+            at_tick[source] = {**self.tick_ms[source], **{tick.partition: tick.at_ms for tick in of_topic}}
+            counts[source] = {**self.partition_counts[source], **{tick.partition: tick.partitions for tick in of_topic}}
             now = {**self.asked_ms[source], **{tick.partition: tick.asked_ms for tick in of_topic}}
             asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
             times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
-            read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > heard[source].get(partition, -1)}
+            read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > at_tick[source].get(partition, -1)}
         if ticks:
             latest = latest.or_newer(said)
-        clock = Clock(heard, read, asked, sizes, latest, self.floor)
+        clock = Clock(at_tick, read, asked, counts, latest, self.floor)
         horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
         return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor=Floor(horizon_ms, read_mark_ms))
 
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away or behind, as the latest tick says (R15)."""
-        return frozenset(self.latest.absent_groups)
+        return frozenset(self.latest_tick.absent_groups)
 
     def partitions_of(self, source: Source) -> int:
         """Return how many partitions a topic has; 0 before its first tick. An older tick may count fewer."""
-        return max(self.sizes[source].values(), default=0)
+        return max(self.partition_counts[source].values(), default=0)
 
     def asked_horizon_ms(self) -> int:
         """Return the horizon up to which checks count at the present one (R5): the smallest over all partitions."""
@@ -134,11 +134,11 @@ class Clock:
         times_ms: list[int] = []
         for source in Source:
             partitions = self.partitions_of(source)
-            # A tick may name any number of partitions: iterate over those that were heard, not over that number.
-            heard = [at_ms for partition, at_ms in self.heard_ms[source].items() if partition < partitions]
-            if not heard or len(heard) < partitions:
+            # A tick may name any number of partitions: iterate over those that have one, not over that number.
+            at_ticks = [at_ms for partition, at_ms in self.tick_ms[source].items() if partition < partitions]
+            if not at_ticks or len(at_ticks) < partitions:
                 return None
-            times_ms.extend(heard)
+            times_ms.extend(at_ticks)
         return max(self.floor.horizon_ms, min(times_ms))
 
     def read_mark_ms(self) -> int | None:
@@ -152,7 +152,7 @@ class Clock:
             return None
         # A partition may hold records before the first tick that counts it.
         return max(
-            horizon_ms, self.floor.read_mark_ms, min(min({**self.heard_ms[source], **self.read_ms[source]}.values()) for source in Source)
+            horizon_ms, self.floor.read_mark_ms, min(min({**self.tick_ms[source], **self.read_ms[source]}.values()) for source in Source)
         )
 
 

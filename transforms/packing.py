@@ -185,8 +185,11 @@ def outcomes_in(packs: DataFrame) -> DataFrame:
     return packs.where(F.col("kind") != int(Kind.REPORT)).mapInArrow(rows, from_arrow_schema(OUTCOME_SCHEMA))
 
 
-def packed(outcomes: DataFrame) -> DataFrame:
-    """Pack outcomes (OUTCOME_SCHEMA) that no adopted table holds (PACKED_OUTCOMES_SCHEMA)."""
+def repacked(outcomes: DataFrame) -> DataFrame:
+    """Pack outcomes (OUTCOME_SCHEMA) again, one pack of each kind and batch; no adopted table may hold them.
+
+    `slot` is the partition of the first (PACKED_OUTCOMES_SCHEMA).
+    """
 
     def packs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -1,4 +1,4 @@
-"""The protocol: rules R1 to R13, R15 and R17 of docs/rules.md, in plain Python (decision 4).
+"""The protocol: rules R1 to R13, R15, R17 and R14's copied signatures (docs/rules.md), in plain Python (decision 4).
 
 `resolve(state, batch, rules)` takes the state of one bucket and the records that were newly read, and returns the state
 after them and the outcomes. It does no I/O and reads no clock. Time is what was read: checks and discards wait for the
@@ -178,8 +178,6 @@ class Batch:
     """Partition → the time of the last record there that keeps the contract and has the broker's time."""
     counted: Counter[str] = field(default_factory=Counter)
     """`Count` → the records that a former checkpoint has dealt with (decision 6)."""
-    clock: Clock | None = None
-    """The clock after the batch, if the caller knows it already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +190,16 @@ class Resolution:
     """What this batch counted: `Count`, and quarantined records by their `Reason`."""
 
 
-def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
+def resolve(state: BucketState, batch: Batch, rules: Rules, clock: Clock | None = None) -> Resolution:
     """Apply a batch: the halves, notices of lost ones, and ops, each by time, partition and offset. Then let time move.
 
     Time comes last, so that every verdict up to the horizon wins over the checks and discards that it makes due (R9).
+
+    Args:
+        state: the bucket before the batch.
+        batch: what was read.
+        rules: the settings that count for this batch.
+        clock: the clock after the batch, if the caller knows it already.
     """
     resolver = _Resolver(state, rules)
     resolver.counts.update({Count.HALVES: len(batch.halves), Count.OPS: len(batch.ops)})
@@ -207,7 +211,7 @@ def resolve(state: BucketState, batch: Batch, rules: Rules) -> Resolution:
         resolver.on_lost(lost)
     for op in sorted([*batch.ops, *resolver.take_waiting(batch.halves)], key=_ORDER):
         resolver.on_op(op)
-    clock = batch.clock or state.clock.after(batch.ticks, batch.read_ms)
+    clock = clock or state.clock.after(batch.ticks, batch.read_ms)
     horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
     if horizon_ms is not None:
         resolver.on_horizon(horizon_ms, clock.asked_horizon_ms(), clock.absent_groups())
@@ -327,7 +331,7 @@ class _Resolver:
                 elif known.checked_ms >= 0 and horizon_ms < (due_ms := self.rules.next_check_ms(known.checked_ms)):
                     self._put_off(known._replace(due_ms=due_ms))  # R5: the interval was shorter when that check was sent
                 else:
-                    self._on_due(known, horizon_ms, asked_ms, is_away=known.half.producer_group in absent_groups)
+                    self._on_due(known, horizon_ms, asked_ms, is_absent=known.half.producer_group in absent_groups)
 
     def on_read_mark(self, read_mark_ms: int) -> None:
         """Let go of what no record can concern any more: orphaned verdicts (R10), ids that are forgotten (R11)."""
@@ -337,20 +341,21 @@ class _Resolver:
             if known.phase is not Phase.PENDING and read_mark_ms >= known.due_ms:
                 del self.transactions[transaction_id]
 
-    def _on_due(self, known: Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
+    def _on_due(self, known: Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
         """Check, discard or put off a pending half."""
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
         expiry_ms = rules.expiry_ms(known.half)
         is_late = horizon_ms >= expiry_ms  # R8
         was_last_called = known.checked_ms >= max(0, expiry_ms)  # Not -1, which is never: a half of before 1970 expires earlier.
-        # In a backlog horizons follow each other in no time: each put-off has its time, as a check has (R8).
+        # A put-off counts when a check sent at the last one that did would count: a backlog's horizons pass in ms (R8).
         has_waited = is_late and known.put_off_ms <= asked_ms
         # What was counted under a shorter retention was not past this age.
         late_put_offs = known.late_put_offs if known.put_off_ms >= expiry_ms else 0
-        is_expired = has_waited and late_put_offs >= rules.check_max if is_away else is_late and was_last_called
+        # A last call is one past the half's age, which the horizon then is past too: it never goes back.
+        is_expired = has_waited and late_put_offs >= rules.check_max if is_absent else was_last_called
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
-        if is_away and not is_expired:  # R15
+        if is_absent and not is_expired:  # R15
             self._put_off(later._replace(late_put_offs=late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
         elif is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1

@@ -14,7 +14,7 @@ from halfway.clients.aio.async_listener import AsyncTransactionListener, ask_in_
 from halfway.clients.aio.async_transaction import AsyncLocalTransaction, AsyncTransactionDatabase, to_its_end
 from halfway.clients.aio.check_tasks import CheckTasks, LoopAnswers
 from halfway.clients.aio.loop_sender import LoopSender
-from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
 from halfway.clients.listener import Answer, Arg_contra
@@ -159,8 +159,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             )
             await self.start()
             with self._instance.sending(asyncio.current_task()):
-                in_doubt = ANOTHER_ID if transaction_id is not None else ""
-                [half] = await self._sender.store_halves(self._records, [message], "its local transaction was not run", in_doubt)
+                advice = ANOTHER_ID if transaction_id is not None else ""
+                [half] = await self._sender.store_halves(self._records, [message], "its local transaction was not run", advice)
                 with self._records.telemetry.local_transaction():
                     execute = cast(AsyncTransactionListener[Arg_contra], self._listener).execute_local_transaction
                     answer = await ask_in_loop(execute, half.message, arg)
@@ -198,8 +198,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         if database is None:
             raise TypeError("this producer has a listener: give it AsyncSqlTransactions(...) in its place, or use send_in_transaction")
 
-        def store(messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
-            return database.wait_for(self._sender.store_halves(self._records, messages, so))
+        def store(messages: Sequence[HalfMessage], consequence: str) -> list[StoredHalf]:
+            return database.wait_for(self._sender.store_halves(self._records, messages, consequence))
 
         telemetry = self._records.telemetry
         await self.start()
@@ -246,9 +246,9 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         if not hasattr(session, "sync_session"):
             raise TypeError(f"{type(session).__name__} is no AsyncSession of SQLAlchemy: use a block, `async with producer.transaction()`")
 
-        def store(messages: Sequence[HalfMessage], so: str) -> list[StoredHalf]:
+        def store(messages: Sequence[HalfMessage], consequence: str) -> list[StoredHalf]:
             with self._instance.sending(asyncio.current_task()):
-                return database.wait_for(self._sender.store_halves(self._records, messages, so))
+                return database.wait_for(self._sender.store_halves(self._records, messages, consequence))
 
         def make(outcomes: Outcomes) -> LocalTransaction:
             return LocalTransaction(outcomes, session, self._records, self._sender, store)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from confluent_kafka import KafkaError
 
-from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import CheckTask, OpenChecks
@@ -78,7 +78,7 @@ class CheckTasks(CheckWorkers):
         """Return False if the loop is closed, and its tasks with it."""
         return not self._answers.loop().is_closed()
 
-    def is_one(self) -> bool:
+    def is_worker_calling(self) -> bool:
         """Return True in a task that runs the listener."""
         with suppress(RuntimeError):  # There is no loop in this thread.
             return asyncio.current_task() in self._tasks
@@ -112,7 +112,7 @@ class CheckTasks(CheckWorkers):
 
     def _end(self, task: CheckTask, answering: "asyncio.Task[None]") -> None:
         if answering.cancelled():  # Also before its first step. If the loop ends, the group's next instance gets the check.
-            self.put_off(task, "its task was cancelled")
+            self.resend_later(task, "its task was cancelled")
         self._tasks.discard(answering)
         with self._ended:
             self._running -= 1

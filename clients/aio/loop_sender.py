@@ -41,7 +41,7 @@ class LoopReport:
         self._arrived.append(self)
 
 
-class _PutOff:
+class _Waiting:
     """A record that found the queue full. A task awaits `queued` if it is a half."""
 
     __slots__ = ("is_queued", "on_delivery", "queued", "record", "topic")
@@ -64,9 +64,9 @@ class LoopSender:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sender: Sender | None = None
         self._arrived: deque[LoopReport] = deque()
-        self._put_off: deque[_PutOff] = deque()
-        self._nothing_put_off = threading.Event()
-        self._nothing_put_off.set()
+        self._backlog: deque[_Waiting] = deque()
+        self._has_no_backlog = threading.Event()
+        self._has_no_backlog.set()
 
     def bind(self, loop: asyncio.AbstractEventLoop, sender: Sender) -> None:
         """Use a connection from `loop`."""
@@ -74,29 +74,31 @@ class LoopSender:
 
     def on_served(self) -> None:
         """Wake the loop, once for all reports that have arrived. The sender's thread calls it."""
-        if (self._arrived or self._put_off) and self._loop is not None:
+        if (self._arrived or self._backlog) and self._loop is not None:
             with suppress(RuntimeError):  # The loop is closed, so that nobody waits.
                 self._loop.call_soon_threadsafe(self._drain)
 
     def flush(self, deadline_s: float) -> None:
-        """Wait until no record is put off, or until a time by `time.monotonic()`. A thread calls it that closes."""
-        self._nothing_put_off.wait(max(0.0, deadline_s - time.monotonic()))
+        """Wait until no record waits for room, or until a time by `time.monotonic()`. A thread calls it that closes."""
+        self._has_no_backlog.wait(max(0.0, deadline_s - time.monotonic()))
 
     def explain(self, topic: str, error: KafkaError) -> str:
         """Return why a record for `topic` was not delivered and, where that is known, what to do."""
         return self._connection().explain(topic, error)
 
     def send(self, topic: str, record: Record, on_delivery: OnDelivery) -> None:
-        """Queue an op. If the queue is full, put it off until there is room. Waits for nothing.
+        """Queue an op. If the queue is full, it waits for room. The caller waits for nothing.
 
         Raises:
             SendError: librdkafka rejects the record, or the producer is dead and not replaced yet.
         """
-        if self._put_off or not self._connection().try_send(topic, record, on_delivery):
-            self._put_off.append(_PutOff(topic, record, on_delivery))
-            self._nothing_put_off.clear()
+        if self._backlog or not self._connection().try_send(topic, record, on_delivery):
+            self._backlog.append(_Waiting(topic, record, on_delivery))
+            self._has_no_backlog.clear()
 
-    async def store_halves(self, records: GroupRecords, messages: Sequence[HalfMessage], so: str, in_doubt: str = "") -> list[StoredHalf]:
+    async def store_halves(
+        self, records: GroupRecords, messages: Sequence[HalfMessage], consequence: str, advice: str = ""
+    ) -> list[StoredHalf]:
         """Sign halves, send them, and wait for them, as `GroupRecords.store_halves` does for a thread."""
         if records.signs_long(messages):
             messages, halves = await asyncio.to_thread(records.to_send, messages)
@@ -112,7 +114,7 @@ class LoopSender:
             queued = [message for message, report in zip(messages, reports, strict=False) if report.is_queued]
             records.interrupted(self, queued, error)
             raise
-        return records.confirmed(self, messages, reports, so, in_doubt)
+        return records.confirmed(self, messages, reports, consequence, advice)
 
     async def send_half(self, topic: str, record: Record, report: LoopReport) -> None:
         """Queue a half. If the queue is full, wait for room, up to `send_timeout_ms`.
@@ -127,12 +129,12 @@ class LoopSender:
         sender = self._connection()
         if sender.is_refused():
             await asyncio.to_thread(sender.look_again)
-        if not self._put_off and sender.try_send(topic, record, report):
+        if not self._backlog and sender.try_send(topic, record, report):
             report.is_queued = True
             return
-        waiting = _PutOff(topic, record, report, asyncio.get_running_loop().create_future())
-        self._put_off.append(waiting)
-        self._nothing_put_off.clear()
+        waiting = _Waiting(topic, record, report, asyncio.get_running_loop().create_future())
+        self._backlog.append(waiting)
+        self._has_no_backlog.clear()
         try:
             async with asyncio.timeout(self._send_timeout_s):
                 await cast("asyncio.Future[None]", waiting.queued)
@@ -162,14 +164,14 @@ class LoopSender:
             report = self._arrived.popleft()
             if not report.future.done():
                 report.future.set_result(None)
-        while self._put_off and self._resend(self._put_off[0]):
-            self._put_off.popleft()
-        if not self._put_off:
-            self._nothing_put_off.set()
+        while self._backlog and self._resend(self._backlog[0]):
+            self._backlog.popleft()
+        if not self._backlog:
+            self._has_no_backlog.set()
         if self._arrived:
             cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._drain)
 
-    def _resend(self, waiting: _PutOff) -> bool:
+    def _resend(self, waiting: _Waiting) -> bool:
         """Return False if there is no room. An error is told to whoever waits."""
         try:
             if not self._connection().try_send(waiting.topic, waiting.record, waiting.on_delivery):
@@ -186,8 +188,8 @@ class LoopSender:
                 waiting.queued.set_result(None)
         return True
 
-    def _forget(self, waiting: _PutOff) -> None:
+    def _forget(self, waiting: _Waiting) -> None:
         with suppress(ValueError):
-            self._put_off.remove(waiting)
-        if not self._put_off:
-            self._nothing_put_off.set()
+            self._backlog.remove(waiting)
+        if not self._backlog:
+            self._has_no_backlog.set()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -71,10 +71,20 @@ class MessageReader:
         self._storage_errors, self._told = message_files.storage_errors, message_files.one_line(self._uri)
         self._stopping = threading.Event()
         self._table_id: str | None = None
+        self._warn_of_ahead: Callable[[Bookmark, Bookmark | None], None] = self._log_ahead
 
     def must_be(self, table_id: str) -> Self:
         """Refuse to read another table than the one with this id, which Delta gives to each."""
         self._table_id = table_id
+        return self
+
+    def warn_by(self, warn: Callable[[Bookmark, Bookmark | None], None]) -> Self:
+        """Hand a bookmark that is not of this table to `warn`, and do not log it. What comes before it is never read.
+
+        Args:
+            warn: gets the bookmark, and that of the table's last message; None if it holds none.
+        """
+        self._warn_of_ahead = warn
         return self
 
     def read(self, after: Bookmark | None = None) -> Iterator[MessageBatch]:
@@ -207,19 +217,13 @@ class MessageReader:
             files = self._open()
         raise self._has_no_file()
 
-    def warn_of_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
-        """Log a bookmark that is not of this table: what comes before it is never read. A subclass may say it.
-
-        Args:
-            after: the bookmark.
-            end: that of the table's last message; None if it holds none.
-        """
-        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._told)
-
     def _look_if_ahead(self, after: Bookmark) -> None:
         end = self.end()
         if end is None or end < after:
-            self.warn_of_ahead(after, end)
+            self._warn_of_ahead(after, end)
+
+    def _log_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
+        log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._told)
 
     def _has_no_file(self) -> TableError:
         return TableError(

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from halfway.clients.sql.drivers import driver_of
-from halfway.clients.sql.marked_transaction import MarkedTransaction
+from halfway.clients.sql.savepoint_transaction import SavepointTransaction
 from halfway.clients.sql.sqlalchemy_database import SqlAlchemyDatabase
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
@@ -60,7 +60,7 @@ class DbApiDatabase:
             yield connection
 
 
-class _DbApiTransaction(MarkedTransaction):
+class _DbApiTransaction(SavepointTransaction):
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         try:
@@ -171,7 +171,7 @@ class DjangoDatabase:
             wrapper.close()
 
 
-class _DjangoTransaction(MarkedTransaction):
+class _DjangoTransaction(SavepointTransaction):
     def __init__(self, alias: str) -> None:
         self.connection = _django().connections[alias]
         _refuse_unended(self.connection)

@@ -69,7 +69,7 @@ class Driver(ABC):
         """
 
     def set_savepoint(self, connection: Any) -> None:
-        """Mark the transaction by a savepoint. Whatever ends the transaction takes it away."""
+        """Set a savepoint. Whatever ends the transaction takes it away."""
         with closing(connection.cursor()) as cursor:
             cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
-from halfway.clients.sql.sqlalchemy_database import SessionTransaction
+from halfway.clients.sql.sqlalchemy_transactions import SessionTransaction
 from halfway.clients.transaction import IN_SAVEPOINT, DatabaseTransaction, LocalTransaction, Outcomes, TransactionDatabase
 from halfway.schemas.headers import LocalTransactionState
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
-from halfway.clients.sql.marked_transaction import OVER
+from halfway.clients.sql.savepoint_transaction import OVER
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import BookmarkMovedError
@@ -96,7 +96,7 @@ class SqlBookmarks:
         self._is_loaded = False
         transaction = self._database.begin(using)
         try:
-            transaction.mark()
+            transaction.set_savepoint()
             with transaction.errors_as_the_services():
                 self._move(transaction.raw(), bookmark)
             yield transaction
@@ -126,12 +126,11 @@ class SqlBookmarks:
             if cursor.rowcount != 1:
                 raise self._moved()
 
-    def _verify_not_over(self, transaction: Any) -> None:
+    def _verify_not_over(self, transaction: DatabaseTransaction) -> None:
         """Refuse to commit in another transaction than the one that has moved the bookmark."""
-        connection = transaction.raw()
         try:
-            transaction.release_mark(connection)
-        except errors_of(connection).Error as error:
+            transaction.release_savepoint()
+        except errors_of(transaction.raw()).Error as error:
             raise BookmarkMovedError(
                 f"the transaction that moves the bookmark {self._name!r} {OVER}. Let such an error leave the block, call load() and go on"
             ) from error

@@ -1,4 +1,7 @@
-"""Kafka and the job in the memory of a test: the real protocol core, the real client, no thread and no clock."""
+"""Kafka and the job in the memory of a test: the real protocol core, the real client, no thread.
+
+The job's time moves by `advance` alone. `born_at_ms` is this machine's time, as in a real producer.
+"""
 
 from collections import deque
 from collections.abc import Iterator
@@ -29,15 +32,15 @@ class InMemoryHalfway:
     """Topics, job and time of one test.
 
     Args:
-        resolution: the job's settings; None for the defaults.
+        resolution: the job's settings.
 
     Attributes:
         now_ms: the time, in ms since 1970 UTC. `advance` alone moves it.
     """
 
-    def __init__(self, resolution: ResolutionSettings | None = None) -> None:
+    def __init__(self, resolution: ResolutionSettings) -> None:
         """Begin without messages."""
-        settings = resolution or ResolutionSettings()
+        settings = resolution
         self._rules: Rules = rules_of(settings)
         self._tick_ms = settings.tick_interval or 1_000
         self.now_ms = _BEGIN_MS

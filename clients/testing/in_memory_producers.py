@@ -8,7 +8,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
 from halfway.clients.aio.async_listener import AsyncTransactionListener
 from halfway.clients.aio.async_producer import AsyncTransactionProducer
 from halfway.clients.aio.async_transaction import AsyncTransactionDatabase
-from halfway.clients.check_threads import CheckWorkers
+from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.checks import CheckAnswerer
 from halfway.clients.instance import GroupInstance, ProducerLimits
 from halfway.clients.kafka.sender import Sender

@@ -38,11 +38,12 @@ def _bookmark(text: str) -> Bookmark:
         raise typer.BadParameter(str(error)) from None
 
 
-def _tags(expression: str) -> frozenset[str]:
+def _tags(expression: str) -> str:
     try:
-        return tags_in(expression)
+        tags_in(expression)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    return expression
 
 
 def messages(
@@ -52,7 +53,7 @@ def messages(
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
     tags: Annotated[
-        frozenset[str] | None,
+        str | None,
         typer.Option(parser=_tags, metavar="TAGS", help="Only those with this tag, or one of several: 'A || B'."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
@@ -66,7 +67,7 @@ def messages(
     With --json each message is a line. Reads beside a running job, or without one.
     Needs no Java if the tables are folders.
     """
-    settings, tags = command_settings(config, overrides), tags or frozenset()
+    settings = command_settings(config, overrides)
     show = _show_json if as_json else _Lines()
     position, shown = after, 0
     received: list[int] = []
@@ -87,15 +88,10 @@ def messages(
         raise typer.Exit(exit_code(received[0]))
 
 
-def _none_found(after: Bookmark | None, topic: str | None, tags: frozenset[str]) -> str:
-    of = ["" if topic is None else f" of topic {topic}", f" with tag {' or '.join(sorted(tags))}" if tags else ""]
+def _none_found(after: Bookmark | None, topic: str | None, tags: str | None) -> str:
+    wanted = " or ".join(sorted(tags_in(tags)))
+    of = ["" if topic is None else f" of topic {topic}", f" with tag {wanted}" if wanted else ""]
     return f"no message{''.join(of)}{'' if after is None else f' after {after}'}"
-
-
-class _Reader(MessageReader):
-    def warn_of_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
-        """Say it, in the words of a command."""
-        _say_ahead(after, end)
 
 
 def _say_ahead(after: Bookmark, end: Bookmark | None) -> None:
@@ -106,13 +102,12 @@ def _say_ahead(after: Bookmark, end: Bookmark | None) -> None:
 
 @contextmanager
 def _batches(
-    settings: Settings, after: Bookmark | None, topic: str | None, tags: frozenset[str], received: list[int], *, follow: bool
+    settings: Settings, after: Bookmark | None, topic: str | None, tags: str | None, received: list[int], *, follow: bool
 ) -> Iterator[Iterator[MessageBatch]]:
     """Yield the batches of messages. While they are read, `received` gets the numbers of SIGINT and SIGTERM."""
     verify_table_exists(settings.storage, "messages")
     if settings.storage.catalog_schema is None:
-        expression = " || ".join(tags) or None
-        reader = _Reader(settings.storage, topic=topic, tags=expression, max_rows=_ROWS, max_bytes=_BYTES)
+        reader = MessageReader(settings.storage, topic=topic, tags=tags, max_rows=_ROWS, max_bytes=_BYTES).warn_by(_say_ahead)
 
         def stop(number: int) -> None:
             received.append(number)
@@ -126,7 +121,7 @@ def _batches(
     from halfway.pipelines.runtime.reader_session import reader_session
 
     with reader_session(settings, say) as session, on_signals(received.append):
-        wanted = Wanted(topic, tags, _ROWS, _BYTES)
+        wanted = Wanted(topic, tags_in(tags), _ROWS, _BYTES)
         yield catalog_messages(
             session(), settings.storage, after, wanted, goes_on=lambda: follow and not received, warn_of_ahead=_say_ahead
         )

@@ -95,7 +95,7 @@ def _as_of(stored: "StoredState") -> str:
     if stored.batch_id is None:
         return ""
     last = stored.last_batch
-    age = "" if last is None else f" ({duration_text(time.time_ns() // 1_000_000 - last['written_at_ms'])} ago)"
+    age = "" if last is None else f" ({duration_text(time.time_ns() // 1_000_000 - last.written_at_ms)} ago)"
     return f" as of batch {stored.batch_id}{age}"
 
 

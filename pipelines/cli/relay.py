@@ -8,7 +8,7 @@ import typer
 from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.relay.positions import Reached
+from halfway.pipelines.relay.positions import TablePosition
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.runtime.signals import exit_code, on_signals
 from halfway.pipelines.storage.missing_tables import verify_table_exists
@@ -62,7 +62,7 @@ def _begin(text: str | None) -> Begin | None:
     if text is None:
         return None
     try:
-        return Begin(None if text == _EARLIEST else Reached.parse(text))
+        return Begin(None if text == _EARLIEST else TablePosition.parse(text))
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--begin") from None
 

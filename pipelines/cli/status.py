@@ -119,4 +119,4 @@ def _held(transaction: "OpenTransaction", now_ms: int) -> str:
 def _last_batch(now: "Status") -> str:
     if now.last_batch is None:
         return "none yet"
-    return f"{now.last_batch['batch_id']} took {now.last_batch['seconds']:.2f} s, until {utc_text(now.last_batch['written_at_ms'])}"
+    return f"{now.last_batch.batch_id} took {now.last_batch.seconds:.2f} s, until {utc_text(now.last_batch.written_at_ms)}"

@@ -47,7 +47,8 @@ class DemoJudge:
         """
         traffic = self._traffic
         # Read the status before the tables, so that the tables hold everything up to its horizon.
-        self._horizon_ms = max(self._horizon_ms, read_status(self._storage).get("horizon_ms") or 0)
+        status = read_status(self._storage)
+        self._horizon_ms = max(self._horizon_ms, (status and status.horizon_ms) or 0)
         messages, discarded = self._tables.rows(Table.MESSAGES), self._tables.rows(Table.DISCARDED)
         quarantined = self._tables.rows(Table.QUARANTINE, traffic.keyless)
         # Read the topics after the tables, so that they hold every check that the tables count.

@@ -18,7 +18,7 @@ from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operat
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
-from halfway.pipelines.storage.state_reader import status_in
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError, TopicError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
@@ -35,8 +35,8 @@ _COLUMNS = {
 }
 
 
-def read_status(storage: StorageSettings) -> dict[str, Any]:
-    """Return the status that the job wrote after its last batch; empty before the first batch.
+def read_status(storage: StorageSettings) -> BatchStatus | None:
+    """Return the status that the job wrote after its last batch; None before the first batch.
 
     Raises:
         SetupError: the checkpoint is not on this machine.
@@ -47,7 +47,7 @@ def read_status(storage: StorageSettings) -> dict[str, Any]:
             f"the demo reads the job's status from the checkpoint, and {storage.checkpoint} is not a folder on this machine: "
             "run it with --set storage.checkpoint=FOLDER --set storage.warehouse=FOLDER"
         )
-    return status_in(path.read_text() if path.exists() else None) or {}
+    return BatchStatus.parse(path.read_text() if path.exists() else None)
 
 
 class TableWatch:

@@ -66,9 +66,7 @@ def create_relay_topic(settings: Settings, replication: int = BROKER_DEFAULT_REP
     return _report(topic, RELAY_PARTITIONS, config, created=topic in created)
 
 
-def create_real_topic(
-    settings: Settings, topic: str, partitions: int = DEFAULT_PARTITIONS, replication: int = BROKER_DEFAULT_REPLICATION
-) -> TopicReport:
+def create_real_topic(settings: Settings, topic: str, partitions: int, replication: int) -> TopicReport:
     """Create a topic for the messages that `halfway relay` sends on, with the brokers' defaults, if it is missing.
 
     Args:
@@ -134,7 +132,7 @@ def create_topics(
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
     client = admin_client(settings.kafka)
-    wanted = {topic: new_topic_config(settings, topic) for topic in settings.kafka.all_topics()}
+    wanted = {topic: new_topic_config(settings, topic) for topic in settings.kafka.job_topics()}
     created = _create_missing(client, wanted, partitions, replication)
     timed = {topic: partitions for topic in created if is_timed(settings, topic)}
     problem = _write_first_ticks(client, settings, timed) if timed and settings.resolution.tick_interval > 0 else None
@@ -151,7 +149,7 @@ def inspect_topics(client: Admin, settings: Settings) -> list[TopicReport]:
     Raises:
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    counts = partition_counts(client, settings.kafka.all_topics())
+    counts = partition_counts(client, settings.kafka.job_topics())
     configs = _configs(client, list(counts)) if counts else {}
     reports = [report_on(settings, topic, counts[topic], configs[topic]) for topic in counts]
     problem = verdicts_problem(settings, configs)
@@ -181,8 +179,8 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
         AccessError: this user may not describe the half topic's configuration.
         KafkaUnavailableError: Kafka cannot be reached or refuses the connection.
     """
-    half, op, *checks = settings.kafka.all_topics()
-    _verify_existing(settings, partition_counts(client, settings.kafka.all_topics()))
+    half, op, *checks = settings.kafka.job_topics()
+    _verify_existing(settings, partition_counts(client, settings.kafka.job_topics()))
     configs = _configs(client, [half])
     for topic in (op, *checks):
         try:
@@ -273,7 +271,7 @@ def _verify(client: Admin, settings: Settings, created: list[str], partitions: i
 
 
 def _verify_existing(settings: Settings, known: Collection[str]) -> None:
-    missing = [topic for topic in settings.kafka.all_topics() if topic not in known]
+    missing = [topic for topic in settings.kafka.job_topics() if topic not in known]
     if missing:
         raise TopicError(missing_topics(missing))
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
@@ -16,6 +15,7 @@ from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.state_reader import StoredState, read_state
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
@@ -36,8 +36,8 @@ class Status:
     is_running: bool | None
     """None if the checkpoint is not on this machine."""
     batch_id: int | None
-    last_batch: dict[str, Any] | None
-    """`batch_id`, `seconds`, `written_at_ms` and `counts`, which the job writes after each batch."""
+    last_batch: BatchStatus | None
+    """What the job wrote after its last batch; None if it has ended none."""
     horizon_ms: int | None
     horizon_lag_ms: int | None
     """How far the horizon is behind the current time. With CreateTime topics, producers' clocks set the horizon."""

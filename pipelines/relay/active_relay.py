@@ -15,7 +15,7 @@ from halfway.clients.reading.committed import CommittedMessage
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.relay.leader_election import relay_id
 from halfway.pipelines.relay.position_reader import read_positions
-from halfway.pipelines.relay.positions import START, Reached, RelayPositions, Stop, changes
+from halfway.pipelines.relay.positions import START, RelayPositions, Stop, TablePosition, changes
 from halfway.pipelines.relay.real_topics import RealTopic, RealTopics
 from halfway.pipelines.relay.relay_producer import RefusedError, RelayProducer, TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
@@ -89,7 +89,7 @@ class ActiveRelay:
         self._router = Router(settings)
         self._topics = RealTopics(client)
         self._alone: dict[str, int] = {}
-        self._at_once = 1
+        self._part_size = 1
         """How many messages a transaction has while some are sent one by one: Kafka aborts one that takes too long."""
         self._retries = Retries(settings.relay.retry_interval / 1000, clock)
         self._producer = RelayProducer(settings)
@@ -116,7 +116,7 @@ class ActiveRelay:
         self._written, self._positions = stored, positions
         self._write([], stops={named: None for named in positions.stopped if not self._router.is_allowed(named)})
         for named in self._positions.stopped:
-            self._retries.at_once(named)
+            self._retries.soon(named)
 
     def read_on(self, may_go_on: Callable[[], bool]) -> bool:
         """Relay what is after the bookmark. Return True if there may be more, but stopped topics have their turn."""
@@ -131,7 +131,7 @@ class ActiveRelay:
         self._report.behind_since_ms, self._report.last_look_s = None, time.time()
         return False
 
-    def _relay(self, messages: Sequence[CommittedMessage], reached: Reached, may_go_on: Callable[[], bool]) -> bool:
+    def _relay(self, messages: Sequence[CommittedMessage], reached: TablePosition, may_go_on: Callable[[], bool]) -> bool:
         """Write messages and bookmark, and stop the topics that refuse theirs. Return True if all of it is done."""
         if messages:
             self._report.behind_since_ms = round(messages[-1].committed_at.timestamp() * 1000)
@@ -142,15 +142,15 @@ class ActiveRelay:
                 record = refused.record
                 self._stop({record.named: Stop(self._positions.after, record.transaction_id, refused.refusal, refused.cause)})
 
-    def _relay_part(self, messages: Sequence[CommittedMessage], reached: Reached) -> None:
-        records = self._sorted(messages)
+    def _relay_part(self, messages: Sequence[CommittedMessage], reached: TablePosition) -> None:
+        records = self._records_of(messages)
         self._write(records, after=reached)
 
     def _write_in_parts(
         self,
         messages: Sequence[CommittedMessage],
-        reached: Reached,
-        write: Callable[[Sequence[CommittedMessage], Reached], None],
+        reached: TablePosition,
+        write: Callable[[Sequence[CommittedMessage], TablePosition], None],
         may_go_on: Callable[[], bool],
     ) -> bool:
         """Write messages in one transaction, or in several while some are sent one by one. Return True if it wrote all.
@@ -159,25 +159,25 @@ class ActiveRelay:
             RefusedError: a topic refuses a message that was sent alone. The parts before were written.
         """
         while True:
-            part = messages[: self._at_once] if self._alone else messages
+            part = messages[: self._part_size] if self._alone else messages
             began_s = self._clock()
             try:
-                write(part, reached if len(part) == len(messages) else Reached.of(part[-1]))
+                write(part, reached if len(part) == len(messages) else TablePosition.of(part[-1]))
             except RefusedError as refused:
                 if refused.is_alone and (len(part) == 1 or not self._alone):
                     raise
                 if refused.is_alone:
-                    self._at_once = len(part) // 2  # What comes before the refused message is sent.
+                    self._part_size = len(part) // 2  # What comes before the refused message is sent.
             else:
                 is_quick = self._clock() - began_s < _SHARE_OF_TIMEOUT * self._settings.relay.transaction_timeout / 1000
-                self._at_once = min(2 * self._at_once, _ALONE_AT_ONCE) if is_quick else max(1, self._at_once // 2)
+                self._part_size = min(2 * self._part_size, _ALONE_AT_ONCE) if is_quick else max(1, self._part_size // 2)
                 messages = messages[len(part) :]
                 if not messages:
                     return True
                 if not may_go_on():
                     return False
 
-    def _sorted(self, messages: Iterable[CommittedMessage]) -> list[RelayedRecord]:
+    def _records_of(self, messages: Iterable[CommittedMessage]) -> list[RelayedRecord]:
         """Stop the topics that take no messages, and return the records for the others."""
         messages = [message for message in messages if message.topic not in self._positions.stopped]
         topics, records, stops = self._real({message.topic for message in messages}), list[RelayedRecord](), dict[str, Stop]()
@@ -221,7 +221,7 @@ class ActiveRelay:
             self._try_some(due, is_turn)
             has_more = len(due) >= _ASKED_AT_ONCE and is_turn()
         self._report.positions = self._positions
-        return self._retries.has_at_once()
+        return self._retries.has_soon()
 
     def _try_some(self, due: Sequence[str], is_turn: Callable[[], bool]) -> None:
         """Try stopped topics: of those that take messages again one, and more of them while it is their turn."""
@@ -238,7 +238,7 @@ class ActiveRelay:
             if not is_turn():
                 break
         for named in ready:
-            self._retries.at_once(named)
+            self._retries.soon(named)
 
     def _try(self, named: str, partitions: int, is_turn: Callable[[], bool]) -> bool:
         """Send a stopped topic what it has not got; some of it where that is much, and return True then.
@@ -247,13 +247,13 @@ class ActiveRelay:
         """
         stop, end = self._positions.stopped[named], self._positions.after or START
 
-        def write_part(messages: Sequence[CommittedMessage], reached: Reached) -> None:
+        def write_part(messages: Sequence[CommittedMessage], reached: TablePosition) -> None:
             records = [self._router.record_of(message, partitions) for message in messages]
             self._write(records, stops={named: stop._replace(after=reached)})
 
         for portion in self._table.read(stop.after, named):
             # The others have not got the messages after `end` yet, with which this topic goes on.
-            messages = [message for message in portion.messages if Reached.of(message) <= end]
+            messages = [message for message in portion.messages if TablePosition.of(message) <= end]
             try:
                 is_whole = self._write_in_parts(messages, min(portion.reached, end), write_part, is_turn)
             except RefusedError as refused:
@@ -269,7 +269,7 @@ class ActiveRelay:
         log.info("event=topic_resumed topic=%r", named)
         return False
 
-    def _write(self, records: list[RelayedRecord], after: Reached | None = None, stops: Mapping[str, Stop | None] = {}) -> None:
+    def _write(self, records: list[RelayedRecord], after: TablePosition | None = None, stops: Mapping[str, Stop | None] = {}) -> None:
         """Write messages and what changes of the positions; nothing if there is neither.
 
         Args:
@@ -295,7 +295,7 @@ class ActiveRelay:
             self._renew()
             if not refused.is_alone:
                 # The refusal may be of other messages in the same batch, or pass.
-                self._alone[refused.record.topic], self._at_once = _ALONE_FOR, 1
+                self._alone[refused.record.topic], self._part_size = _ALONE_FOR, 1
             raise
         self._positions = self._written = self._report.positions = positions
         self._unwritten.clear()
@@ -321,5 +321,5 @@ class ActiveRelay:
                 del self._alone[topic]
 
 
-def _after(messages: Sequence[CommittedMessage], reached: Reached | None) -> Sequence[CommittedMessage]:
-    return messages if reached is None else [message for message in messages if Reached.of(message) > reached]
+def _after(messages: Sequence[CommittedMessage], reached: TablePosition | None) -> Sequence[CommittedMessage]:
+    return messages if reached is None else [message for message in messages if TablePosition.of(message) > reached]

@@ -21,7 +21,7 @@ _ALL = 2**31
 _MESSAGE = re.compile(r"(-?\d{1,10})\.(\d{1,19})")
 
 
-class Reached(NamedTuple):
+class TablePosition(NamedTuple):
     """A message in the order of the table, or the end of a batch: everything up to here was sent.
 
     Its text is `EPOCH.BATCH`, or `EPOCH.BATCH:OP_PARTITION.OP_OFFSET` within a batch.
@@ -70,7 +70,7 @@ class Reached(NamedTuple):
         return Bookmark(self.epoch, self.batch_id if self.op_partition == _ALL else self.batch_id - 1)
 
 
-START = Reached(0, -1)
+START = TablePosition(0, -1)
 """Before the first message of a table."""
 
 
@@ -88,7 +88,7 @@ class Refusal(StrEnum):
 class Stop(NamedTuple):
     """A topic that has refused a message. What it has not got yet waits for it in the table."""
 
-    after: Reached | None
+    after: TablePosition | None
     """The topic has every message up to here; None if it has none."""
     transaction_id: str
     """The message."""
@@ -106,14 +106,14 @@ class RelayPositions:
 
     table: str
     """The id of the table."""
-    after: Reached | None = None
+    after: TablePosition | None = None
     """Every topic that is not stopped has every message up to here; None if it has none."""
     stopped: Mapping[str, Stop] = field(default_factory=dict)
     """By the topic that messages name."""
     lost: int = 0
     """How many stops the relay's topic has lost, for example because its `cleanup.policy` was `delete`."""
 
-    def moved(self, after: Reached) -> Self:
+    def moved(self, after: TablePosition) -> Self:
         """Return the positions after everything up to `after` was sent, except to the stopped topics."""
         return replace(self, after=after)
 
@@ -202,9 +202,9 @@ def _to_json(content: Mapping[str, object]) -> bytes:
     return json.dumps(content).encode()
 
 
-def _text(reached: Reached | None) -> str | None:
+def _text(reached: TablePosition | None) -> str | None:
     return None if reached is None else str(reached)
 
 
-def _reached(text: str | None) -> Reached | None:
-    return None if text is None else Reached.parse(text)
+def _reached(text: str | None) -> TablePosition | None:
+    return None if text is None else TablePosition.parse(text)

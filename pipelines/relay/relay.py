@@ -12,10 +12,10 @@ from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
 from halfway.pipelines.relay.position_reader import read_positions
-from halfway.pipelines.relay.positions import BEFORE_THE_FIRST, Reached, RelayPositions
+from halfway.pipelines.relay.positions import BEFORE_THE_FIRST, RelayPositions, TablePosition
 from halfway.pipelines.relay.relay_producer import TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
-from halfway.schemas.errors import AccessError, KafkaUnavailableError, RelayError, TableError, TopicError
+from halfway.schemas.errors import KafkaUnavailableError, RelayError, TableError, TopicError
 from halfway.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _BEGIN_COUNTS_S = 60.0
 class Begin(NamedTuple):
     """Where a relay without a bookmark begins: after a position in the table, or with None at the first message."""
 
-    after: Reached | None
+    after: TablePosition | None
 
 
 class Relay:
@@ -74,8 +74,6 @@ class Relay:
                         self._run_active(client, election, available_now=available_now)
                         if available_now and not self._stopping.is_set() and election.is_leader:
                             return True
-                except AccessError:
-                    raise
                 except (TransactionLostError, KafkaUnavailableError, TableError, OSError) as error:
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))

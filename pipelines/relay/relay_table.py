@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from halfway.clients.reading.committed import CommittedMessage, MessageBatch
 from halfway.clients.reading.message_reader import MessageReader, folder_of
-from halfway.pipelines.relay.positions import Reached
+from halfway.pipelines.relay.positions import TablePosition
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import TableError
 from halfway.schemas.settings import StorageSettings
@@ -20,7 +20,7 @@ class Portion(NamedTuple):
     """The messages of one Kafka transaction, in order: those of some batches, or a part of a large one."""
 
     messages: list[CommittedMessage]
-    reached: Reached
+    reached: TablePosition
     """The table has no other message up to here."""
 
 
@@ -75,11 +75,11 @@ class RelayTable:
             raise TableError("the table was recreated")
         return True
 
-    def newest(self, after: Reached | None) -> Bookmark | None:
+    def newest(self, after: TablePosition | None) -> Bookmark | None:
         """Return a bookmark of the newest file that may hold rows after a position, as of the last look; or None."""
         return max((file.first for file in self._files.after(None if after is None else after.bookmark)), default=None)
 
-    def read(self, after: Reached | None, named: str | None = None) -> Iterator[Portion]:
+    def read(self, after: TablePosition | None, named: str | None = None) -> Iterator[Portion]:
         """Yield what there is now after a position: all messages, or those that name a topic.
 
         Raises:
@@ -93,17 +93,17 @@ class RelayTable:
         return MessageReader(self._storage, topic=named, max_rows=MESSAGES_AT_ONCE, max_bytes=_BYTES_AT_ONCE)
 
 
-def _portions(batch: MessageBatch, after: Reached | None) -> Iterator[Portion]:
+def _portions(batch: MessageBatch, after: TablePosition | None) -> Iterator[Portion]:
     """Divide what is after a position: a batch of the job may be larger than what Kafka takes in one transaction."""
     messages: list[CommittedMessage] = []
     size = 0
     rows = (row for part in batch.to_arrow().to_batches(max_chunksize=MESSAGES_AT_ONCE) for row in part.to_pylist())
     for message in map(CommittedMessage.of_row, rows):
-        if after is not None and Reached.of(message) <= after:
+        if after is not None and TablePosition.of(message) <= after:
             continue
         if messages and (len(messages) == MESSAGES_AT_ONCE or size + len(message.body) > _BYTES_AT_ONCE):
-            yield Portion(messages, Reached.of(messages[-1]))
+            yield Portion(messages, TablePosition.of(messages[-1]))
             messages, size = [], 0
         messages.append(message)
         size += len(message.body)
-    yield Portion(messages, Reached(*batch.bookmark))
+    yield Portion(messages, TablePosition(*batch.bookmark))

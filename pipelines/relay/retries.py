@@ -15,13 +15,13 @@ class Retries:
     def __init__(self, interval_s: float, clock: Callable[[], float]) -> None:
         """Begin without topics."""
         self._interval_s, self._clock = interval_s, clock
-        self._at_once: deque[str] = deque()
+        self._soon: deque[str] = deque()
         self._later: deque[tuple[float, str]] = deque()
         """In the order of the times: all wait equally long."""
 
-    def at_once(self, named: str) -> None:
+    def soon(self, named: str) -> None:
         """Add a topic that need not wait, behind the others."""
-        self._at_once.append(named)
+        self._soon.append(named)
 
     def later(self, named: str) -> None:
         """Add a topic that waits."""
@@ -29,18 +29,18 @@ class Retries:
 
     def is_due(self) -> bool:
         """Return True if a topic has its turn."""
-        return self.has_at_once() or self._has_waited()
+        return self.has_soon() or self._has_waited()
 
-    def has_at_once(self) -> bool:
+    def has_soon(self) -> bool:
         """Return True if there is a topic that need not wait."""
-        return bool(self._at_once)
+        return bool(self._soon)
 
     def take(self, most: int) -> list[str]:
         """Take out up to `most` topics that have waited, and as many that need not wait: neither hold the others up."""
         taken: list[str] = []
         while len(taken) < most and self._has_waited():
             taken.append(self._later.popleft()[1])
-        return taken + [self._at_once.popleft() for _ in range(min(most, len(self._at_once)))]
+        return taken + [self._soon.popleft() for _ in range(min(most, len(self._soon)))]
 
     def _has_waited(self) -> bool:
         return bool(self._later) and self._later[0][0] <= self._clock()

@@ -74,10 +74,10 @@ class GroupWatch:
         self._listed_s: dict[str, float] = {}
         """When Kafka last listed a group, or a broker did not answer, by `_listing_s`."""
         self._listing_s = 0.0
-        """For how long listings have followed each other. Of a pause or slow round `_LONGEST_STEP_S` count at most: no
-        broker could say in it that it has loaded its groups."""
+        """The time in which Kafka was being asked, in s. A gap between two listings counts `_LONGEST_STEP_S` at most:
+        no broker could say in it that it has loaded its groups."""
         self._last_listing_s = clock()
-        self._unable: list[str] = []
+        self._absent: list[str] = []
         self._is_failing = False
         self._left_out = 0
         self._known_s = -math.inf
@@ -116,10 +116,10 @@ class GroupWatch:
             KafkaUnavailableError: there has been no answer yet: a group wrongly held to be present could lose messages.
         """
         self._wait_for_answer()
-        return self._unable
+        return self._absent
 
     def known_s(self) -> float:
-        """Return when all brokers were asked whose answers are known. A check that is newer does not count yet (R5).
+        """Return as of when it is known who is absent. A check counts only if it was sent half an interval before (R5).
 
         Call it before `absent`, which is then at least as new.
 
@@ -161,7 +161,7 @@ class GroupWatch:
         if left_out > self._left_out:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
-        self._unable = fitting
+        self._absent = fitting
         if failure is None and untold <= set(fitting):
             self._known_s = known_s
         self._has_answer.set()

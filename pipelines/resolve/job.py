@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +28,7 @@ from halfway.pipelines.resolve.sources import former_records_to_read, read_recor
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
 from halfway.pipelines.storage.delta_tables import upgrade_tables
-from halfway.pipelines.storage.file_systems import on_local_disk, read_json, write_json
+from halfway.pipelines.storage.file_systems import on_local_disk, read_text, write_text
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
@@ -37,7 +36,8 @@ from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.pipelines.storage.terms import terms_of_run
-from halfway.schemas.errors import AccessError, JobFailedError, KafkaUnavailableError, OwnershipError
+from halfway.schemas.batch_status import BatchStatus
+from halfway.schemas.errors import JobFailedError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
@@ -158,12 +158,12 @@ class ResolveJob:
 
     def _take_up_status(self, spark: SparkSession, groups: GroupWatch) -> None:
         """Take up which checks the last run has sent, and which groups Kafka had."""
-        try:
-            status = read_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE))
-            if status is not None:
-                groups.take_up({str(group): int(ms_ago) for group, ms_ago in status["groups_listed_ms_ago"].items()})
-                self._sent.take_up(status["sent_checks"], time.time_ns() // 1_000_000 - status["written_at_ms"])
-        except (AttributeError, KeyError, TypeError, ValueError):  # the file is not synced to the disk before a power cut
+        text = read_text(spark, checkpoint_file(self._settings.storage, STATUS_FILE))
+        status = BatchStatus.parse(text)
+        if status is not None:
+            groups.take_up(status.groups_listed_ms_ago)
+            self._sent.take_up(status.sent_checks, time.time_ns() // 1_000_000 - status.written_at_ms)
+        elif text is not None:
             log.warning("event=status_file_not_read effect=checks_count_half_an_interval_after_the_first_batch")
 
     def _begin(self, spark: SparkSession, found: Ownership, ids: Mapping[str, str]) -> Manifest:
@@ -188,8 +188,6 @@ class ResolveJob:
         """Raise an error that names a right taken away while the job ran: Spark's own message is a page long."""
         try:
             self._verify_rights(client)
-        except AccessError:
-            raise
         except KafkaUnavailableError as error:
             log.warning("event=rights_not_known cause=%r", str(error))
 
@@ -264,19 +262,19 @@ class ResolveJob:
 
     def _write_status(self, spark: SparkSession, report: BatchReport, writer: BatchWriter) -> None:
         """Write the file that `halfway status`, the demo and the next start read."""
-        status: dict[str, Any] = {
-            "batch_id": report.batch_id,
-            "seconds": round(report.seconds, 3),
-            "written_at_ms": time.time_ns() // 1_000_000,
-            "horizon_ms": report.horizon_ms,
-            "pending": report.pending,
-            "counts": dict(report.counts),
-            "appended": writer.appended,
-            "appended_before": writer.appended_before,
-            "sent_checks": self._sent.to_json(),
-            "groups_listed_ms_ago": self._listed_groups(),
-        }
-        write_json(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status)
+        status = BatchStatus(
+            batch_id=report.batch_id,
+            seconds=round(report.seconds, 3),
+            written_at_ms=time.time_ns() // 1_000_000,
+            horizon_ms=report.horizon_ms,
+            pending=report.pending,
+            counts=report.counts,
+            appended=writer.appended,
+            appended_before=writer.appended_before,
+            sent_checks=self._sent.status(),
+            groups_listed_ms_ago=self._listed_groups(),
+        )
+        write_text(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status.to_json())
 
 
 def stop_between_batches(query: StreamingQuery) -> None:

@@ -93,7 +93,7 @@ def _of_totals(buckets: list[BucketReport]) -> Iterator[Metric]:
     yield _counter("commit_messages", "Messages committed: rows of the messages table.", totals, Count.COMMITTED)
     yield _counter("rollback_messages", "Messages rolled back.", totals, Count.ROLLED_BACK)
     yield _counter("checks", "Check requests sent. One that is resent after a crash counts once.", totals, Count.CHECKED)
-    yield _counter("checks_put_off", "Checks and discards put off: the group is away, or its last check too new.", totals, Count.PUT_OFF)
+    yield _counter("checks_put_off", "Checks and discards put off: group away or behind, or last check too new.", totals, Count.PUT_OFF)
     yield _counter("unknown_answers", "Ops with the action UNKNOWN.", totals, Count.UNKNOWN)
     by_reason = {str(reason): str(reason) for reason in DISCARD_REASONS}
     yield _counter("discarded_messages", "Messages discarded: rows of the discarded table.", totals, ("reason", by_reason))

@@ -1,9 +1,10 @@
 """Knows which of the job's checks count as asked: those that somebody had the time to answer (R5)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Lock
 from time import monotonic
-from typing import Any
+
+from halfway.schemas.batch_status import SentStatus
 
 
 class SentChecks:
@@ -32,8 +33,8 @@ class SentChecks:
 
         Args:
             horizon_ms: the horizon.
-            any_due: a check was sent or put off (R8) at it just now. If the horizon stands, what was noted of it before
-                is not true.
+            any_due: a check was sent or put off (R8) at it just now. What was noted earlier of this horizon is void
+                then, because it did not cover that check.
         """
         with self._lock:
             waiting = [each for each in self._waiting if each[1] > self._asked_ms]
@@ -48,30 +49,27 @@ class SentChecks:
         """Return the horizon up to which checks count; 0 if none do.
 
         Args:
-            as_of_s: not those that count only since then; None for now.
+            as_of_s: the time by `clock_s` at which to decide; None for now.
         """
         before_s = (self._clock_s() if as_of_s is None else as_of_s) - self._wait_s
         with self._lock:
             self._asked_ms = max([self._asked_ms, *(horizon_ms for at_s, horizon_ms in self._waiting if at_s <= before_s)])
             return self._asked_ms
 
-    def to_json(self) -> dict[str, Any]:
+    def status(self) -> SentStatus:
         """Return what a later run takes up."""
         now_s, asked_ms = self._clock_s(), self._asked_ms
-        waiting = [(round((now_s - at_s) * 1000), horizon_ms) for at_s, horizon_ms in self._waiting if horizon_ms > asked_ms]
-        return {"asked_ms": asked_ms, "ms_ago": waiting}
+        waiting = tuple((round((now_s - at_s) * 1000), horizon_ms) for at_s, horizon_ms in self._waiting if horizon_ms > asked_ms)
+        return SentStatus(asked_ms, waiting)
 
-    def take_up(self, content: Mapping[str, Any], ms_ago: int) -> None:
+    def take_up(self, former: SentStatus, ms_ago: int) -> None:
         """Take up what a former run has sent. What it decided and did not send, a repeated batch sends.
 
         Args:
-            content: what `to_json` returned then.
+            former: what `status` returned then.
             ms_ago: how long ago that was.
-
-        Raises:
-            KeyError, TypeError, ValueError: the content is not whole.
         """
         now_s, since_s = self._clock_s(), max(0, ms_ago) / 1000
-        waiting = [(now_s - since_s - int(each_ms) / 1000, int(horizon_ms)) for each_ms, horizon_ms in content["ms_ago"]]
-        # What counted before counts again when it is known who is away.
-        self._asked_ms, self._waiting = 0, [(now_s - since_s - self._wait_s, int(content["asked_ms"])), *waiting]
+        waiting = [(now_s - since_s - each_ms / 1000, horizon_ms) for each_ms, horizon_ms in former.ms_ago]
+        # What counted before counts again when it is known who is absent.
+        self._asked_ms, self._waiting = 0, [(now_s - since_s - self._wait_s, former.asked_ms), *waiting]

@@ -30,7 +30,7 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.signing import Signable, sha256_of
 from halfway.schemas.tables import QUARANTINE_SCHEMA, TABLE_SCHEMAS, Table
 from halfway.transforms import rows as row_makers
-from halfway.transforms.packing import outcomes_in, packed
+from halfway.transforms.packing import outcomes_in, repacked
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class BatchWriter:
         is_second = (found["at_ms"] >= held["half_at_ms"]) | (found["incarnation"] < held["incarnation"])
         same_message = (found["producer_group"] == held["producer_group"]) & is_remembered & is_second
         is_held = same_id & (same_half | same_verdict | same_message)
-        return packs.where(~F.col("may_be_held")).union(packed(found.join(held, is_held, "left_anti")))
+        return packs.where(~F.col("may_be_held")).union(repacked(found.join(held, is_held, "left_anti")))
 
     def _append(self, outcomes: BatchOutcomes, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:
         """Append commits or discards; return the outcomes whose halves were not found, None if all were."""

@@ -39,9 +39,9 @@ class TickPublisher:
         self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
         self.absent_groups: Callable[[], Collection[str]] = tuple
-        """Returns the producer groups that are away (R15), called before each tick."""
+        """Returns the producer groups that are away or behind (R15), called before each tick."""
         self.known_s: Callable[[], float | None] = lambda: None
-        """Returns since when it is known who is away. A check counts only when that is known (R5)."""
+        """Returns since when it is known who is absent. A check counts only when that is known (R5)."""
         self._client, self._sent, self._job = client, sent, job
         self._writer: RecordWriter | None = None
         self._broker_ahead_ms = 0

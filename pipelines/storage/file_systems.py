@@ -60,7 +60,12 @@ def read_text(spark: SparkSession, uri: str) -> str | None:
 
 def write_json(spark: SparkSession, uri: str, content: dict[str, Any]) -> None:
     """Write a JSON object to `uri` atomically."""
-    data = json.dumps(content, sort_keys=True).encode()
+    write_text(spark, uri, json.dumps(content, sort_keys=True))
+
+
+def write_text(spark: SparkSession, uri: str, text: str) -> None:
+    """Write a text to `uri` atomically."""
+    data = text.encode()
     local = on_local_disk(spark, uri)
     if local is not None:
         # Hadoop's client starts `chmod` and `readlink` six times for this, 8 ms each.

@@ -23,7 +23,8 @@ from pyspark.sql import functions as F
 from halfway.pipelines.storage.delta_tables import append_ids, last_appended, read_table, table_name
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in, status_in
+from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
@@ -162,9 +163,11 @@ def appended_in(files: CheckpointFiles) -> dict[Table, int]:
     may have taken its append too.
     """
     last = max(files.batches(COMMITS), default=-1)
-    said = status_in(files.text(STATUS_FILE)) or {}
-    both = [*said.get("appended_before", {}).items(), *said.get("appended", {}).items()]
-    return {Table(table): batch_id for table, batch_id in both if batch_id <= last}
+    status = BatchStatus.parse(files.text(STATUS_FILE))
+    if status is None:
+        return {}
+    both = [*status.appended_before.items(), *status.appended.items()]
+    return {table: batch_id for table, batch_id in both if batch_id <= last}
 
 
 def _verify_not_older(

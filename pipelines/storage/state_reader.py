@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -20,6 +19,7 @@ from halfway.pipelines.storage.file_systems import first_line_of, local_path, na
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_files import is_known_format, stored_rows
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
 
@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 COMMITS = "commits"
 """Spark's folder with a file for each batch that has run."""
 _TRIES = 5
-_STATUS = {"batch_id", "seconds", "written_at_ms"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class StoredState:
     """One row a bucket (`STATE_SCHEMA`): format version and payload."""
     read_to: dict[str, dict[int, int]]
     """By topic and partition, the offset after the last record that was read."""
-    last_batch: dict[str, Any] | None = None
+    last_batch: BatchStatus | None = None
     """What the job wrote after its last batch (`STATUS_FILE`)."""
 
 
@@ -137,16 +136,7 @@ def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: 
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
         rows = _rows(session(), storage, batch_id)
-    return StoredState(batch_id, rows, ends_in(offsets), status_in(status))
-
-
-def status_in(text: str | None) -> dict[str, Any] | None:
-    """Return what `STATUS_FILE` says; None if there is none, or a power cut has left a part of it: it is not synced."""
-    try:
-        status = json.loads(text or "null")
-    except ValueError:
-        return None
-    return status if isinstance(status, dict) and status.keys() >= _STATUS else None
+    return StoredState(batch_id, rows, ends_in(offsets), BatchStatus.parse(status))
 
 
 def _chosen(batches: list[int], batches_ago: int) -> int | None:

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaException
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.storage.manifest import STATUS_FILE
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
@@ -219,7 +220,8 @@ class World:
     def _has_none_pending(self) -> bool:
         """Return True if the last batch left nothing pending that is due. A new checkpoint has no batch at first."""
         path = self.job.checkpoint / STATUS_FILE
-        return path.exists() and json.loads(path.read_text())["pending"] <= len(self.not_due())
+        status = BatchStatus.parse(path.read_text()) if path.exists() else None
+        return status is not None and status.pending <= len(self.not_due())
 
     def settle(self) -> Findings:
         """Let all that is due be settled, stop the job, and judge the whole. What is not settled must be pending."""

@@ -5,7 +5,6 @@ crash it runs the last planned batch again, with the same offsets and the state 
 rules, decoder, ownership, and the order in which a batch is written are the product's.
 """
 
-import json
 from collections.abc import Iterator
 from math import ceil
 from typing import Any, NamedTuple
@@ -17,8 +16,8 @@ from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
-from halfway.pipelines.storage.state_reader import status_in
 from halfway.pipelines.storage.terms import terms_of_run
+from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import CheckpointInUseError, RecordsLostError
 from halfway.schemas.outcomes import Kind, Phase
 from halfway.schemas.reports import BucketReport
@@ -76,9 +75,9 @@ class Job:
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest, self.kafka.retained)
         self.writer = SimulatedWriter(self, self.manifest)
-        status = status_in(checkpoint.files.get(STATUS_FILE))
+        status = BatchStatus.parse(checkpoint.files.get(STATUS_FILE))
         if status is not None:
-            self.sent.take_up(status["sent_checks"], self.kafka.clock.now_ms - status["written_at_ms"])
+            self.sent.take_up(status.sent_checks, self.kafka.clock.now_ms - status.written_at_ms)
         checkpoint.files.setdefault("metadata", f'{{"id": "{self.manifest.query_id}"}}')
 
     def _begin(self, found: Any) -> Manifest:
@@ -100,9 +99,15 @@ class Job:
         report = self.writer.write(outcomes, batch_id)  # type: ignore[arg-type]
         if report.horizon_ms is not None:
             self.sent.add(report.horizon_ms, any_due=report.any_due)
-        appended = {"appended": self.writer.appended, "appended_before": self.writer.appended_before}
-        status = {"batch_id": batch_id, "seconds": 0, "written_at_ms": self.kafka.clock.now_ms}
-        checkpoint.files[STATUS_FILE] = json.dumps({**status, "sent_checks": self.sent.to_json(), **appended})
+        status = BatchStatus(
+            batch_id,
+            seconds=0,
+            written_at_ms=self.kafka.clock.now_ms,
+            appended=self.writer.appended,
+            appended_before=self.writer.appended_before,
+            sent_checks=self.sent.status(),
+        )
+        checkpoint.files[STATUS_FILE] = status.to_json()
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""
         self.step("commit")

@@ -86,12 +86,12 @@ def _horizon_before_ops(state: core.BucketState, batch: core.Batch, rules: core.
 
 
 def _largest_horizon(self: horizon.Clock) -> int | None:
-    times_ms = [at_ms for of_topic in self.heard_ms.values() for at_ms in of_topic.values()]
+    times_ms = [at_ms for of_topic in self.tick_ms.values() for at_ms in of_topic.values()]
     return max(times_ms, default=None)
 
 
 def _horizon_of_halves(self: horizon.Clock) -> int | None:
-    return min(self.heard_ms[h.Source.HALF].values(), default=None)
+    return min(self.tick_ms[h.Source.HALF].values(), default=None)
 
 
 def _late_verdict_counts(self: Any, op: core.Op) -> None:
@@ -130,16 +130,16 @@ def _orphans_vanish(self: Any, transaction_id: str, *_: Any) -> None:
     del self.waiting[transaction_id]
 
 
-def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(check_times=known.check_times + is_away), horizon_ms, asked_ms, is_away=is_away)
+def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
+    _on_due(self, known._replace(check_times=known.check_times + is_absent), horizon_ms, asked_ms, is_absent=is_absent)
 
 
-def _no_put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(late_put_offs=0) if is_away else known, horizon_ms, asked_ms, is_away=is_away)
+def _no_put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
+    _on_due(self, known._replace(late_put_offs=0) if is_absent else known, horizon_ms, asked_ms, is_absent=is_absent)
 
 
-def _check_number_jumps(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(check_times=known.check_times + (known.check_times == 1)), horizon_ms, asked_ms, is_away=is_away)
+def _check_number_jumps(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
+    _on_due(self, known._replace(check_times=known.check_times + (known.check_times == 1)), horizon_ms, asked_ms, is_absent=is_absent)
 
 
 def _skips_after_messages(self: Any, packs: Any, batch_id: int) -> Any:
@@ -171,8 +171,8 @@ def _nothing_adopted(*arguments: Any) -> Any:
 _begin_checkpoint = job.begin_checkpoint
 
 
-def _no_last_call(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_away: bool) -> None:
-    _on_due(self, known._replace(checked_ms=horizon_ms), horizon_ms, asked_ms, is_away=is_away)
+def _no_last_call(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
+    _on_due(self, known._replace(checked_ms=horizon_ms), horizon_ms, asked_ms, is_absent=is_absent)
 
 
 def _present_settings(_: Any, settings: Any) -> Any:

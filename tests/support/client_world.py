@@ -18,6 +18,7 @@ from halfway import (
     HalfMessage,
     LocalTransactionState,
     ProducerClosedError,
+    SendError,
     TransactionProducer,
 )
 from halfway.pipelines.local.broker import LocalBroker
@@ -50,6 +51,15 @@ class Listener:
         self.checked.append(message)
         answer: LocalTransactionState | None = self._check(message)
         return answer
+
+
+def gets_through(producer: TransactionProducer, transaction_id: str | None = None) -> bool:
+    """Send a message; return False if it is refused."""
+    try:
+        producer.send_in_transaction("orders", b"", transaction_id=transaction_id)
+    except SendError:
+        return False
+    return True
 
 
 class Gate:

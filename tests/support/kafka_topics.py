@@ -44,7 +44,7 @@ def make_create_time_topics(settings: Settings, partitions: int) -> None:
     No record expires, however old it is.
     """
     own = {"message.timestamp.type": "CreateTime", "retention.ms": "-1", "message.timestamp.after.max.ms": str(2**63 - 1)}
-    names = settings.kafka.all_topics()
+    names = settings.kafka.job_topics()
     new = [NewTopic(name, num_partitions=partitions, config={**new_topic_config(settings, name), **own}) for name in names]
     client = admin_client(settings.kafka)
     for made in client.create_topics(new).values():

@@ -43,7 +43,7 @@ class PendingView:
     horizon_ms: int | None
     """The smallest horizon of all buckets. None if one bucket has none or there is no state; then nothing is due."""
     absent_groups: frozenset[str]
-    """The producer groups that are away according to the latest tick. Their checks are put off (R15)."""
+    """The producer groups that are away or behind, as the latest tick says. Their checks are put off (R15)."""
     totals: Counter[str]
     """The counts since the checkpoint began, by `halfway.schemas.outcomes.Count` or the reason of a quarantine."""
     waiting: int
@@ -91,7 +91,7 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         tables.append(_to_view(pending, horizon_ms))
         horizons.append(horizon_ms)
         totals.update(bucket.totals)
-        latest = max(latest, (bucket.clock.latest.at_ms, bucket.clock.absent_groups()), key=lambda tick: tick[0])
+        latest = max(latest, (bucket.clock.latest_tick.at_ms, bucket.clock.absent_groups()), key=lambda tick: tick[0])
         settled_or_waiting += bucket.entries.num_rows - pending.num_rows
         remembered += pc.sum(pc.is_in(bucket.entries["entry"], value_set=_SETTLED)).as_py() or 0
     return PendingView(
@@ -109,7 +109,7 @@ def pending_by_group(transactions: pa.Table, absent_groups: Collection[str]) -> 
 
     Args:
         transactions: PENDING_SCHEMA.
-        absent_groups: the groups that are away (R15).
+        absent_groups: the groups that are away or behind (R15).
 
     Returns:
         One entry per group, the group with the most pending transactions first.

@@ -165,7 +165,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
     Args:
         pending: PENDING_SCHEMA.
         answers: what `last_answers` returns.
-        absent_groups: the groups that are away (R15).
+        absent_groups: the groups that are away or behind (R15).
 
     Returns:
         producer_group, why (a `Why`), transactions, oldest_age_ms, most_checks, remark (of one of the answers), example

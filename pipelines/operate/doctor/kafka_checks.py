@@ -70,7 +70,7 @@ def _reachable(kafka: KafkaSettings, clients: list[Admin]) -> Iterator[Finding]:
 
 def _topics(client: Admin, settings: Settings, reports: list[TopicReport]) -> Iterator[Finding]:
     reports.extend(inspect_topics(client, settings))
-    missing = [name for name in settings.kafka.all_topics() if name not in {report.topic for report in reports}]
+    missing = [name for name in settings.kafka.job_topics() if name not in {report.topic for report in reports}]
     if missing:
         yield Finding("topics", Health.PROBLEM, missing_topics(missing))
     for report in reports:

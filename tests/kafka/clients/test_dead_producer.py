@@ -19,6 +19,7 @@ from tests.support.client_world import (
     Listener,
     check_of,
     committed,
+    gets_through,
     members,
     murmur2,
     ops,
@@ -33,14 +34,6 @@ from tests.support.waiting import until
 def kill(producer: TransactionProducer) -> None:
     assert producer._instance._sender is not None
     declare_dead(producer._instance._sender._producer)
-
-
-def gets_through(producer: TransactionProducer, name: str) -> bool:
-    try:
-        producer.send_in_transaction("orders", b"", transaction_id=name)
-    except SendError:
-        return False
-    return True
 
 
 def test_a_dead_producer_is_made_anew(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:

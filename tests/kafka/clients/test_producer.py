@@ -32,6 +32,7 @@ from tests.support.client_world import (
     check_of,
     fail,
     frozen,
+    gets_through,
     make_topics,
     murmur2,
     ops,
@@ -201,14 +202,7 @@ def test_a_topic_that_does_not_exist_is_named_soon_and_used_once_it_does(broker:
             assert time.monotonic() - begin_s < 15
         make_topics(kafka, {kafka.half_topic, kafka.op_topic, kafka.check_topic})
 
-        def gets_through() -> bool:
-            try:
-                producer.send_in_transaction("orders", b"")
-            except SendError:
-                return False
-            return True
-
-        until(gets_through, "the new topic is used")
+        until(lambda: gets_through(producer), "the new topic is used")
     assert len(listener.executed) == 1
     assert len(ops(kafka)) == 1
 
@@ -294,14 +288,7 @@ def test_stopped_broker_and_its_return(own_broker: LocalBroker) -> None:
         finally:
             own_broker.start()
 
-        def gets_through() -> bool:
-            try:
-                producer.send_in_transaction("orders", b"")
-            except SendError:
-                return False
-            return True
-
-        until(gets_through, "the producer sends again")
+        until(lambda: gets_through(producer), "the producer sends again")
         send_checks(kafka, check_of("another's"))
         until(lambda: len(listener.checked) > 0, "the producer answers checks again")
     assert "t2" not in [message.transaction_id for message in listener.executed]

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from halfway import SendError, TransactionProducer
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
-from tests.support.client_world import COMMIT, GROUP, Listener
+from tests.support.client_world import COMMIT, GROUP, Listener, gets_through
 from tests.support.secure_broker import Right, SecureBroker
 from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, USERS, Configure, TakeAway, named, refused, rights_of, settings_in
 from tests.support.waiting import until
@@ -79,14 +79,7 @@ def test_a_client_that_gets_its_rights_later_begins_then(without: TakeAway, conf
         for right in client:
             secure_broker.allow(USERS["client"], [right])
 
-        def gets_through() -> bool:
-            try:
-                producer.send_in_transaction("orders", b"")
-            except SendError:
-                return False
-            return True
-
-        until(gets_through, "the producer sends", LIMIT_S)
+        until(lambda: gets_through(producer), "the producer sends", LIMIT_S)
     assert len(listener.executed) == 1
 
 

@@ -53,7 +53,7 @@ def test_an_answer_that_kafka_does_not_take_now_is_sent_later(caplog: pytest.Log
         on_delivered(None)
 
     threads, open_checks = answered_by(send)
-    until(lambda: "event=answer_not_sent" in caplog.text, "it is put off")
+    until(lambda: "event=answer_not_sent" in caplog.text, "it is to be resent")
     assert open_checks.to_commit() == {}
     [task] = open_checks.due(time.monotonic() + 10)
     threads.put(task)

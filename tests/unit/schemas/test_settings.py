@@ -559,7 +559,7 @@ def test_groups_have_check_topics_of_their_own() -> None:
     topics = [kafka.check_topic_of(group) for group in ("payments", "billing", "a.b", "shop")]
     assert topics == ["money.check", "money.check", "c", "transactions.check"]
     assert kafka.all_check_topics() == ["transactions.check", "money.check", "c"]
-    assert kafka.all_topics() == ["transactions.half", "transactions.op", *kafka.all_check_topics()]
+    assert kafka.job_topics() == ["transactions.half", "transactions.op", *kafka.all_check_topics()]
 
 
 @pytest.mark.parametrize("topic", ["transactions.half", "transactions.op"])

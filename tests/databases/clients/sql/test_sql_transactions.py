@@ -122,7 +122,7 @@ def test_a_transaction_whose_place_a_check_took_cannot_commit(shop: SqlWorld) ->
         transaction._transaction.abandon()
         answer.append(ask(shop, transaction))
         transaction._transaction = shop.outbox.begin()
-        transaction._transaction.mark()
+        transaction._transaction.set_savepoint()
     else:
         shop.sender.before_half = lambda: answer.append(ask(shop, transaction))
     shop.order(transaction, "apples")
@@ -351,14 +351,14 @@ def test_a_connection_that_is_killed_before_its_commit_is_rolled_back(kind: str,
     assert (shop.sender.actions(), shop.orders()) == (["ROLLBACK"], [])
 
 
-@pytest.mark.parametrize("moment", ["mark", "row"])
+@pytest.mark.parametrize("moment", ["savepoint", "row"])
 def test_an_error_of_the_database_is_one_of_sqlalchemy_where_the_service_uses_it(postgres: PostgresServer, moment: str) -> None:
     """What runs a block again, as after a serialization failure or a lost connection, has one class to catch."""
     engine = sqlalchemy.create_engine(postgres.url)
     shop = SqlWorld("postgresql", engine, postgres.connect)
     shop.outbox.create_table()
     with sqlalchemy.orm.Session(engine) as session, postgres.connect() as other:
-        if moment == "mark":
+        if moment == "savepoint":
             number = session.scalar(sqlalchemy.text("SELECT pg_backend_pid()"))
             other.execute(f"SELECT pg_terminate_backend({number})")
             with pytest.raises(sqlalchemy.exc.OperationalError):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from halfway.pipelines.relay.positions import Reached, Refusal
+from halfway.pipelines.relay.positions import Refusal, TablePosition
 from halfway.schemas.errors import RelayError, TopicError
 from tests.support.kafka_topics import set_topic_config
 from tests.support.relay_world import EARLIEST, RelayWorld, RunningRelay, row
@@ -26,7 +26,7 @@ def test_each_topic_gets_its_messages_once_and_in_order(world: RelayWorld) -> No
     assert world.ids("stock") == [f"{batch}-{number}" for batch in range(5) for number in range(0, 10, 2)]
     assert (first.report.relayed, second.report.relayed) == (50, 2)
     assert second.report.positions is not None
-    assert second.report.positions.after == Reached(1, 0)
+    assert second.report.positions.after == TablePosition(1, 0)
 
 
 def test_a_record_has_the_message_and_what_is_known_of_it(world: RelayWorld) -> None:

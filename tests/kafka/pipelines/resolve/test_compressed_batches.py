@@ -60,6 +60,6 @@ def test_both_readers_read_what_each_codec_made_small(topics: MakeTopics, spark:
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_new_topic_takes_no_batch_that_was_made_small(topics: MakeTopics, codec: str) -> None:
     kafka = topics(partitions=1).kafka
-    for topic in kafka.all_topics():
+    for topic in kafka.job_topics():
         errors = {error and error.code() for error, _ in send_bomb(kafka, topic, codec)}
         assert errors == {KafkaError.MSG_SIZE_TOO_LARGE}, topic

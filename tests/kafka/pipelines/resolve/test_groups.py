@@ -99,7 +99,7 @@ def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(
     watch = new_watch(spark, settings)
     watch.ask()
     watch.take_up({"gone": 0})
-    watch._unable = ["gone"]
+    watch._absent = ["gone"]
     watch._client = Admin({"bootstrap.servers": "127.0.0.1:1", "log_level": 0})
     caplog.set_level(logging.WARNING)
     longest_s = 0.0

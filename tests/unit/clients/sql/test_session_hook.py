@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 
 from halfway import Bookmark, RolledBackError, SendError, SqlBookmarks, SqlTransactions
 from halfway.clients.sql.drivers import _WRITES
-from halfway.clients.sql.sqlalchemy_database import SessionTransaction
+from halfway.clients.sql.sqlalchemy_transactions import SessionTransaction
 from halfway.clients.transaction import LocalTransaction
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.operate import status as operate
 from halfway.pipelines.operate.status import Status
+from halfway.schemas.batch_status import BatchStatus
 from halfway.transforms.views.pending import GroupPending
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -55,7 +56,7 @@ def test_rates_of_a_job_that_has_ended_are_not_of_now(is_running: bool | None, o
     ("last_batch", "text"),
     [
         (None, "it is starting, or waits for Kafka, and has ended no batch yet"),
-        ({"written_at_ms": 1_700_000_000_000, "batch_id": 7, "seconds": 1.0}, "its last batch ended"),
+        (BatchStatus(batch_id=7, seconds=1.0, written_at_ms=1_700_000_000_000), "its last batch ended"),
     ],
 )
 def test_a_job_that_ends_no_batch_is_not_simply_running(last_batch: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

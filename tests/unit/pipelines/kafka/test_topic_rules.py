@@ -18,14 +18,14 @@ def report(topic: str, **changed: object) -> TopicReport:
     return report_on(SETTINGS, topic, 1, {**new_topic_config(SETTINGS, topic), "min.insync.replicas": "1", **own})
 
 
-@pytest.mark.parametrize("topic", SETTINGS.kafka.all_topics())
+@pytest.mark.parametrize("topic", SETTINGS.kafka.job_topics())
 def test_each_new_topic_keeps_its_records_until_a_half_expires_and_takes_nothing_that_was_made_small(topic: str) -> None:
     new = new_topic_config(SETTINGS, topic)
     assert (new["retention.ms"], new["compression.type"]) == (str(7 * DAY_MS), "uncompressed")
     assert (report(topic).notes, report(topic).problems) == ((), ())
 
 
-@pytest.mark.parametrize("topic", SETTINGS.kafka.all_topics())
+@pytest.mark.parametrize("topic", SETTINGS.kafka.job_topics())
 def test_a_topic_that_takes_what_was_made_small_is_noted(topic: str) -> None:
     [note] = report(topic, compression_type="producer").notes
     assert "a small compressed batch may hold any amount of data" in note

@@ -2,16 +2,16 @@
 
 import pytest
 
-from halfway.pipelines.relay.positions import PositionRecord, Reached, Refusal, RelayPositions, Stop, changes, positions_of
+from halfway.pipelines.relay.positions import PositionRecord, Refusal, RelayPositions, Stop, TablePosition, changes, positions_of
 from halfway.schemas.errors import RelayError
 
-STOP = Stop(Reached(0, 3), "t1", Refusal.TOO_LARGE, "it is too large")
-STOPPED = RelayPositions("table", Reached(1, 7), {"a/b": STOP, "orders": STOP._replace(after=None)})
+STOP = Stop(TablePosition(0, 3), "t1", Refusal.TOO_LARGE, "it is too large")
+STOPPED = RelayPositions("table", TablePosition(1, 7), {"a/b": STOP, "orders": STOP._replace(after=None)})
 TOPICS = ("a/b", "orders")
 
 
 def test_what_is_written_is_read_again() -> None:
-    steps = [RelayPositions("table"), RelayPositions("table", Reached(0, 3)), STOPPED, STOPPED.with_stops({"a/b": None}), STOPPED]
+    steps = [RelayPositions("table"), RelayPositions("table", TablePosition(0, 3)), STOPPED, STOPPED.with_stops({"a/b": None}), STOPPED]
     log: list[PositionRecord] = []
     before = None
     for step in steps:
@@ -25,7 +25,7 @@ def test_what_is_written_is_read_again() -> None:
 
 def test_only_what_changed_is_written() -> None:
     assert changes("relay", STOPPED, STOPPED, TOPICS) == []
-    moved = STOPPED.moved(Reached(1, 8))
+    moved = STOPPED.moved(TablePosition(1, 8))
     assert changes("relay", STOPPED, moved, ()) == [(b"relay", b'{"table": "table", "after": "1.8", "stopped": 2}')]
     assert changes("relay", moved, moved.with_stops({"orders": None}), TOPICS) == [
         (b"relay", b'{"table": "table", "after": "1.8", "stopped": 1}'),
@@ -47,18 +47,18 @@ def test_stops_that_the_topic_has_lost_are_missed() -> None:
 
 
 POSITIONS = [
-    Reached(0, 0, -(2**31), 7),
-    Reached(0, 0, 0, 0),
-    Reached(0, 0, 3, 500),
-    Reached(0, 0, 4, 0),
-    Reached(0, 0),
-    Reached(0, 1, 0, 0),
+    TablePosition(0, 0, -(2**31), 7),
+    TablePosition(0, 0, 0, 0),
+    TablePosition(0, 0, 3, 500),
+    TablePosition(0, 0, 4, 0),
+    TablePosition(0, 0),
+    TablePosition(0, 1, 0, 0),
 ]
 
 
 def test_positions_are_ordered_as_the_table_is_and_have_a_text() -> None:
     assert sorted(POSITIONS, reverse=True) == POSITIONS[::-1]
-    assert [Reached.parse(str(each)) for each in POSITIONS] == POSITIONS
+    assert [TablePosition.parse(str(each)) for each in POSITIONS] == POSITIONS
     assert (str(POSITIONS[2]), str(POSITIONS[4])) == ("0.0:3.500", "0.0")
     assert [each.bookmark for each in POSITIONS[3:]] == [(0, -1), (0, 0), (0, 0)], "the batch is read again, unless all of it was sent"
 
@@ -66,7 +66,7 @@ def test_positions_are_ordered_as_the_table_is_and_have_a_text() -> None:
 @pytest.mark.parametrize("text", ["0", "0.1:", "0.1:3", "0.1:3.5.7", "0.1:a.b", ":3.5"])
 def test_what_is_no_position_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="give "):
-        Reached.parse(text)
+        TablePosition.parse(text)
 
 
 @pytest.mark.parametrize("value", [b"no json", b"[]", b"{}", b'{"table": "t", "after": "yesterday", "stopped": 0}'])

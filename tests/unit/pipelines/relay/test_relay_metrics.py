@@ -6,7 +6,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from halfway.pipelines.relay.active_relay import RelayReport
-from halfway.pipelines.relay.positions import Reached, Refusal, RelayPositions, Stop
+from halfway.pipelines.relay.positions import Refusal, RelayPositions, Stop, TablePosition
 from halfway.pipelines.relay.relay_metrics import RelayMetrics
 from halfway.schemas.bookmark import Bookmark
 
@@ -21,7 +21,7 @@ def registry(report: RelayReport) -> CollectorRegistry:
 
 
 def test_the_active_relay_shows_its_lag_and_each_stopped_topic() -> None:
-    positions = RelayPositions("t", Reached(0, 3), {"orders": Stop(None, "t1", Refusal.TOO_LARGE, "…")})
+    positions = RelayPositions("t", TablePosition(0, 3), {"orders": Stop(None, "t1", Refusal.TOO_LARGE, "…")})
     report = RelayReport(is_active=True, relayed=5, positions=positions, behind_since_ms=int(NOW_S * 1000) - 2_500, newest=Bookmark(0, 7))
     shown = registry(report)
     assert shown.get_sample_value("halfway_relay_active") == 1

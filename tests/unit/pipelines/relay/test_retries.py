@@ -21,12 +21,12 @@ def test_neither_those_that_have_waited_nor_those_that_need_not_hold_the_others_
     retries = Retries(10.0, lambda: now[0])
     for number in range(5):
         retries.later(f"later{number}")
-        retries.at_once(f"once{number}")
+        retries.soon(f"once{number}")
     assert retries.take(2) == ["once0", "once1"]
-    assert retries.has_at_once()
+    assert retries.has_soon()
     now[0] = 10.0
-    retries.at_once("once0")
+    retries.soon("once0")
     assert retries.take(2) == ["later0", "later1", "once2", "once3"]
     assert retries.take(9) == ["later2", "later3", "later4", "once4", "once0"]
     assert not retries.is_due()
-    assert not retries.has_at_once()
+    assert not retries.has_soon()

@@ -98,7 +98,7 @@ class World:
         return watch
 
     def start_again(self) -> None:
-        status, groups = self.sent.to_json(), self.watch.listed_ms_ago()
+        status, groups = self.sent.status(), self.watch.listed_ms_ago()
         self.sent.take_up(status, 5_000)
         self.watch = self.new_watch()
         self.watch.take_up(groups)

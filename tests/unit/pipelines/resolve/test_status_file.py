@@ -13,7 +13,7 @@ from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import file_systems
 from halfway.pipelines.storage.manifest import STATUS_FILE
-from halfway.pipelines.storage.state_reader import status_in
+from halfway.schemas.batch_status import BatchStatus
 
 WRITTEN_MS = 1_700_000_000_000
 STATUS = {
@@ -38,14 +38,17 @@ def asked_after(text: str, folder: Path, monkeypatch: pytest.MonkeyPatch, now_ms
     spark: Any = None
     groups = GroupWatch(spark, job._settings.kafka, 30_000, lambda: now_ms)
     job._take_up_status(spark, groups)
-    assert groups.listed_ms_ago().keys() == ({"g"} if "groups_listed_ms_ago" in text else set())
+    assert groups.listed_ms_ago().keys() == ({"g"} if '"g"' in text else set())
     return job._sent.asked_ms()
 
 
 def test_commands_read_what_the_job_wrote_and_nothing_of_what_a_power_cut_left() -> None:
     whole = json.dumps(STATUS)
-    assert status_in(whole) == STATUS
-    assert [status_in(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
+    status = BatchStatus.parse(whole)
+    assert status is not None
+    assert status.sent_checks.ms_ago == ((0, STATUS["horizon_ms"]),)
+    assert BatchStatus.parse(status.to_json()) == status
+    assert [BatchStatus.parse(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
 
 
 def test_what_was_sent_long_ago_counts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +56,11 @@ def test_what_was_sent_long_ago_counts_at_once(tmp_path: Path, monkeypatch: pyte
     assert asked_after(json.dumps(STATUS), tmp_path, monkeypatch) == 0
 
 
-@pytest.mark.parametrize("text", ["", '{"batch_id": 7, "sec', "{}"], ids=["empty", "cut off", "of another version"])
+@pytest.mark.parametrize(
+    "text",
+    ["", '{"batch_id": 7, "sec', "{}", json.dumps({**STATUS, "groups_listed_ms_ago": {}, "sent_checks": {"asked_ms": 1, "ms_ago": [3]}})],
+    ids=["empty", "cut off", "of another version", "not whole"],
+)
 def test_a_status_file_that_a_power_cut_left_ends_no_start(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`write_json` renames without `fsync`; on an object store, and on Databricks, others write there too."""
     assert asked_after(text, tmp_path, monkeypatch) == 0

@@ -48,7 +48,7 @@ def test_a_local_checkpoint_is_read_without_spark(kept: Callable[[str], Path]) -
     assert view.transactions["transaction_id"].to_pylist() == ["pending", "checked"]
     assert view.horizon_ms == 1_700_000_041_015
     assert stored.last_batch is not None
-    assert stored.last_batch["horizon_ms"] == view.horizon_ms
+    assert stored.last_batch.horizon_ms == view.horizon_ms
     before = view_pending(read_state(no_spark, storage, batches_ago=9).rows)
     assert before.transactions["transaction_id"].to_pylist() == ["discarded", "pending"]
 

@@ -3,6 +3,7 @@
 import pytest
 
 from halfway.conf.loader import load_settings
+from halfway.schemas.batch_status import BatchStatus
 from halfway.transforms.views.quiet import quiet_text
 
 
@@ -17,7 +18,7 @@ from halfway.transforms.views.quiet import quiet_text
 )
 def test_a_job_is_quiet_when_its_next_batch_is_late(changed: dict[str, object], quiet_ms: int, *, is_told: bool) -> None:
     settings = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1", **changed})
-    told = quiet_text({"written_at_ms": 1_000}, settings, 1_000 + quiet_ms)
+    told = quiet_text(BatchStatus(batch_id=0, seconds=1.0, written_at_ms=1_000), settings, 1_000 + quiet_ms)
     assert told.startswith("its last batch ended ") == is_told
 
 

@@ -12,7 +12,7 @@ from halfway.schemas.headers import LocalTransactionState
 OVER = "was over before its block: the block has rolled it back or committed it, or the database has, as after a deadlock"
 
 
-class MarkedTransaction(ABC):
+class SavepointTransaction(ABC):
     """A transaction with a DB-API connection below it."""
 
     is_ours = True
@@ -46,8 +46,8 @@ class MarkedTransaction(ABC):
         """Return a context for statements of our own: their errors are raised as the service's own are."""
         return nullcontext()
 
-    def mark(self) -> None:
-        """Mark where the block begins.
+    def set_savepoint(self) -> None:
+        """Set a savepoint where the block begins: whatever ends the transaction takes it away.
 
         Raises:
             SettingsError: the connection commits each statement by itself.
@@ -59,20 +59,21 @@ class MarkedTransaction(ABC):
         with self.errors_as_the_services():
             driver.set_savepoint(connection)
 
-    def release_mark(self, connection: Any) -> None:
-        """Take the mark away. The database raises an error if the transaction that was marked is over."""
+    def release_savepoint(self) -> None:
+        """Release the savepoint. The database raises an error if the transaction is over that it was set in."""
+        connection = self.raw()
         driver_of(connection).release_savepoint(connection)
 
     def write_row(self, transaction_id: str, born_at_ms: int) -> None:
         """Write that the transaction commits.
 
         Raises:
-            RolledBackError: a check has taken the place, or the transaction that was marked is over.
+            RolledBackError: a check has taken the place, or the transaction that the block began with is over.
         """
         connection = self.raw()
         driver, errors = driver_of(connection), errors_of(connection)
         try:
-            self.release_mark(connection)
+            self.release_savepoint()
         except errors.Error as error:
             raise RolledBackError(
                 f"transaction {transaction_id} {OVER}. No message becomes readable. Let such an error leave the block, and run it again"
