@@ -12,9 +12,6 @@ from halfway.clients.sql.sqlalchemy_database import SqlAlchemyDatabase
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
 
-_IS_OURS = "is_of_halfway"
-"""The attribute of an `atomic` that a block of ours has begun."""
-
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
     """Return what reaches the database that a service has named.
@@ -28,7 +25,7 @@ def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatab
         return SqlAlchemyDatabase(given)
     if hasattr(given, "settings_dict"):
         return DjangoDatabase(given.alias)
-    if callable(given):
+    if callable(given) and not hasattr(given, "cursor"):
         return DbApiDatabase(given)
     raise TypeError(
         f"{type(given).__name__} is no database: give a SQLAlchemy engine, django.db.connections[...], or a function that "
@@ -51,13 +48,23 @@ class DbApiDatabase:
         """
         if using is not None:
             raise TypeError("a Session or Connection can only be passed where the database was given as a SQLAlchemy engine: leave it out")
-        return _DbApiTransaction(self._connect())
+        return _DbApiTransaction(self._connection())
 
     @contextmanager
     def idle_connection(self, _: Any = None) -> Iterator[Any]:
         """Lend a new connection, without a transaction."""
-        with closing(self._connect()) as connection:
+        with closing(self._connection()) as connection:
             yield connection
+
+    def _connection(self) -> Any:
+        """Return a new connection.
+
+        Raises:
+            TypeError: the function returns something else, such as a session.
+        """
+        connection = self._connect()
+        driver_of(connection)
+        return connection
 
 
 class _DbApiTransaction(SavepointTransaction):
@@ -103,8 +110,7 @@ def _refuse_unended(connection: Any) -> None:
     A signal's exception in the first or last lines of an `atomic` of the service's own leaves it so, for all later
     blocks of the thread.
     """
-    blocks = connection.atomic_blocks
-    if connection.in_atomic_block and (not blocks or (connection.closed_in_transaction and hasattr(blocks[0], _IS_OURS))):
+    if connection.in_atomic_block and not connection.atomic_blocks:
         _close(connection)
         raise RolledBackError(
             "Django's connection was in a transaction that no `atomic` ends, as after an exception of a signal handler in its first or "
@@ -118,14 +124,13 @@ def _close(connection: Any) -> None:
         connection.connection.rollback()
     connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
     connection.atomic_blocks, connection.savepoint_ids = [], []
-    _close_inside(connection)
+    _close_of_any_thread(connection)
     if connection.connection is not None:  # SQLite in memory, which Django leaves open
         with suppress(Exception):
             connection.set_autocommit(connection.settings_dict["AUTOCOMMIT"])
 
 
-def _close_inside(connection: Any) -> None:
-    """Close a connection of any thread in its transaction, so that Django refuses each further statement of it."""
+def _close_of_any_thread(connection: Any) -> None:
     connection.inc_thread_sharing()
     try:
         with suppress(Exception):
@@ -136,10 +141,16 @@ def _close_inside(connection: Any) -> None:
 
 def _close_if_in(atomic: Any, connection: Any) -> None:
     """Close a connection if nobody is left to end this `atomic`: all that came later would never commit."""
-    if connection.atomic_blocks[-1:] == [atomic]:
+    blocks = connection.atomic_blocks
+    if blocks[-1:] == [atomic]:
         _close(connection)
-    elif atomic in connection.atomic_blocks:  # The service is in one inside, whose statements are to fail from now on.
-        _close_inside(connection)
+    elif atomic in blocks:  # The service is in one inside, whose statements are to fail, and which is to roll back.
+        with suppress(Exception):
+            connection.connection.rollback()
+        _close_of_any_thread(connection)
+        connection.needs_rollback = True  # SQLite in memory, which Django leaves open
+        if blocks[0] is atomic:  # The one inside is the outermost now, so that its end ends the transaction.
+            del blocks[0], connection.savepoint_ids[0]
 
 
 class DjangoDatabase:
@@ -182,7 +193,6 @@ class _DjangoTransaction(SavepointTransaction):
             )
         self._is_outermost = not self.connection.in_atomic_block  # or else Django refuses it, or it is in that of a TestCase
         self._alias, self._atomic = alias, _django().transaction.atomic(using=alias, durable=True)
-        setattr(self._atomic, _IS_OURS, True)
         weakref.finalize(self, _close_if_in, self._atomic, self.connection).atexit = False
         with self._closed_after_an_error():
             self._atomic.__enter__()

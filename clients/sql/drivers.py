@@ -40,6 +40,12 @@ def errors_of(connection: Any) -> Any:
     return getattr(connection, "dbapi", connection)
 
 
+def _execute(connection: Any, statement: str) -> None:
+    """Execute a statement by a cursor, as PEP 249 has it: what SQLAlchemy 2.0 adapts for asyncio has no `execute`."""
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement)
+
+
 class Driver(ABC):
     """One kind of database, behind the DB-API."""
 
@@ -70,8 +76,7 @@ class Driver(ABC):
 
     def set_savepoint(self, connection: Any) -> None:
         """Set a savepoint. Whatever ends the transaction takes it away."""
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+        _execute(connection, f"SAVEPOINT {_SAVEPOINT}")
 
     def release_savepoint(self, connection: Any) -> None:
         """Take the savepoint away; what came after it stays.
@@ -79,8 +84,7 @@ class Driver(ABC):
         Raises:
             Exception: of the driver, if another transaction has begun since.
         """
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+        _execute(connection, f"RELEASE SAVEPOINT {_SAVEPOINT}")
 
     @abstractmethod
     def short_transaction(self, connection: Any, lock_wait_ms: int, *, writes: bool = True) -> Any:
@@ -107,7 +111,7 @@ class SqliteDriver(Driver):
     def begin(self, connection: Any) -> None:
         """Begin as the writer: a reader that becomes a writer later fails if another one has written meanwhile."""
         _begin_no_transactions(connection)
-        connection.execute("BEGIN IMMEDIATE")
+        _execute(connection, "BEGIN IMMEDIATE")
         connection.isolation_level = "IMMEDIATE"  # After a rollback in the block, no statement may commit by itself.
 
     def commits_each_statement(self, connection: Any) -> bool:
@@ -125,8 +129,7 @@ class SqliteDriver(Driver):
     def set_savepoint(self, connection: Any) -> None:
         """Begin first, where sqlite3 waits for a first write: an outermost savepoint would be the transaction."""
         if not below(connection).in_transaction:
-            with closing(connection.cursor()) as cursor:
-                cursor.execute("BEGIN")
+            _execute(connection, "BEGIN")
         super().set_savepoint(connection)
 
     @contextmanager
@@ -134,20 +137,22 @@ class SqliteDriver(Driver):
         """Be the writer for a moment, or a reader."""
         connection.rollback()  # A pool may lend a connection whose commit has failed. Setting the level would commit.
         level, mode = connection.isolation_level, getattr(connection, "autocommit", None)
-        [wait_ms] = values_of(connection.execute("PRAGMA busy_timeout").fetchone())
+        with closing(connection.cursor()) as cursor:
+            cursor.execute("PRAGMA busy_timeout")
+            [wait_ms] = values_of(cursor.fetchone())
         _begin_no_transactions(connection)
         try:
-            connection.execute(f"PRAGMA busy_timeout = {lock_wait_ms}")
-            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            _execute(connection, f"PRAGMA busy_timeout = {lock_wait_ms}")
+            _execute(connection, "BEGIN IMMEDIATE" if writes else "BEGIN")
             try:
                 yield
-                connection.execute("COMMIT")
+                _execute(connection, "COMMIT")
             except BaseException:
                 with suppress(errors_of(connection).Error):
-                    connection.execute("ROLLBACK")
+                    _execute(connection, "ROLLBACK")
                 raise
         finally:
-            connection.execute(f"PRAGMA busy_timeout = {wait_ms}")
+            _execute(connection, f"PRAGMA busy_timeout = {wait_ms}")
             connection.isolation_level = level
             if mode is not None:
                 connection.autocommit = mode
@@ -190,8 +195,8 @@ class PostgresDriver(Driver):
         connection.rollback()
         connection.autocommit = False
         try:
-            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE")
-            connection.execute(f"SET LOCAL lock_timeout = {lock_wait_ms}")
+            _execute(connection, "SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE")
+            _execute(connection, f"SET LOCAL lock_timeout = {lock_wait_ms}")
             yield
             connection.commit()
         except BaseException:
@@ -293,7 +298,7 @@ def with_table(connection: Any, table: str, ddl: Iterable[str], lock_wait_ms: in
         tries -= 1
         try:
             if not _can_read(connection, table, lock_wait_ms):
-                _execute(connection, ddl, lock_wait_ms)
+                _execute_shortly(connection, ddl, lock_wait_ms)
             return use()
         except errors_of(connection).Error:
             if not tries:
@@ -302,13 +307,13 @@ def with_table(connection: Any, table: str, ddl: Iterable[str], lock_wait_ms: in
 
 def _can_read(connection: Any, table: str, lock_wait_ms: int) -> bool:
     try:
-        _execute(connection, [f"SELECT 1 FROM {table} WHERE 1 = 0"], lock_wait_ms, writes=False)
+        _execute_shortly(connection, [f"SELECT 1 FROM {table} WHERE 1 = 0"], lock_wait_ms, writes=False)
     except errors_of(connection).Error:
         return False
     return True
 
 
-def _execute(connection: Any, statements: Iterable[str], lock_wait_ms: int, *, writes: bool = True) -> None:
+def _execute_shortly(connection: Any, statements: Iterable[str], lock_wait_ms: int, *, writes: bool = True) -> None:
     short = driver_of(connection).short_transaction(connection, lock_wait_ms, writes=writes)
     with short, closing(connection.cursor()) as cursor:
         for statement in statements:

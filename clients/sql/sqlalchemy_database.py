@@ -10,9 +10,10 @@ from halfway.clients.sql.sqlalchemy_transactions import (
     ConnectionTransaction,
     SessionTransaction,
     no_transaction,
+    note_end,
     note_rolled_back,
     raised_by_sqlalchemy,
-    roll_back_unwritten,
+    roll_back_left_open,
 )
 from halfway.clients.transaction import DatabaseTransaction, unscoped
 from halfway.schemas.records import type_of
@@ -43,7 +44,8 @@ class SqlAlchemyDatabase:
         if not event.contains(engines, "handle_error", note_rolled_back):
             # Of the class: for sessions of another engine of this database, and called before what an engine has.
             event.listen(engines, "handle_error", note_rolled_back)
-            event.listen(engines, "checkin", roll_back_unwritten)
+            event.listen(engines, "rollback", note_end)
+            event.listen(engines, "reset", roll_back_left_open)
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction on a new connection, or use the one of a Session or Connection.

@@ -12,8 +12,8 @@ from halfway.clients.sql.drivers import driver_of, errors_of
 from halfway.clients.sql.savepoint_transaction import SavepointTransaction
 from halfway.schemas.errors import RolledBackError
 
-_UNWRITTEN = "halfway.unwritten"
-"""Key of `Connection.info`, while a session's transaction is to write a row and has not."""
+_OF_SESSION = "halfway.of_session"
+"""Key of `Connection.info`, while a session's transaction is to write a row: True unless its commit is under way."""
 _SAVEPOINT = "halfway.savepoint"
 """Key of `Session.info`: the transaction that has the savepoint of its first block."""
 _LOST = "halfway.lost"
@@ -83,6 +83,8 @@ def note_rolled_back(context: Any) -> None:
     connection = context.connection
     if connection is None or connection.invalidated or context.is_disconnect or connection.get_transaction() is None:
         return
+    if _OF_SESSION in connection.info:
+        connection.info[_OF_SESSION] = True
     raw = connection.connection.dbapi_connection
     with suppress(TypeError):  # `begin` refuses the driver
         if driver_of(raw).has_rolled_back(context.original_exception, raw, context.statement or ""):
@@ -102,16 +104,21 @@ def _refuse_lost(connection: Any) -> None:
         )
 
 
-def roll_back_unwritten(raw: Any, pooled: Any) -> None:
-    """Roll back what a session leaves open without its row: the next one would commit it, and not the message.
+def note_end(connection: Any) -> None:
+    """Note that a connection is rolled back."""
+    if not connection.invalidated:
+        connection.info.pop(_OF_SESSION, None)
 
-    SQLAlchemy leaves it open where a listener of the commit raises an error, and the session is closed.
+
+def roll_back_left_open(raw: Any, pooled: Any, state: Any) -> None:
+    """Roll back what a session leaves open that was to write a row: the next session would commit it.
+
+    SQLAlchemy leaves it open where a listener of the commit, or SQLite in its COMMIT, raises an error, and the session
+    is closed. The pool calls this when it resets a connection, and deals with what is raised here. Only then is there
+    something to wait for: a cancellation in it would cost SQLAlchemy 2.0 the connection's place in the pool.
     """
-    if pooled.info.pop(_UNWRITTEN, False) and raw is not None:
-        try:
-            raw.rollback()
-        except Exception:
-            pooled.invalidate()
+    if pooled is not None and state.asyncio_safe and pooled.info.pop(_OF_SESSION, False):
+        raw.rollback()
 
 
 def _listen(target: Any, name: str, call: Callable[..., None]) -> Callable[[], None]:
@@ -210,7 +217,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
                 Or it commits in two phases.
         """
         # Tests of a service join each session to a transaction that they roll back, and say so by this mode.
-        is_bound = hasattr(session.bind, "in_transaction")
+        is_bound = hasattr(session.get_bind(), "in_transaction")
         self._is_of_test = is_bound and getattr(session, "join_transaction_mode", None) == "create_savepoint"
         if is_bound and not self._is_of_test:
             raise TypeError(
@@ -273,7 +280,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         if self._is_of_test:
             return _listen(self.connection, "before_commit", partial(self._act_before, act, self.connection.get_transaction()))
         connection = self.connection.connection()
-        connection.info[_UNWRITTEN] = True
+        connection.info[_OF_SESSION] = True
         return _listen(connection, "commit", partial(self._act_at, act))
 
     def _act_before(self, act: Callable[[], None], transaction: Any, session: Any) -> None:
@@ -284,7 +291,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
         try:
             _or_roll_back(act, connection)
-            connection.info.pop(_UNWRITTEN, None)
+            connection.info[_OF_SESSION] = False
         finally:
             self._committing = None
 

@@ -76,6 +76,7 @@ class ResolveJob:
         """Reports of batches that are not handed on yet."""
         self._sent = SentChecks(settings.resolution.transactionCheckInterval)
         self._listed_groups: Callable[[], dict[str, int]] = dict
+        self._note_batch: Callable[[], None] = lambda: None
         self.failure: Exception | None = None
         self.is_running = False
         """True from the start of the query on. Until then a run that is killed has done nothing."""
@@ -143,7 +144,7 @@ class ResolveJob:
         ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
         self._take_up_status(spark, groups)
-        self._listed_groups = groups.listed_ms_ago
+        self._listed_groups, self._note_batch = groups.listed_ms_ago, ticks.pace.note_batch
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
         groups.start()
         try:
@@ -259,6 +260,7 @@ class ResolveJob:
             self.failure = error
             raise
         self._reports.append(report)
+        self._note_batch()
 
     def _write_status(self, spark: SparkSession, report: BatchReport, writer: BatchWriter) -> None:
         """Write the file that `halfway status`, the demo and the next start read."""

@@ -18,6 +18,38 @@ log = logging.getLogger(__name__)
 
 _DELIVERY_LIMIT_MS = 10_000
 _FIRST_LIMIT_S = 60.0
+_HANGS_MS = 600_000
+_SLOW_MS = 60_000
+
+
+class TickPace:
+    """Says when a tick is due: at each interval, but once a minute where no batch has read one for ten minutes.
+
+    The thread of a job that hangs in a batch goes on. What its ticks say of checks is not what the job says that has
+    taken its place, of whose checks none would ever count (R5).
+    """
+
+    def __init__(self, interval_ms: int) -> None:
+        """Begin with the ticks at each interval."""
+        self._interval_ms = interval_ms
+        self._unread_ms = 0
+        self._last_ms: int | None = None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return True if a tick is due. Called once in each interval."""
+        is_slow = self._unread_ms >= _HANGS_MS
+        return not is_slow or self._last_ms is None or now_ms - self._last_ms >= _SLOW_MS
+
+    def note_tick(self, now_ms: int) -> None:
+        """Note that Kafka has taken a tick."""
+        self._last_ms = now_ms
+        was_ms, self._unread_ms = self._unread_ms, self._unread_ms + self._interval_ms
+        if was_ms < _HANGS_MS <= self._unread_ms:
+            log.warning("event=no_batch_ends effect=one_tick_a_minute")
+
+    def note_batch(self) -> None:
+        """Note that a batch has ended: the job reads its ticks."""
+        self._unread_ms = 0
 
 
 class TickPublisher:
@@ -38,6 +70,7 @@ class TickPublisher:
         """
         self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
+        self.pace = TickPace(settings.resolution.tick_interval)
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away or behind (R15), called before each tick."""
         self.known_s: Callable[[], float | None] = lambda: None
@@ -88,7 +121,9 @@ class TickPublisher:
     def _run(self) -> None:
         due_s = time.monotonic()
         while not self._stopped.is_set():
-            self.publish()
+            now_ms = time.monotonic_ns() // 1_000_000
+            if self.pace.is_due(now_ms) and self.publish() is None:
+                self.pace.note_tick(now_ms)
             due_s = max(due_s + self._interval_s, time.monotonic())
             self._stopped.wait(due_s - time.monotonic())
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from halfway.pipelines.kafka.range_reader import reading_options
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sources import former_records_to_read, source_options
+from halfway.pipelines.resolve.ticks import TickPace
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import verify_lineage
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
@@ -50,6 +51,7 @@ class Job:
         self.is_full = is_full
         self.lag = SimulatedLag(settings, kafka)
         self.sent = SentChecks(settings.resolution.transactionCheckInterval, lambda: kafka.clock.now_ms / 1000)
+        self.pace = TickPace(1_000)
         self.reads_committed = source_options(settings.kafka).get("kafka.isolation.level") == "read_committed"
         self.fetches_committed = reading_options("group").get("isolation.level", "read_committed") == "read_committed"
 
@@ -110,6 +112,7 @@ class Job:
         checkpoint.files[STATUS_FILE] = status.to_json()
         self.step("before commit")
         checkpoint.files[f"commits/{batch_id}"] = ""
+        self.pace.note_batch()
         self.step("commit")
         return True
 

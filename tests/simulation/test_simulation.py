@@ -154,3 +154,18 @@ def test_an_adoption_that_was_killed_anywhere_reads_from_the_earliest_record(ste
         world._play()
     manifests = [json.loads(checkpoint.files.get(MANIFEST_FILE, "{}")) for checkpoint in world.storage.checkpoints.values()]
     assert [found["starting_offsets"] for found in manifests if found.get("epoch")] == (["earliest"] if step > 5 else [])  # refused
+
+
+def test_a_job_that_hangs_stops_no_check_of_the_one_in_its_place() -> None:
+    """Its ticks go on, right before each batch of the other one, and do not tell of that one's checks (R5)."""
+    world = World([])
+    with in_place_of_spark():
+        world.do_start()
+        world.pass_time(10_000, 10)
+        world.hanging = [world.jobs.pop()]
+        world.frozen.add(world.hanging[0].path)
+        world.do_new_checkpoint()
+        world.do_start(adopt=True)
+        world.do_send("g1", "t0", Fate.NEVER, "unknown", 0, 0, 4)
+        world.pass_time(1_200_000, 1_200)
+    assert [row["transaction_id"] for row in world.storage.tables["discarded"].rows] == ["t0"]

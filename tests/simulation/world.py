@@ -66,6 +66,8 @@ class World:
         self.jobs: list[Job] = []
         self.frozen: set[str] = set()
         """Checkpoints that a frozen job holds."""
+        self.hanging: list[Job] = []
+        """Frozen jobs whose ticks go on, as where a batch waits for a storage that does not answer."""
         self.wanted: dict[str, object] = {}
         """Settings that the next start has."""
         self.path = "/checkpoint-0"
@@ -99,7 +101,14 @@ class World:
             for job in list(self.jobs):
                 if job in self.jobs:
                     self.tick(job)
+                    self._tick_of_hanging()
                     self._guard(job, job.batch)
+
+    def _tick_of_hanging(self) -> None:
+        for job in self.hanging:
+            if job.pace.is_due(self.clock.now_ms):
+                self.tick(job)
+                job.pace.note_tick(self.clock.now_ms)
 
     def tick(self, job: Job) -> None:
         """Publish a tick to each partition, as the job's publisher does."""
@@ -172,8 +181,10 @@ class World:
         still, self.jobs = self.jobs, []
         paths = {job.path for job in still}
         self.frozen |= paths
+        self.hanging = still if len(self.history.acts) % 2 else []
         self._play(until_wake=True)
         self.frozen -= paths
+        self.hanging = []
         self.act("woken")
         self.jobs.extend(still)
 

@@ -1,10 +1,12 @@
 """What no line of a service's own says: signals at each line of what begins and ends a block, and other threads."""
 
+import asyncio
+import gc
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,9 +15,10 @@ import pytest
 import sqlalchemy
 import sqlalchemy.event
 import sqlalchemy.orm
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from halfway import LocalTransactionState, RolledBackError, SqlTransactions
-from halfway.clients.sql.databases import _refuse_unended
+from halfway import AsyncSqlTransactions, LocalTransactionState, RolledBackError, SqlTransactions
+from halfway.clients.sql.databases import DjangoDatabase, _refuse_unended
 from halfway.testing import in_memory_halfway
 
 
@@ -256,15 +259,44 @@ def test_a_block_that_is_lost_around_a_transaction_of_the_service_commits_no_hal
                 with ThreadPoolExecutor() as pool, suppress(RolledBackError):
                     pool.submit(next, steps.pop()).result()
             used.cursor().execute("INSERT INTO orders VALUES ('part 2')")
-        with suppress(RolledBackError):
-            SqlTransactions(used).begin().abandon()
+        with used.cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES ('plums')")
         with producer.transaction() as tx:
             tx.execute("INSERT INTO orders VALUES ('pears')")
             tx.send("orders", b"pears")
         halfway.advance("1h")
         assert [message.body for message in halfway.messages()] == [b"pears"]
     with sqlite3.connect(django_databases) as connection:
-        assert connection.execute("SELECT item FROM orders").fetchall() == [("pears",)]
+        assert connection.execute("SELECT item FROM orders").fetchall() == [("plums",), ("pears",)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_block_that_is_lost_in_sqlite_in_memory_commits_no_half_of_what_is_inside(used: Any, depth: int) -> None:
+    """Django does not close it: the atomic inside is rolled back, and the thread goes on."""
+    from django.db import Error, connections
+    from django.db.transaction import TransactionManagementError, atomic
+
+    memory = used.copy()
+    memory.settings_dict = {**used.settings_dict, "NAME": ":memory:"}
+    former, connections["default"] = connections["default"], memory
+    try:
+        with memory.cursor() as cursor:
+            cursor.execute("CREATE TABLE orders (item text)")
+            block = DjangoDatabase("default").begin(None)
+            block.execute("INSERT INTO orders VALUES ('apples')")
+            with suppress(Error, TransactionManagementError), atomic(), ExitStack() as inner:
+                cursor.execute("INSERT INTO orders VALUES ('part 1')")
+                for _ in range(depth - 1):
+                    inner.enter_context(atomic())
+                del block
+                with pytest.raises((Error, TransactionManagementError)):
+                    cursor.execute("INSERT INTO orders VALUES ('part 2')")
+                inner.close()
+                cursor.execute("INSERT INTO orders VALUES ('part 3')")
+            assert not memory.in_atomic_block
+            assert cursor.execute("SELECT item FROM orders").fetchall() == []
+    finally:
+        connections["default"] = former
 
 
 def test_an_order_whose_commit_a_listener_has_stopped_is_not_committed_by_the_next_session(tmp_path: Path) -> None:
@@ -293,3 +325,97 @@ def test_an_order_whose_commit_a_listener_has_stopped_is_not_committed_by_the_ne
         halfway.advance("1h")
         assert halfway.messages() == []
     engine.dispose()
+
+
+def test_an_order_whose_commit_the_database_has_refused_is_not_committed_by_the_next_session(tmp_path: Path) -> None:
+    """SQLite keeps a transaction open whose COMMIT it refuses, as while another process reads."""
+    file = tmp_path / "shop.db"
+    engine = sqlalchemy.create_engine(f"sqlite:///{file}", pool_size=2, connect_args={"timeout": 0.05})
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE orders (item text)")
+        connection.exec_driver_sql("INSERT INTO orders VALUES ('plums'), ('cherries')")
+    outbox = SqlTransactions(engine)
+    outbox.create_table()
+    with in_memory_halfway() as halfway, closing(sqlite3.connect(file)) as other:
+        producer = halfway.producer(outbox)
+        with engine.connect(), engine.connect():  # as a service has that has run for a while
+            pass
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
+            producer.on_commit(session).send("orders", b"apples")
+            reading = other.execute("SELECT item FROM orders")
+            reading.fetchone()
+            with pytest.raises(sqlalchemy.exc.OperationalError, match="locked"):
+                session.commit()
+        reading.close()
+        other.execute("INSERT INTO orders VALUES ('quinces')")
+        other.commit()
+        with sqlalchemy.orm.Session(engine) as session:
+            session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('pears')"))
+            session.commit()
+        halfway.advance("1h")
+        assert halfway.messages() == []
+        found = [item for [item] in other.execute("SELECT item FROM orders")]
+    assert found == ["plums", "cherries", "quinces", "pears"]
+    engine.dispose()
+
+
+def test_an_exception_while_a_connection_returns_to_its_pool_costs_the_pool_nothing(tmp_path: Path) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", pool_size=1, max_overflow=0, pool_timeout=0.1)
+    outbox = SqlTransactions(engine)
+    outbox.create_table()
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(outbox)
+
+        def order() -> None:
+            with sqlalchemy.orm.Session(engine) as session:
+                producer.on_commit(session).send("orders", b"apples")
+
+        line = 0
+        while interrupt(order, line, {("sqlalchemy_transactions.py", "roll_back_left_open")}):
+            gc.collect()
+            engine.connect().close()
+            line += 1
+    assert line > 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_cancellation_while_a_session_is_rolled_back_costs_the_pool_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection as Raw
+
+    calls, roll_back = [0], Raw.rollback
+
+    def cancelled(raw: Raw) -> None:
+        calls[0] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        if calls[0] == call:
+            task.cancel()
+        roll_back(raw)
+
+    async def run() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'shop.db'}", pool_size=1, max_overflow=0, pool_timeout=0.1)
+        outbox = AsyncSqlTransactions(engine)
+        await outbox.create_table()
+        with in_memory_halfway() as halfway:
+            producer = halfway.async_producer(outbox)
+
+            async def order() -> None:
+                async with AsyncSession(engine) as session, session.begin():
+                    (await producer.on_commit(session)).send("orders", b"apples")
+                    raise ValueError("the service's")
+
+            monkeypatch.setattr(Raw, "rollback", cancelled)
+            with suppress(asyncio.CancelledError, ValueError):
+                await asyncio.create_task(order())
+            monkeypatch.setattr(Raw, "rollback", roll_back)
+            gc.collect()
+            async with engine.connect() as connection:
+                assert (await connection.exec_driver_sql("SELECT 1")).scalar() == 1
+        await engine.dispose()
+
+    asyncio.run(run())
+    assert calls[0] == min(call, 2), "SQLAlchemy's own, of the session and of the pool"

@@ -3,9 +3,12 @@
 import re
 import sqlite3
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import scoped_session, sessionmaker
 from typer.testing import CliRunner
 
 from halfway import CheckRequest, HalfMessage, KafkaSettings, LocalTransactionState, SqlTransactions, TransactionProducer
@@ -37,10 +40,19 @@ def test_the_command_prints_statements_that_create_the_table() -> None:
         assert database.execute("SELECT count(*) FROM halfway_transactions").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("given", [None, "postgresql://shop", 7])
+@pytest.mark.parametrize("given", [None, "postgresql://shop", 7, sqlite3.connect(":memory:")])
 def test_what_is_no_database_is_refused(given: Any) -> None:
+    """A connection of sqlite3 can be called, and would be another thread's."""
     with pytest.raises(TypeError, match="is no database: give a SQLAlchemy engine"):
         SqlTransactions(given)
+
+
+def test_a_function_that_returns_no_connection_is_refused(tmp_path: Path) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    for function in (sessionmaker(engine), scoped_session(sessionmaker(engine)), engine.connect):
+        for use in (SqlTransactions(function).create_table, SqlTransactions(function).begin):
+            with pytest.raises(TypeError, match="is no connection of sqlite3, aiosqlite, psycopg 3 or PyMySQL"):
+                use()
 
 
 def test_a_connection_of_another_driver_is_refused() -> None:

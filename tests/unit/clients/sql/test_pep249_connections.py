@@ -91,3 +91,22 @@ def test_an_engine_whose_connections_commit_each_statement_is_refused(file: Path
         halfway.producer(SqlTransactions(engine)).transaction() as tx,
     ):
         tx.send("orders", b"apples")
+
+
+class WithoutShortcuts(sqlite3.Connection):
+    """What SQLAlchemy 2.0 adapts for asyncio has the methods of PEP 249 alone."""
+
+    def execute(self, *_: Any) -> sqlite3.Cursor:
+        raise AssertionError("execute is no method of a DB-API connection")
+
+
+def test_a_connection_needs_no_more_methods_than_those_of_pep_249(file: Path) -> None:
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(lambda: sqlite3.connect(file, factory=WithoutShortcuts)))
+        with producer.transaction() as tx:
+            tx.execute("INSERT INTO orders VALUES ('apples')")
+            tx.send("orders", b"apples")
+            halfway.crash(producer)
+        halfway.producer(SqlTransactions(lambda: sqlite3.connect(file, factory=WithoutShortcuts)))
+        halfway.advance("40s")
+        assert [message.body for message in halfway.messages()] == [b"apples"]

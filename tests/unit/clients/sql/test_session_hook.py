@@ -80,6 +80,34 @@ def test_a_session_in_the_transaction_of_another_is_refused(shop: Shop, mode: An
     assert shop.messages() == shop.orders() == []
 
 
+class Routed(Session):
+    """A session that chooses its bind, as services with replicas do."""
+
+    to: Any = None
+
+    def get_bind(self, *_: Any, **__: Any) -> Any:
+        return self.to
+
+
+def test_a_session_that_chooses_a_connection_as_its_bind_is_refused_as_one_that_is_bound_to_it(shop: Shop) -> None:
+    with shop.engine.connect() as connection, connection.begin() as outer:
+        with Routed() as session:
+            session.to = connection
+            with pytest.raises(TypeError, match="bind it to the engine"):
+                shop.order(session, "apples")
+        with Routed(join_transaction_mode="create_savepoint") as session:
+            session.to = connection
+            shop.order(session, "pears")
+            session.commit()
+        outer.rollback()
+    assert shop.messages() == ["pears"]
+    with Routed() as session:
+        session.to = shop.engine
+        shop.order(session, "plums")
+        session.commit()
+    assert shop.orders() == ["plums"]
+
+
 def test_a_test_may_roll_back_what_its_sessions_commit(shop: Shop) -> None:
     with shop.engine.connect() as connection, connection.begin() as outer:
         with Session(connection, join_transaction_mode="create_savepoint") as session:

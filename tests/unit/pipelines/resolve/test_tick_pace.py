@@ -1,0 +1,26 @@
+"""How often a job publishes ticks whose batches do not end."""
+
+from halfway.pipelines.resolve.ticks import TickPace
+
+
+def ticks_of(pace: TickPace, seconds: range) -> int:
+    count = 0
+    for now_s in seconds:
+        if pace.is_due(now_s * 1_000):
+            pace.note_tick(now_s * 1_000)
+            count += 1
+    return count
+
+
+def test_a_job_whose_batches_do_not_end_ticks_once_a_minute() -> None:
+    pace = TickPace(1_000)
+    assert ticks_of(pace, range(600)) == 600
+    assert ticks_of(pace, range(600, 1_200)) == 10
+    pace.note_batch()
+    assert ticks_of(pace, range(1_200, 1_300)) == 100
+
+
+def test_ticks_that_kafka_does_not_take_slow_nothing_down() -> None:
+    """A batch ends only when one is read."""
+    pace = TickPace(1_000)
+    assert all(pace.is_due(now_s * 1_000) for now_s in range(2_000))
