@@ -166,7 +166,7 @@ def _read_keys(value: object) -> object:
     if not isinstance(value, Mapping):
         return value
     if not all(isinstance(group, str) for group in value):
-        raise ValueError("YAML reads a name such as no, 007 or 1_000 as something else: put it in quotes")
+        raise ValueError("YAML reads a name such as no, 7 or 1.5 as something else: put it in quotes")
     return {group: keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
 
 

@@ -1,8 +1,11 @@
 """Reads YAML as settings need it: a name that occurs twice is refused, where PyYAML would drop the first value.
 
-PyYAML's own errors may hold a value, which may be a secret.
+Numbers are those of YAML 1.2. In 1.1, which PyYAML reads, `1:30` is 90, `0600` is 384 and `1_000` is 1000: as a
+duration or the name of a group, each would be something else than it looks like. PyYAML's own errors may hold a value,
+which may be a secret.
 """
 
+import re
 from typing import Any
 
 import yaml
@@ -25,6 +28,17 @@ class _Loader(yaml.SafeLoader):
         if len(set(names)) < len(names):
             raise NameTwiceError(problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
+
+
+_NUMBERS = {
+    "tag:yaml.org,2002:int": (re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), "-+0123456789"),
+    "tag:yaml.org,2002:float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"), "-+.0123456789"),
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag not in _NUMBERS] for first, resolvers in _Loader.yaml_implicit_resolvers.items()
+}
+for _tag, (_form, _first) in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_tag, _form, list(_first))
 
 
 def read_yaml(text: str) -> object:

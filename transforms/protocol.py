@@ -121,9 +121,9 @@ class Rules(NamedTuple):
     def first_check_ms(self, half: Half) -> int:
         """Return when the first check is due: the age is > the half's immunity, or the timeout if it sets none (R4).
 
-        An immunity that outlasts the retention of halves would leave a half in the state for ever.
+        What outlasts the retention of halves counts as that: a half must not outlive its body.
         """
-        return first_ms_after(half.at_ms + (min(half.immunity_ms, self.half_retention_ms) or self.timeout_ms))
+        return first_ms_after(half.at_ms + min(half.immunity_ms or self.timeout_ms, self.half_retention_ms))
 
     def next_check_ms(self, horizon_ms: int) -> int:
         """Return when the next check is due: the interval after the horizon of a check or put-off (R5, R15)."""

@@ -123,10 +123,17 @@ class MessageFiles:
         if bookmark is not None:
             found = found.filter(_may_be_after(found["max.epoch"], found["max.batch_id"], bookmark))
         rows: list[dict[str, Any]] = found.select(_OF_FILE).to_pylist()
-        # Without the sizes, delta-rs asks for each one, and holds Python's lock until the store has answered.
-        sizes = {row["path"]: row["size_bytes"] for row in rows}
-        self._data = pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
+        self._data = self._data_files({row["path"]: row["size_bytes"] for row in rows})
         return sorted(map(_file_of, rows))
+
+    def _data_files(self, sizes: dict[str, int]) -> pa_fs.FileSystem:
+        """Return what opens data files of these sizes in bytes, by their paths in the table."""
+        uri = self._table.table_uri
+        if uri.startswith("file:"):  # Arrow reads by itself: what it gets from Python, its threads give back at any time.
+            local, folder = pa_fs.FileSystem.from_uri(uri)
+            return pa_fs.SubTreeFileSystem(folder, local)
+        # Without the sizes, delta-rs asks for each one, and holds Python's lock until the store has answered.
+        return pa_fs.PyFileSystem(DeltaStorageHandler(self.uri, self._options, sizes))
 
     def end(self) -> Bookmark | None:
         """Return the greatest bookmark of the rows; None if there are none.
@@ -145,7 +152,8 @@ class MessageFiles:
         Raises:
             FileNotFoundError: the file was compacted, and has been deleted since.
         """
-        stored = pq.ParquetFile(self._data.open_input_file(file.path))
+        # Threads that read ahead may give a buffer back to Python while the process ends, which aborts it.
+        stored = pq.ParquetFile(self._data.open_input_file(file.path), pre_buffer=False)
         groups = [_row_group_of(stored, number, file.first) for number in range(stored.num_row_groups)]
         return [group for group in groups if bookmark is None or ((end := group.end()) is not None and end > bookmark)]
 

@@ -6,6 +6,8 @@ from time import monotonic
 
 from halfway.schemas.batch_status import SentStatus
 
+_MOST_WAITING = 100
+
 
 class SentChecks:
     """The horizons up to which checks were sent, and when.
@@ -43,6 +45,8 @@ class SentChecks:
                 self._asked_ms = min(self._asked_ms, horizon_ms - 1)
             if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:
                 waiting.pop()
+            if len(waiting) > _MOST_WAITING:  # Kafka has not told for long who is absent. Fewer, later times do.
+                waiting = waiting[1::2]
             self._waiting = [*waiting, (self._clock_s(), horizon_ms)]
 
     def asked_ms(self, as_of_s: float | None = None) -> int:

@@ -47,7 +47,8 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
         of_id[row["transaction_id"]].append(row)
     remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, those in of_id.items():
-        for first, second in pairwise(sorted(those, key=lambda row: row["half_at"])):
+        # By a clock that was set back, the second one may have the earlier time.
+        for first, second in pairwise(sorted(those, key=lambda row: facts.records_of(row)[0].seq)):
             # A new checkpoint remembers the ids whose records it reads again.
             is_gone = facts.was_adopted and all(record.deleted_seq is not None for record in facts.records_of(first))
             # It may read a half that nobody but a stranger has sent, in another partition, before the first one.
@@ -175,7 +176,7 @@ def _checks_keep_their_times(facts: Facts) -> Iterator[Finding]:
 
 def _first_due_ms(facts: Facts, half: Record) -> int:
     immunity_ms = int(half.header("CHECK_IMMUNITY_TIME_IN_SECONDS", "0")) * 1000
-    return half.at_ms + 1 + min(min(immunity_ms, numbers.half_retention_ms) or numbers.timeout_ms for numbers in facts.numbers)
+    return half.at_ms + 1 + min(min(immunity_ms or numbers.timeout_ms, numbers.half_retention_ms) for numbers in facts.numbers)
 
 
 def _discards_keep_their_times(facts: Facts) -> Iterator[Finding]:

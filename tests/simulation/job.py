@@ -52,6 +52,7 @@ class Job:
         self.lag = SimulatedLag(settings, kafka)
         self.sent = SentChecks(settings.resolution.transactionCheckInterval, lambda: kafka.clock.now_ms / 1000)
         self.pace = TickPace(1_000)
+        self.is_started = False
         self.reads_committed = source_options(settings.kafka).get("kafka.isolation.level") == "read_committed"
         self.fetches_committed = reading_options("group").get("isolation.level", "read_committed") == "read_committed"
 
@@ -81,6 +82,7 @@ class Job:
         if status is not None:
             self.sent.take_up(status.sent_checks, self.kafka.clock.now_ms - status.written_at_ms)
         checkpoint.files.setdefault("metadata", f'{{"id": "{self.manifest.query_id}"}}')
+        self.is_started = True
 
     def _begin(self, found: Any) -> Manifest:
         spark: Any = self.storage

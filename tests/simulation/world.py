@@ -181,7 +181,7 @@ class World:
         still, self.jobs = self.jobs, []
         paths = {job.path for job in still}
         self.frozen |= paths
-        self.hanging = still if len(self.history.acts) % 2 else []
+        self.hanging = [job for job in still if job.is_started] if len(self.history.acts) % 2 else []
         self._play(until_wake=True)
         self.frozen -= paths
         self.hanging = []

@@ -145,7 +145,7 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
 
     before = [*life.checks, *life.put_offs]
     looks = [at_ms + max(1, rules.check_interval_ms // 8) for at_ms in life.waits]
-    first_ms = life.half.at_ms + (min(life.half.immunity_ms, rules.half_retention_ms) or rules.timeout_ms) + 1
+    first_ms = life.half.at_ms + min(life.half.immunity_ms or rules.timeout_ms, rules.half_retention_ms) + 1
     due_ms = max([*looks, max(before) + rules.check_interval_ms]) if before else first_ms
     if horizon_ms < due_ms:
         return []

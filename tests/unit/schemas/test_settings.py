@@ -329,7 +329,23 @@ def test_mappings_of_several_sources_are_united(tmp_path: Path) -> None:
     assert signing_keys(path=path, environ=environ, overrides={"kafka.signing.keys": "{}"}) == {}
 
 
-@pytest.mark.parametrize("group", ["no", "on", "007", "0x10", "1_000", "1:30", "2026-01-01"])
+@pytest.mark.parametrize("value", ["1:30", "0x10", "1_000", "1e400"])
+def test_a_number_of_yaml_1_1_is_no_duration(file: Path, value: str) -> None:
+    """`1:30` would be 90 ms."""
+    file.write_text(f"resolution: {{transactionTimeOut: {value}}}")
+    refused("resolution.transactionTimeOut: ", path=file)
+    file.write_text("resolution: {transactionTimeOut: 90}")
+    assert load(path=file).resolution.transactionTimeOut == 90
+
+
+@pytest.mark.parametrize("group", ["007", "0x10", "1_000", "1:30"])
+def test_a_group_may_look_like_a_number_of_yaml_1_1(tmp_path: Path, group: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"kafka: {{signing: {{cluster: c, keys: {{{group}: {'k' * 32}}}}}}}")
+    assert signing_keys(path=path) == {group: ("k" * 32,)}
+
+
+@pytest.mark.parametrize("group", ["no", "on", "7", "1.5", "2026-01-01"])
 def test_a_group_that_yaml_takes_for_something_else_needs_quotes(tmp_path: Path, group: str) -> None:
     path = tmp_path / "own.yaml"
     for name, value in (("keys", "k" * 32), ("topics", "[invoices]")):

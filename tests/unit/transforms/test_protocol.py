@@ -719,3 +719,9 @@ def test_r1_a_commit_names_its_op(is_first: bool) -> None:
         bucket, outcomes, _ = Bucket.decode(*bucket.encode()).after(to_batch(records), RULES)
         commits += [outcome for outcome in outcomes if outcome.kind is Kind.COMMIT]
     assert [(outcome.op_partition, outcome.op_offset) for outcome in commits] == [(3, 70)]
+
+
+def test_r4_a_timeout_beyond_the_retention_counts_as_the_retention() -> None:
+    """Kafka may have deleted the body by the time-out."""
+    rules = RULES._replace(timeout_ms=2_592_000_000)
+    assert rules.first_check_ms(half("a", at_ms=5)) == 5 + RULES.half_retention_ms + 1

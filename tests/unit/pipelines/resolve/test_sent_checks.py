@@ -122,3 +122,13 @@ def test_runs_nearer_than_half_an_interval_let_checks_count_too(clock: Clock) ->
         sent = restarted(sent, clock, 7.0)
         asked.append(sent.asked_ms())
     assert asked == [max(0, number - 4) for number in range(1, 30)]
+
+
+def test_while_it_is_not_known_for_days_who_is_absent_the_list_stays_short(clock: Clock) -> None:
+    sent = SentChecks(60_000, clock)
+    for number in range(1, 20_000):
+        clock.now_s = 100.0 + 10 * number
+        sent.add(number)
+        assert sent.asked_ms(as_of_s=100.0) == 0
+    assert len(sent.status().ms_ago) <= 101
+    assert sent.asked_ms() >= 20_000 - 4, "the newest are kept"
