@@ -1,8 +1,7 @@
 """What the job writes to `status.json` in its checkpoint after each batch, for the commands and for its next start."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -42,7 +41,7 @@ class BatchStatus:
 
     def to_json(self) -> str:
         """Return the status as JSON."""
-        return json.dumps(asdict(self), sort_keys=True)
+        return _STATUS.dump_json(self).decode()
 
     @classmethod
     def parse(cls, text: str | None) -> "BatchStatus | None":

@@ -83,7 +83,7 @@ def replay(
             "--unproven", help="Also resend messages discarded before the half topic's oldest record, which may have been resent before."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show which messages would be resent, and send none.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the discarded messages that would be resent, and send none.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -109,8 +109,11 @@ def replay(
         show_json(asdict(result))
         return
     if result.would_resend:
-        rows = [(each.transaction_id, each.producer_group, utc_text(each.discarded_at_ms)) for each in result.would_resend]
-        show_first(["transaction", "group", "discarded"], rows, "later ones", at_most=SHOWN_ROWS)
+        rows = [
+            (each.transaction_id, each.producer_group, each.topic, each.keys or "", utc_text(each.discarded_at_ms), each.reason)
+            for each in result.would_resend
+        ]
+        show_first(["transaction", "group", "topic", "keys", "discarded", "reason"], rows, "later ones", at_most=SHOWN_ROWS)
     resent = f"{len(result.would_resend)} would be resent" if dry_run else f"{result.replayed} resent"
     typer.echo(f"{resent}, {result.already_replayed} already resent")
     if result.unproven:

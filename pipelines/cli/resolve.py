@@ -13,6 +13,7 @@ from halfway.pipelines.cli.options import ConfigOption, SetOption
 from halfway.pipelines.cli.output import log_to_stderr
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
+from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,7 +69,14 @@ def resolve(
         return spark
 
     with on_signals(_stops(job)), own_session(), serving:
-        job.run(session)
+        try:
+            job.run(session)
+        except KafkaUnavailableError as error:
+            if not job.is_stopping:
+                raise
+            log.warning("event=ended effect=the_next_start_repeats_the_batch_that_was_under_way cause=%r", str(error))
+        else:
+            log.info("event=ended")
 
 
 def _stops(job: "ResolveJob") -> Callable[[int], None]:

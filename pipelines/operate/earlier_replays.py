@@ -35,6 +35,9 @@ class LatestDiscard:
     discarded_ms: int
     half_partition: int
     half_offset: int
+    reason: str
+    topic: str
+    keys: str | None
 
 
 Candidates = dict[tuple[str, str], LatestDiscard]

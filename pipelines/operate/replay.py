@@ -65,6 +65,9 @@ class Discarded:
     transaction_id: str
     producer_group: str
     discarded_at_ms: int
+    reason: str
+    topic: str
+    keys: str | None
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def replay_discarded(
         left = len(candidates)
         _drop_held(pending, candidates, say)
         if dry_run:
-            found = [Discarded(*identity, discard.discarded_ms) for identity, discard in candidates.items()]
+            found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
             return ReplayResult(0, selected - unproven - left, unproven, left - len(found), found)
         replayed = _send(spark, settings, candidates, say) if candidates else 0
@@ -140,13 +143,13 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     if wanted.transaction_ids:
         rows = rows.where(F.col("transaction_id").isin(list(wanted.transaction_ids)))
     discarded_ms = F.unix_millis("discarded_at").alias("discarded_ms")
-    latest = F.max(F.struct("incarnation", discarded_ms, "half_partition", "half_offset", "reason")).alias("latest")
+    latest = F.max(F.struct("incarnation", discarded_ms, "half_partition", "half_offset", "reason", "topic", "keys")).alias("latest")
     if wanted.producer_group is not None:
         rows = rows.where(F.col("producer_group") == wanted.producer_group)
     by_id = rows.groupBy("transaction_id", "producer_group").agg(latest).select("transaction_id", "producer_group", "latest.*")
     if wanted.reason is not None:
         by_id = by_id.where(F.col("reason") == wanted.reason)
-    for row in rows_of(by_id.drop("reason").toArrow()):
+    for row in rows_of(by_id.toArrow()):
         transaction_id, group, *discard = row
         found[transaction_id, group] = LatestDiscard(*discard)
     known = {transaction_id for transaction_id, _ in found}

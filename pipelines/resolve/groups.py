@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID
 
@@ -150,8 +150,8 @@ class GroupWatch:
             behind = {**dict.fromkeys(present - self._check_lag.known_groups(), began_s), **self._behind_since_s}
             known_s, failure = self._known_s, error.args[0]
         self._note_failure(failure)
-        _log_changes("group_away", self._away_since_s, away)
-        _log_changes("group_behind", self._behind_since_s, behind)
+        _log_changes("group_away", self._away_since_s, away, present)
+        _log_changes("group_behind", self._behind_since_s, behind, {*present, *away})
         self._away_since_s, self._behind_since_s = away, behind
         since_s = {**away, **behind}
         # Of a group that counts as present something must be known, or no check counts: the others must be named.
@@ -234,7 +234,9 @@ def fit(groups: Sequence[str]) -> list[str]:
     return fitting
 
 
-def _log_changes(event: str, before: Mapping[str, object], now: Mapping[str, object]) -> None:
-    for name, groups in ((event, now.keys() - before.keys()), (f"{event}_no_more", before.keys() - now.keys())):
-        for group in sorted(groups):
-            log.info("event=%s group=%r", name, group)
+def _log_changes(event: str, before: Mapping[str, object], now: Mapping[str, object], known: Collection[str]) -> None:
+    """Log which groups have begun to be away or behind, and which have ended. Kafka may have forgotten those."""
+    for group in sorted(now.keys() - before.keys()):
+        log.info("event=%s group=%r", event, group)
+    for group in sorted(before.keys() - now.keys()):
+        log.info("event=%s_no_more group=%r is_known_to_kafka=%r", event, group, group in known)

@@ -180,7 +180,7 @@ def _ivy_jar() -> Path:
     places = list(spec.submodule_search_locations or []) if spec else []
     found = [jar for place in places for jar in sorted(Path(place).glob("jars/ivy-*.jar"))]
     if not found:
-        raise MissingPackageError("Spark", "the jars folder of PySpark", "job,spark")
+        raise MissingPackageError("what fetches JARs, for Spark and the local Kafka,", "the jars folder of PySpark", "job,spark")
     return found[-1]
 
 

@@ -23,7 +23,7 @@ def main() -> None:
             raise
         from halfway.schemas.errors import MissingPackageError  # noqa: PLC0415
 
-        sys.exit(f"error: {MissingPackageError('the command', error.name, 'job,spark')}")
+        sys.exit(f"error: {MissingPackageError('the command', error.name, 'job')}")
     app(prog_name="halfway")
 
 

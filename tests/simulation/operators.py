@@ -88,7 +88,9 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
         for row in sorted(discarded, key=lambda row: (row["incarnation"], row["discarded_at"])):
             if not ids or row["transaction_id"] in ids:
                 pointer = (row["discarded_at"], row["half_partition"], row["half_offset"])
-                found[row["transaction_id"], row["producer_group"]] = product.LatestDiscard(row["incarnation"], *pointer)
+                found[row["transaction_id"], row["producer_group"]] = product.LatestDiscard(
+                    row["incarnation"], *pointer, reason=row["reason"], topic=row["topic"], keys=None
+                )
         if any(transaction_id not in {known for known, _ in found} for transaction_id in ids):
             raise NotPendingError("not discarded, so nothing was sent")
         return found

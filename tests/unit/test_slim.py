@@ -36,7 +36,7 @@ def test_a_service_runs_without_the_extras_and_the_command_says_what_to_install(
     done = run(python, "-c", SERVICE)
     assert (done.returncode, done.stdout) == (0, "ready\n"), done.stderr
     done = run(python, "-m", "halfway", "status")
-    told = "error: the command needs typer, which is not installed: pip install '.[job,spark]' in a clone of Halfway\n"
+    told = "error: the command needs typer, which is not installed: pip install '.[job]' in a clone of Halfway\n"
     assert (done.returncode, done.stderr) == (1, told)
 
 

@@ -108,6 +108,20 @@ def test_while_kafka_does_not_answer_a_second_signal_ends_the_job_within_seconds
     assert job.delivered() == ["after"]
 
 
+@pytest.mark.timeout(400)
+@pytest.mark.long
+def test_a_stop_while_kafka_is_gone_is_no_failure(own_broker: LocalBroker, own_job: JobProcess) -> None:
+    job = own_job
+    process = job.start()
+    job.until_first_batch()
+    own_broker.stop()
+    until(lambda: "effect=time_stands_still" in job.log, "a tick that is not published")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(300) == 0, job.log[-2000:]
+    assert "event=ended" in job.log.splitlines()[-1]
+    assert "Traceback" not in job.log
+
+
 @pytest.mark.timeout(500)
 @pytest.mark.long
 @pytest.mark.parametrize("frozen", [False, True])

@@ -142,7 +142,14 @@ def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     assert "3 would be resent, 0 already resent" in shown.stdout
     assert [line.split()[:2] for line in shown.stdout.splitlines() if "UTC" in line] == [["a", "g"], ["b", "g"], ["c", "h"]]
     [listed] = facts(invoke(w.settings, "replay", "--all", "--group", "h", "--dry-run", "--json"))["would_resend"]
-    assert listed == {"transaction_id": "c", "producer_group": "h", "discarded_at_ms": START_MS + 76_001}
+    assert listed == {
+        "transaction_id": "c",
+        "producer_group": "h",
+        "discarded_at_ms": START_MS + 76_001,
+        "reason": "check_max",
+        "topic": "orders",
+        "keys": None,
+    }
     assert incarnations(halves(w)) == {}
     assert replayed(w, "--all", "--group", "h") == (1, 0, 0)
     assert replayed(w, "--all", "--reason", "expired") == (0, 0, 0)
@@ -165,7 +172,7 @@ def test_a_half_that_the_job_has_read_is_not_judged_by_the_keys_of_today(world: 
     keys = {"kafka.signing.cluster": "test", "kafka.signing.keys": {"g": "k" * 32}}
     signing = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "none:1", **keys}).kafka.signing
     settings = w.settings.model_copy(update={"kafka": w.settings.kafka.model_copy(update={"signing": signing})})
-    discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS, 0, 0)}
+    discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS, 0, 0, "check_max", "orders", None)}
     with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
         for read_to, is_found in ((offset + 1, True), (offset, False)):
             found = list(sent_halves(scan, discarded, settings, {partition: read_to}, lambda *_: None))

@@ -1,6 +1,8 @@
 """A start takes up which checks count from `status.json`, whatever a crash has left of it."""
 
 import json
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import file_systems
 from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.schemas.batch_status import BatchStatus
+from halfway.schemas.tables import Table
 
 WRITTEN_MS = 1_700_000_000_000
 STATUS = {
@@ -48,6 +51,8 @@ def test_commands_read_what_the_job_wrote_and_nothing_of_what_a_power_cut_left()
     assert status is not None
     assert status.sent_checks.ms_ago == ((0, STATUS["horizon_ms"]),)
     assert BatchStatus.parse(status.to_json()) == status
+    counted = replace(status, counts=Counter({"halves": 7}), appended={Table.MESSAGES: 7})
+    assert BatchStatus.parse(counted.to_json()) == counted
     assert [BatchStatus.parse(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
 
 
