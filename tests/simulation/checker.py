@@ -48,7 +48,7 @@ def _one_row_each(facts: Facts) -> Iterator[Finding]:
     remembered_ms = min((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, those in of_id.items():
         # By a clock that was set back, the second one may have the earlier time.
-        for first, second in pairwise(sorted(those, key=lambda row: facts.records_of(row)[0].seq)):
+        for first, second in pairwise(sorted(those, key=lambda row: facts.all[HALF, row["half_partition"], row["half_offset"]].seq)):
             # A new checkpoint remembers the ids whose records it reads again.
             is_gone = facts.was_adopted and all(record.deleted_seq is not None for record in facts.records_of(first))
             # It may read a half that nobody but a stranger has sent, in another partition, before the first one.
