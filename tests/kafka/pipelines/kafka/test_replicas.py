@@ -105,7 +105,8 @@ def test_r15_groups_that_share_a_check_topic_are_behind_while_a_partition_of_it_
     leader = cluster.leader("check", 0)
     leader.freeze()
     try:
-        assert lag.behind({"g"}, 1, 0.0, -1.0).keys() == {"g"}, "its leader does not answer"
+        # On busy cores a process that is stopped may give one answer more.
+        until(lambda: lag.behind({"g"}, 1, 0.0, -1.0).keys() == {"g"}, "its leader does not answer")
     finally:
         leader.kill()
     try:
