@@ -146,6 +146,10 @@ class Facts:
         """Return the verdicts that name the half's id, group and incarnation, in the order in which they were sent."""
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
 
+    def was_refused(self, op: Record) -> bool:
+        """Return True if a checkpoint before an adoption may have refused a verdict. It is not judged again."""
+        return self.was_adopted and bool(self.refused.get((OP, op.partition, op.offset)))
+
     def is_held_and_refused(self, half: Record) -> bool:
         """Return True if an adoption has refused a half that is readable, and may do so.
 
