@@ -1,5 +1,6 @@
 """What the job writes to `status.json` in its checkpoint after each batch, for the commands and for its next start."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,8 +41,8 @@ class BatchStatus:
     """How long ago Kafka listed each producer group."""
 
     def to_json(self) -> str:
-        """Return the status as JSON."""
-        return _STATUS.dump_json(self).decode()
+        """Return the status as JSON, in ASCII: a part that a power cut leaves is text too."""
+        return json.dumps(_STATUS.dump_python(self, mode="json"))
 
     @classmethod
     def parse(cls, text: str | None) -> "BatchStatus | None":

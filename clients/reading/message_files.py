@@ -152,9 +152,9 @@ class MessageFiles:
         Raises:
             FileNotFoundError: the file was compacted, and has been deleted since.
         """
-        # Threads that read ahead may give a buffer back to Python while the process ends, which aborts it.
-        stored = pq.ParquetFile(self._data.open_input_file(file.path), pre_buffer=False)
-        groups = [_row_group_of(stored, number, file.first) for number in range(stored.num_row_groups)]
+        with self._data.open_input_file(file.path) as opened:
+            stored = StoredFile(self._data, file.path, pq.read_metadata(opened))
+        groups = [_row_group_of(stored, number, file.first) for number in range(stored.metadata.num_row_groups)]
         return [group for group in groups if bookmark is None or ((end := group.end()) is not None and end > bookmark)]
 
 
@@ -165,7 +165,7 @@ def storage_errors(uri: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, TableNotFoundError):
         raise
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
         raise TableError(f"the table {one_line(uri)} cannot be read: {one_line(error)}") from None
 
 
@@ -179,13 +179,31 @@ def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
     return found
 
 
+class StoredFile(NamedTuple):
+    """A data file that is open only while rows are read: a table without statistics has all its files at once."""
+
+    files: pa_fs.FileSystem
+    path: str
+    metadata: pq.FileMetaData
+
+    def read(self, number: int, columns: list[str] | None = None) -> pa.Table:
+        """Read a row group.
+
+        Raises:
+            FileNotFoundError: the file was compacted, and has been deleted since.
+        """
+        with self.files.open_input_file(self.path) as opened:
+            # Threads that read ahead may give a buffer back to Python while the process ends, which aborts it.
+            return pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=False).read_row_group(number, columns)
+
+
 class RowGroup(NamedTuple):
     """A row group of a file, and a bookmark that none of its rows comes before."""
 
     first: Bookmark
     last: Bookmark | None
     """That of its last row; None if the statistics do not tell."""
-    stored: pq.ParquetFile
+    stored: StoredFile
     number: int
 
     def end(self) -> Bookmark | None:
@@ -194,11 +212,11 @@ class RowGroup(NamedTuple):
         A compaction puts rows of two epochs into one file, and its statistics do not tell where the later one ends.
         Then only the epochs and batches are read: otherwise each look for news would read the whole file.
         """
-        return self.last or last_in(complete(self.stored.read_row_group(self.number, PLACE), PLACE))
+        return self.last or last_in(complete(self.stored.read(self.number, PLACE), PLACE))
 
     def rows(self) -> pa.Table:
         """Read the rows (MESSAGE_SCHEMA)."""
-        return complete(self.stored.read_row_group(self.number))
+        return complete(self.stored.read(self.number))
 
 
 def _may_be_after(epochs: pa.ChunkedArray, batches: pa.ChunkedArray, bookmark: Bookmark) -> pa.ChunkedArray:
@@ -215,7 +233,7 @@ def _file_of(row: Mapping[str, Any]) -> MessageFile:
     return MessageFile(Bookmark(epoch, first), row["path"], Bookmark(epoch, last))
 
 
-def _row_group_of(stored: pq.ParquetFile, number: int, first: Bookmark) -> RowGroup:
+def _row_group_of(stored: StoredFile, number: int, first: Bookmark) -> RowGroup:
     """Return a row group; `first` is the bookmark of its file."""
     group = stored.metadata.row_group(number)
     columns = {group.column(number).path_in_schema: group.column(number).statistics for number in range(group.num_columns)}

@@ -25,7 +25,7 @@ def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatab
         return SqlAlchemyDatabase(given)
     if hasattr(given, "settings_dict"):
         return DjangoDatabase(given.alias)
-    if callable(given) and not hasattr(given, "cursor"):
+    if isinstance(given, type) or (callable(given) and not hasattr(given, "cursor")):  # A connection of sqlite3 can be called.
         return DbApiDatabase(given)
     raise TypeError(
         f"{type(given).__name__} is no database: give a SQLAlchemy engine, django.db.connections[...], or a function that "

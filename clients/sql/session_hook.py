@@ -23,7 +23,8 @@ class SessionHook:
         self.session, self._database = session, database
         self._block: LocalTransaction | None = None
         self._transaction: Any = None
-        self._forget_commit: Callable[[], None] = lambda: None
+        self._of_session: SessionTransaction | None = None
+        self._forget_commit: Callable[[], None] = _nothing
         self._is_committed = False
         event = import_module("sqlalchemy.event")
         event.listen(session, "after_commit", self._after_commit)
@@ -44,7 +45,7 @@ class SessionHook:
         if self._block is None:
             transaction = _OfSession(self.session, self._database)
             block = make(transaction)
-            self._forget_commit = transaction.at_commit(self._at_commit)
+            self._forget_commit, self._of_session = transaction.at_commit(self._at_commit), transaction
             self._block, self._transaction = block, self.session.get_transaction()  # last: a signal may come at any moment
         return self._block
 
@@ -56,6 +57,8 @@ class SessionHook:
     def _after_commit(self, session: Any) -> None:
         if self._block is None or session.in_nested_transaction():
             return
+        if self._of_session is not None:
+            self._of_session.note_commit()
         block = self._end()
         block.conclude()
         self._is_committed = True
@@ -87,7 +90,13 @@ class SessionHook:
     def _end(self) -> LocalTransaction:
         block, self._block, self._transaction = cast(LocalTransaction, self._block), None, None
         self._forget_commit()
+        # A session that is kept must not keep the connection from its pool.
+        self._forget_commit, self._of_session = _nothing, None
         return block
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class _OfSession(SessionTransaction):

@@ -13,7 +13,7 @@ from halfway.clients.sql.savepoint_transaction import SavepointTransaction
 from halfway.schemas.errors import RolledBackError
 
 _OF_SESSION = "halfway.of_session"
-"""Key of `Connection.info`, while a session's transaction is to write a row: True unless its commit is under way."""
+"""Key of `Connection.info`, while a session's transaction is to write a row, or has and is not known to be over."""
 _SAVEPOINT = "halfway.savepoint"
 """Key of `Session.info`: the transaction that has the savepoint of its first block."""
 _LOST = "halfway.lost"
@@ -83,8 +83,6 @@ def note_rolled_back(context: Any) -> None:
     connection = context.connection
     if connection is None or connection.invalidated or context.is_disconnect or connection.get_transaction() is None:
         return
-    if _OF_SESSION in connection.info:
-        connection.info[_OF_SESSION] = True
     raw = connection.connection.dbapi_connection
     with suppress(TypeError):  # `begin` refuses the driver
         if driver_of(raw).has_rolled_back(context.original_exception, raw, context.statement or ""):
@@ -229,6 +227,7 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self.connection = session
         self._committing: Any = None
         self._root: Any = None
+        self._info: dict[str, Any] = {}
 
     def place(self) -> tuple[dict[str, Any], Any]:
         """Return the connection's notes, and the transaction. The connection of a test may have several sessions."""
@@ -280,7 +279,8 @@ class SessionTransaction(_SqlAlchemyTransaction):
         if self._is_of_test:
             return _listen(self.connection, "before_commit", partial(self._act_before, act, self.connection.get_transaction()))
         connection = self.connection.connection()
-        connection.info[_OF_SESSION] = True
+        self._info = connection.info
+        self._info[_OF_SESSION] = True
         return _listen(connection, "commit", partial(self._act_at, act))
 
     def _act_before(self, act: Callable[[], None], transaction: Any, session: Any) -> None:
@@ -291,7 +291,6 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self._committing = connection.connection.dbapi_connection  # The session tells nothing while it commits.
         try:
             _or_roll_back(act, connection)
-            connection.info[_OF_SESSION] = False
         finally:
             self._committing = None
 
@@ -301,8 +300,13 @@ class SessionTransaction(_SqlAlchemyTransaction):
         self._forget_guard()
         try:
             self.connection.commit()
+            self.note_commit()
         finally:
             forget()
+
+    def note_commit(self) -> None:
+        """Note that the session has committed: its connection leaves nothing open."""
+        self._info.pop(_OF_SESSION, None)
 
     def abandon(self) -> None:
         """Roll the session back."""

@@ -299,23 +299,29 @@ def test_a_block_that_is_lost_in_sqlite_in_memory_commits_no_half_of_what_is_ins
         connections["default"] = former
 
 
-def test_an_order_whose_commit_a_listener_has_stopped_is_not_committed_by_the_next_session(tmp_path: Path) -> None:
-    """SQLAlchemy then gives the connection back with the transaction open."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_order_whose_commit_a_listener_has_stopped_is_not_committed_by_the_next_session(tmp_path: Path, *, is_first: bool) -> None:
+    """SQLAlchemy then gives the connection back with the transaction open, and ours may have been called."""
 
     def refuse(_: object) -> None:
         raise ValueError("the service's")
 
-    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", pool_size=1)
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}", pool_size=2, connect_args={"timeout": 0.05})
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE orders (item text)")
     outbox = SqlTransactions(engine)
     outbox.create_table()
+    with engine.connect(), engine.connect():  # as a service has that has run for a while
+        pass
     with in_memory_halfway() as halfway:
         producer = halfway.producer(outbox)
         with sqlalchemy.orm.Session(engine) as session:
-            sqlalchemy.event.listen(session.connection(), "commit", refuse)
+            if is_first:
+                sqlalchemy.event.listen(session.connection(), "commit", refuse)
             session.execute(sqlalchemy.text("INSERT INTO orders VALUES ('apples')"))
             producer.on_commit(session).send("orders", b"apples")
+            if not is_first:
+                sqlalchemy.event.listen(session.connection(), "commit", refuse)
             with pytest.raises(ValueError, match="the service's"):
                 session.commit()
         with sqlalchemy.orm.Session(engine) as session:

@@ -47,6 +47,17 @@ def test_what_is_no_database_is_refused(given: Any) -> None:
         SqlTransactions(given)
 
 
+class ShopConnection(sqlite3.Connection):
+    """Knows its file."""
+
+    def __init__(self) -> None:
+        super().__init__(":memory:")
+
+
+def test_a_class_of_connections_is_a_function_that_makes_them() -> None:
+    SqlTransactions(ShopConnection).create_table()
+
+
 def test_a_function_that_returns_no_connection_is_refused(tmp_path: Path) -> None:
     engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
     for function in (sessionmaker(engine), scoped_session(sessionmaker(engine)), engine.connect):

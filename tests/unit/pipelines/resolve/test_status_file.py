@@ -51,8 +51,9 @@ def test_commands_read_what_the_job_wrote_and_nothing_of_what_a_power_cut_left()
     assert status is not None
     assert status.sent_checks.ms_ago == ((0, STATUS["horizon_ms"]),)
     assert BatchStatus.parse(status.to_json()) == status
-    counted = replace(status, counts=Counter({"halves": 7}), appended={Table.MESSAGES: 7})
+    counted = replace(status, counts=Counter({"halves": 7}), appended={Table.MESSAGES: 7}, groups_listed_ms_ago={"grüße": 7})
     assert BatchStatus.parse(counted.to_json()) == counted
+    assert counted.to_json().isascii(), "a part that a power cut leaves is text"
     assert [BatchStatus.parse(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
 
 
