@@ -29,22 +29,22 @@ class TickPace:
     taken its place, of whose checks none would ever count (R5).
     """
 
-    def __init__(self, interval_ms: int) -> None:
-        """Begin with the ticks at each interval."""
-        self._interval_ms = interval_ms
+    def __init__(self, interval_ms: int, trigger_ms: int) -> None:
+        """Begin with a tick at each `interval_ms`. Between the begins of two batches `trigger_ms` may pass."""
+        self._interval_ms, self._hangs_ms = interval_ms, _HANGS_MS + trigger_ms
         self._unread_ms = 0
         self._last_ms: int | None = None
 
     def is_due(self, now_ms: int) -> bool:
         """Return True if a tick is due. Called once in each interval."""
-        is_slow = self._unread_ms >= _HANGS_MS
+        is_slow = self._unread_ms >= self._hangs_ms
         return not is_slow or self._last_ms is None or now_ms - self._last_ms >= _SLOW_MS
 
     def note_tick(self, now_ms: int) -> None:
         """Note that Kafka has taken a tick."""
         self._last_ms = now_ms
         was_ms, self._unread_ms = self._unread_ms, self._unread_ms + self._interval_ms
-        if was_ms < _HANGS_MS <= self._unread_ms:
+        if was_ms < self._hangs_ms <= self._unread_ms:
             log.warning("event=no_batch_ends effect=one_tick_a_minute")
 
     def note_batch(self) -> None:
@@ -70,7 +70,7 @@ class TickPublisher:
         """
         self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
-        self.pace = TickPace(settings.resolution.tick_interval)
+        self.pace = TickPace(settings.resolution.tick_interval, settings.trigger.interval)
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away or behind (R15), called before each tick."""
         self.known_s: Callable[[], float | None] = lambda: None

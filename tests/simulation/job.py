@@ -51,7 +51,7 @@ class Job:
         self.is_full = is_full
         self.lag = SimulatedLag(settings, kafka)
         self.sent = SentChecks(settings.resolution.transactionCheckInterval, lambda: kafka.clock.now_ms / 1000)
-        self.pace = TickPace(1_000)
+        self.pace = TickPace(1_000, settings.trigger.interval)
         self.is_started = False
         self.reads_committed = source_options(settings.kafka).get("kafka.isolation.level") == "read_committed"
         self.fetches_committed = reading_options("group").get("isolation.level", "read_committed") == "read_committed"
