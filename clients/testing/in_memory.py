@@ -40,9 +40,8 @@ class InMemoryHalfway:
 
     def __init__(self, resolution: ResolutionSettings) -> None:
         """Begin without messages."""
-        settings = resolution
-        self._rules: Rules = rules_of(settings)
-        self._tick_ms = settings.tick_interval or 1_000
+        self._rules: Rules = rules_of(resolution)
+        self._tick_ms = resolution.tick_interval or 1_000
         self.now_ms = _BEGIN_MS
         self._state = BucketState()
         self._halves: list[HalfMessage] = []
