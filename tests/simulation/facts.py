@@ -124,7 +124,8 @@ class Facts:
         self._halves_since_ms = 0 if any(has_all.values()) else min(oldest_ms.values(), default=2**62)
         settled_ms = [*(row["committed_at"] for row in self.messages), *(row["discarded_at"] for row in self.discarded)]
         self._last_settled_ms = max(settled_ms, default=0)
-        self.was_adopted = any("--adopt" in act.detail for act in history.acts)
+        self._adopted_seqs = [act.seq for act in history.acts if "--adopt" in act.detail]
+        self.was_adopted = bool(self._adopted_seqs)
         self.decided = {decision.transaction_id: decision for decision in history.decisions}
 
     def fates(self, half: Record) -> list[str]:
@@ -147,8 +148,8 @@ class Facts:
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
 
     def was_refused(self, op: Record) -> bool:
-        """Return True if a checkpoint before an adoption may have refused a verdict. It is not judged again."""
-        return self.was_adopted and bool(self.refused.get((OP, op.partition, op.offset)))
+        """Return True if a checkpoint has refused a verdict before the tables were adopted. It is not judged again."""
+        return any(row.seq < seq for row in self.refused.get((OP, op.partition, op.offset), ()) for seq in self._adopted_seqs)
 
     def is_held_and_refused(self, half: Record) -> bool:
         """Return True if an adoption has refused a half that is readable, and may do so.
