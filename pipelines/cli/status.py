@@ -43,7 +43,7 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
         last = "its last" if now.is_running is False else "last"
         over = f"per second, {last} {now.rates_over_s:.0f} s" if now.rates_over_s else ""
         rows = [
-            (f"  {line.name}" if line.is_reason else line.name.replace("_", " "), f"{line.total:,}", rates.get(line.name, ""))
+            (f"  {line.name}" if line.is_reason else line.name.replace("_", " "), f"{line.total:,}", _rate(rates.get(line.name)))
             for line in counted(now.totals)
         ]
         show_table(["since the checkpoint began", "", over], rows)
@@ -108,6 +108,13 @@ def _lag(lag_ms: int | None) -> str:
     if lag_ms is not None and lag_ms < 0:
         return f"{duration_text(-lag_ms)} ahead of the clock here"
     return f"{duration_text(lag_ms)} ago"
+
+
+def _rate(per_second: float | None) -> str:
+    """Return a rate to a tenth, or one below 1 to two digits: one message a minute is 0.017."""
+    if per_second is None:
+        return ""
+    return f"{per_second:,.1f}" if per_second >= 1 else f"{per_second:.2g}"
 
 
 def _held(transaction: "OpenTransaction", now_ms: int) -> str:

@@ -29,12 +29,12 @@ def shown(monkeypatch: pytest.MonkeyPatch, *options: str, **facts: Any) -> str:
 
 
 def test_reasons_follow_what_they_are_the_reasons_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(monkeypatch, totals=TOTALS, rates={"halves": 1.5}, rates_over_s=30.0).splitlines()
+    lines = shown(monkeypatch, totals=TOTALS, rates={"halves": 1.512, "ops": 0.017, "committed": 0.0}, rates_over_s=30.0).splitlines()
     counted = [line.split() for line in lines[next(n for n, line in enumerate(lines) if "since the checkpoint began" in line) + 2 :]]
     assert [row for row in counted if row] == [
         ["halves", "1,200", "1.5"],
-        ["ops", "1,190"],
-        ["committed", "1,000"],
+        ["ops", "1,190", "0.017"],
+        ["committed", "1,000", "0"],
         ["discarded", "3"],
         ["check_max", "2"],
         ["expired", "1"],
