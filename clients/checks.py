@@ -33,6 +33,12 @@ _PAUSED_POLL_S = 0.01
 _COMMIT_INTERVAL_S = 0.5
 _RETRY_S = 1.0
 _LOOK_UP_LIMIT_S = 5.0
+_MAKE_KNOWN_LIMIT_S = 1.0
+_NOT_REACHED = {
+    *(KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._WAIT_COORD),
+    *(KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR),
+}
+"""What a request ends with that the group's coordinator has not answered."""
 _FETCH_KBYTES = 16 * 1024
 
 
@@ -65,7 +71,7 @@ class CheckAnswerer:
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
-        self._is_member, self._is_paused = False, False
+        self._is_known, self._is_member, self._is_paused = False, False, False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
@@ -189,11 +195,32 @@ class CheckAnswerer:
         if can_send == self._is_member:
             return
         if can_send:
+            self._is_known = self._is_known or self._make_known(consumer)
+            if not self._is_known:
+                return
             consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:
             consumer.unsubscribe()
             log.error("event=check_group_left group=%r cause=answers_cannot_be_sent", self._group)
         self._is_member = can_send
+
+    def _make_known(self, consumer: Consumer) -> bool:
+        """Commit a position where the group has none, before it joins, which takes Kafka seconds.
+
+        As long as a group has committed nothing, Kafka forgets it with its last member, and its checks would count
+        though nobody reads them (R15): a short process would have ended by then. Returns False if Kafka was not reached.
+        """
+        try:
+            partitions = consumer.list_topics(self._topic, timeout=_MAKE_KNOWN_LIMIT_S).topics[self._topic].partitions
+            places = [TopicPartition(self._topic, partition) for partition in partitions]
+            found = consumer.committed(places, timeout=_MAKE_KNOWN_LIMIT_S) if places else []
+            begins = [TopicPartition(self._topic, place.partition, 0) for place in found if place.error is None and place.offset < 0]
+            if begins:
+                consumer.commit(offsets=begins, asynchronous=False)
+        except KafkaException as error:
+            # Kafka refuses it where another instance is a member, or a right is missing, which is logged after joining.
+            return error.args[0].code() not in _NOT_REACHED
+        return True
 
     def _begin_assigned(self, consumer: Consumer) -> None:
         """Look up where the group is in new partitions. Their first record may have arrived with the assignment."""

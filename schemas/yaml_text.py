@@ -1,8 +1,8 @@
 """Reads YAML as settings need it: a name that occurs twice is refused, where PyYAML would drop the first value.
 
-Only plain decimal numbers are numbers. In YAML 1.1, which PyYAML reads, `1:30` is 90, `0600` is 384 and `1_000` is
-1000: as a duration or the name of a group, each would be something else than it looks like. PyYAML's own errors may
-hold a value, which may be a secret.
+Only plain decimal numbers are numbers, and all else is a text, which each setting reads by its own rule. In YAML 1.1,
+which PyYAML reads, `1:30` is 90 and `0600` is 384: as a duration or the name of a group, each would be something else
+than it looks like. PyYAML's own errors may hold a value, which may be a secret.
 """
 
 import re
@@ -32,7 +32,7 @@ class _Loader(yaml.SafeLoader):
 
 _NUMBERS = {
     "tag:yaml.org,2002:int": (re.compile(r"[-+]?(?:0|[1-9][0-9]*)$"), "-+0123456789"),
-    "tag:yaml.org,2002:float": (re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)$"), "-+.0123456789"),
+    "tag:yaml.org,2002:float": (re.compile(r"[-+]?(?:\.[0-9]+|(?:0|[1-9][0-9]*)\.[0-9]*)$"), "-+.0123456789"),
 }
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in resolvers if tag not in _NUMBERS] for first, resolvers in _Loader.yaml_implicit_resolvers.items()

@@ -296,6 +296,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         """Connect in a thread: librdkafka reads certificates, which takes longer than a loop may stand still."""
         try:
             sender = await asyncio.to_thread(self._instance.start)
+        except asyncio.CancelledError:
+            raise  # The thread goes on: its checks are answered in this loop.
         except BaseException:
             self._starting = self._loop = None
             raise

@@ -123,7 +123,7 @@ def _close(connection: Any) -> None:
     with suppress(Exception):
         connection.connection.rollback()
     connection.in_atomic_block = connection.closed_in_transaction = connection.needs_rollback = False
-    connection.atomic_blocks, connection.savepoint_ids = [], []
+    connection.atomic_blocks, connection.savepoint_ids, connection.run_on_commit = [], [], []
     _close_of_any_thread(connection)
     if connection.connection is not None:  # SQLite in memory, which Django leaves open
         with suppress(Exception):

@@ -110,10 +110,10 @@ def replay(
         return
     if result.would_resend:
         rows = [
-            (each.transaction_id, each.producer_group, each.topic, each.keys or "", utc_text(each.discarded_at_ms), each.reason)
+            (each.transaction_id, each.producer_group, each.topic, utc_text(each.discarded_at_ms), each.reason, each.keys or "")
             for each in result.would_resend
         ]
-        show_first(["transaction", "group", "topic", "keys", "discarded", "reason"], rows, "later ones", at_most=SHOWN_ROWS)
+        show_first(["transaction", "group", "topic", "discarded", "reason", "keys"], rows, "later ones", at_most=SHOWN_ROWS)
     resent = f"{len(result.would_resend)} would be resent" if dry_run else f"{result.replayed} resent"
     typer.echo(f"{resent}, {result.already_replayed} already resent")
     if result.unproven:

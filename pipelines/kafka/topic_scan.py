@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_END, TIMESTAMP_LOG_APPEND_TIME, Consumer, Mes
 from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, operator_consumer, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import FETCH_GROUP, OPERATOR_GROUP, verify_rights
 from halfway.schemas.settings import KafkaSettings
 
@@ -66,8 +66,13 @@ class TopicScan:
 
     @classmethod
     @contextmanager
-    def open(cls, kafka: KafkaSettings, topic: str) -> Iterator[Self]:
+    def open(cls, kafka: KafkaSettings, topic: str, isolation_level: str = READ_COMMITTED) -> Iterator[Self]:
         """Open a scan of everything that the topic holds now.
+
+        Args:
+            kafka: where Kafka is.
+            topic: its name.
+            isolation_level: Kafka's. `READ_COMMITTED` ends at an open transaction, as the job does (R18).
 
         Raises:
             TopicError: the topic is missing.
@@ -76,21 +81,24 @@ class TopicScan:
         """
         client = admin_client(kafka)
         verify_rights(client, {topic: (AclOperation.READ,)}, groups=(OPERATOR_GROUP,))
-        with operator_consumer(kafka) as consumer:
+        with ranges_consumer(kafka, OPERATOR_GROUP, isolation_level) as consumer:
             yield cls(consumer, client, topic)
 
     def known_since_ms(self) -> int:
-        """Return the time since which the topic holds every record: 0 if nothing was ever deleted."""
-        cut = {partition: kept for partition, kept in self.retained.items() if kept.first > 0}
-        if any(kept.first == kept.end for kept in cut.values()):
-            return NEVER
-        first_ms = [self._first_ms(partition, kept) for partition, kept in cut.items()]
-        return max(first_ms, default=0)
+        """Return the time since which the topic holds every record; `NEVER` if it has none.
+
+        Where nothing was deleted, the topic may be one that was made anew: it tells nothing of the time before its
+        first record.
+        """
+        first_ms = {partition: self._first_ms(partition, kept) for partition, kept in self.retained.items()}
+        cut_ms = [first_ms[partition] for partition, kept in self.retained.items() if kept.first > 0]
+        return max([*cut_ms, min(first_ms.values(), default=NEVER)])
 
     def _first_ms(self, partition: int, kept: OffsetRange) -> int:
         """Return the time of the first record that a partition retains."""
-        for record in read_ranges(self._consumer, self._topic, {partition: kept}):
-            return int(record.timestamp()[1])
+        if kept.first < kept.end:
+            for record in read_ranges(self._consumer, self._topic, {partition: kept}):
+                return int(record.timestamp()[1])
         return NEVER
 
     def beyond(self, read_to: Mapping[int, int]) -> Iterator[Message]:

@@ -109,9 +109,18 @@ def verify_relay_topic(client: Admin, topic: str) -> dict[str, str]:
     if config["cleanup.policy"] != "compact":
         what = f"topic {topic} is not compacted, so that it would lose the relay's bookmark"
         raise TopicError(f"{what}: {alter_topic(topic, 'cleanup.policy', 'compact')}")
+    verify_one_partition(topic, partitions)
+    return config
+
+
+def verify_one_partition(topic: str, partitions: int) -> None:
+    """Refuse a topic for bookmarks in which an older one could be taken for the last: each is in the partition of its key.
+
+    Raises:
+        TopicError: it has several partitions.
+    """
     if partitions != RELAY_PARTITIONS:
         raise TopicError(f"topic {topic} has {partitions} partitions, and the relay needs one: name another topic in kafka.relay_topic")
-    return config
 
 
 def create_topics(

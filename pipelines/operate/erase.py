@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.range_reader import headers_of
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, headers_of
 from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics
@@ -133,7 +133,8 @@ def _verify_settled(state: StoredState, transaction_id: str, producer_group: str
 
 def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]], transaction_id: str, producer_group: str | None) -> None:
     """Refuse a transaction with an unread half, such as a replay: its body would come to the tables."""
-    with TopicScan.open(kafka, kafka.half_topic) as scan:
+    # Also what the job cannot read yet, behind an open transaction or in it.
+    with TopicScan.open(kafka, kafka.half_topic, READ_UNCOMMITTED) as scan:
         for record in scan.beyond(read_to.get(kafka.half_topic, {})):
             if record.key() != transaction_id.encode():
                 continue

@@ -137,10 +137,15 @@ class ActiveRelay:
             self._report.behind_since_ms = round(messages[-1].committed_at.timestamp() * 1000)
         while True:
             try:
-                return self._write_in_parts(_after(messages, self._positions.after), reached, self._relay_part, may_go_on)
+                return self._write_in_parts(self._to_send(messages), reached, self._relay_part, may_go_on)
             except RefusedError as refused:
                 record = refused.record
                 self._stop({record.named: Stop(self._positions.after, record.transaction_id, refused.refusal, refused.cause)})
+
+    def _to_send(self, messages: Iterable[CommittedMessage]) -> list[CommittedMessage]:
+        """Return what is after the bookmark and goes to topics that are not stopped."""
+        after, stopped = self._positions.after or START, self._positions.stopped
+        return [message for message in messages if TablePosition.of(message) > after and message.topic not in stopped]
 
     def _relay_part(self, messages: Sequence[CommittedMessage], reached: TablePosition) -> None:
         records = self._records_of(messages)
@@ -159,12 +164,13 @@ class ActiveRelay:
             RefusedError: a topic refuses a message that was sent alone. The parts before were written.
         """
         while True:
-            part = messages[: self._part_size] if self._alone else messages
+            is_divided = any(self._router.topic_of(message.topic) in self._alone for message in messages)
+            part = messages[: self._part_size] if is_divided else messages
             began_s = self._clock()
             try:
                 write(part, reached if len(part) == len(messages) else TablePosition.of(part[-1]))
             except RefusedError as refused:
-                if refused.is_alone and (len(part) == 1 or not self._alone):
+                if refused.is_alone and (len(part) == 1 or not is_divided):
                     raise
                 if refused.is_alone:
                     self._part_size = len(part) // 2  # What comes before the refused message is sent.
@@ -179,7 +185,7 @@ class ActiveRelay:
 
     def _records_of(self, messages: Iterable[CommittedMessage]) -> list[RelayedRecord]:
         """Stop the topics that take no messages, and return the records for the others."""
-        messages = [message for message in messages if message.topic not in self._positions.stopped]
+        messages = self._to_send(messages)
         topics, records, stops = self._real({message.topic for message in messages}), list[RelayedRecord](), dict[str, Stop]()
         for message in messages:
             topic = topics[message.topic]
@@ -319,7 +325,3 @@ class ActiveRelay:
             self._alone[topic] -= sum(record.topic == topic for record in records)
             if self._alone[topic] <= 0:
                 del self._alone[topic]
-
-
-def _after(messages: Sequence[CommittedMessage], reached: TablePosition | None) -> Sequence[CommittedMessage]:
-    return messages if reached is None else [message for message in messages if TablePosition.of(message) > reached]

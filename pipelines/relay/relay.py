@@ -9,6 +9,7 @@ from confluent_kafka.admin import AclOperation
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
 from halfway.pipelines.kafka.rights import verify_rights
+from halfway.pipelines.kafka.topic_setup import verify_one_partition
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
 from halfway.pipelines.relay.position_reader import read_positions
@@ -88,8 +89,10 @@ class Relay:
     def _verify(self, client: Admin) -> None:
         kafka, relay = self._settings.kafka, self._settings.relay
         group = relay_id(kafka, relay.name)
-        if not partition_counts(client, [kafka.relay_topic]):
+        partitions = partition_counts(client, [kafka.relay_topic]).get(kafka.relay_topic)
+        if partitions is None:
             raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
+        verify_one_partition(kafka.relay_topic, partitions)
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
         positions = read_positions(client, kafka, group).get(relay.name)
         if positions is not None and self._begin is not None:

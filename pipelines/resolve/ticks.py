@@ -18,38 +18,42 @@ log = logging.getLogger(__name__)
 
 _DELIVERY_LIMIT_MS = 10_000
 _FIRST_LIMIT_S = 60.0
-_HANGS_MS = 600_000
+HANGS_MS = 600_000
+"""A job whose batches have not ended for so long, and `trigger.interval`, publishes a tick each `_SLOW_MS`."""
 _SLOW_MS = 60_000
 
 
 class TickPace:
-    """Says when a tick is due: at each interval, but once a minute where no batch has read one for ten minutes.
+    """Says when a tick is due: at each interval, but once a minute where no batch has ended for long.
 
-    The thread of a job that hangs in a batch goes on. What its ticks say of checks is not what the job says that has
-    taken its place, of whose checks none would ever count (R5).
+    The thread of a job that hangs in a batch goes on. Its ticks do not know of the checks of the job that has taken its
+    place: while they are the latest, none of those counts (R5). Safe for threads.
     """
 
-    def __init__(self, interval_ms: int, trigger_ms: int) -> None:
-        """Begin with a tick at each `interval_ms`. Between the begins of two batches `trigger_ms` may pass."""
-        self._interval_ms, self._hangs_ms = interval_ms, _HANGS_MS + trigger_ms
-        self._unread_ms = 0
-        self._last_ms: int | None = None
+    def __init__(self, interval_ms: int, hangs_ms: int) -> None:
+        """Begin with a tick at each `interval_ms`, until their intervals since the last batch are `hangs_ms`."""
+        self._interval_ms, self._hangs_ms = interval_ms, hangs_ms
+        self._unread_ms = self._last_ms = 0
+        self._lock = threading.Lock()
 
     def is_due(self, now_ms: int) -> bool:
-        """Return True if a tick is due. Called once in each interval."""
-        is_slow = self._unread_ms >= self._hangs_ms
-        return not is_slow or self._last_ms is None or now_ms - self._last_ms >= _SLOW_MS
+        """Return True if a tick is due."""
+        return self._unread_ms < self._hangs_ms or now_ms - self._last_ms >= _SLOW_MS
 
     def note_tick(self, now_ms: int) -> None:
-        """Note that Kafka has taken a tick."""
+        """Note that Kafka has taken the tick of an interval."""
+        with self._lock:
+            was_ms, self._unread_ms = self._unread_ms, self._unread_ms + self._interval_ms
         self._last_ms = now_ms
-        was_ms, self._unread_ms = self._unread_ms, self._unread_ms + self._interval_ms
-        if was_ms < self._hangs_ms <= self._unread_ms:
+        if was_ms < self._hangs_ms <= was_ms + self._interval_ms:
             log.warning("event=no_batch_ends effect=one_tick_a_minute")
 
     def note_batch(self) -> None:
         """Note that a batch has ended: the job reads its ticks."""
-        self._unread_ms = 0
+        with self._lock:
+            was_ms, self._unread_ms = self._unread_ms, 0
+        if was_ms >= self._hangs_ms:
+            log.info("event=batches_end_again")
 
 
 class TickPublisher:
@@ -70,11 +74,11 @@ class TickPublisher:
         """
         self._kafka, self._keyring = settings.kafka, settings.kafka.signing.keyring()
         self._interval_s = settings.resolution.tick_interval / 1000
-        self.pace = TickPace(settings.resolution.tick_interval, settings.trigger.interval)
+        self.pace = TickPace(settings.resolution.tick_interval, HANGS_MS + settings.trigger.interval)
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away or behind (R15), called before each tick."""
         self.known_s: Callable[[], float | None] = lambda: None
-        """Returns since when it is known who is absent. A check counts only when that is known (R5)."""
+        """Returns as of when it is known who is absent. A check counts only when that is known (R5)."""
         self._client, self._sent, self._job = client, sent, job
         self._writer: RecordWriter | None = None
         self._broker_ahead_ms = 0

@@ -44,16 +44,19 @@ def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:
 
 
 def read_text(spark: SparkSession, uri: str) -> str | None:
-    """Return the text at `uri`; None if the file does not exist."""
+    """Return the text at `uri`; None if the file does not exist.
+
+    What is no UTF-8, as after a power cut, is U+FFFD: what reads the text refuses it as it refuses any other.
+    """
     local = on_local_disk(spark, uri)
     if local is not None:
-        return local.read_text() if local.exists() else None
+        return local.read_text(errors="replace") if local.exists() else None
     path, file_system = _open(spark, uri)
     if not file_system.exists(path):
         return None
     stream = file_system.open(path)
     try:
-        return bytes(stream.readAllBytes()).decode()
+        return bytes(stream.readAllBytes()).decode(errors="replace")
     finally:
         stream.close()
 

@@ -104,7 +104,7 @@ class LocalFiles:
     def text(self, name: str) -> str | None:
         """Return what a file holds; None if it does not exist."""
         file = self.folder / name
-        return file.read_text() if file.exists() else None
+        return file.read_text(errors="replace") if file.exists() else None
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,9 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
         fates = facts.fates(half)
         if fates and not set(fates) & {"committed", "discarded"}:
             continue
-        verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op) and not facts.was_refused(op)]
+        row = facts.committed_at.get(pointer) or facts.discarded_at.get(pointer)
+        by_seq = 0 if row is None else row.seq
+        verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op) and not facts.was_refused(op, by_seq)]
         # A verdict that Kafka has deleted may never have been read.
         first = verdicts[0] if verdicts and verdicts[0].deleted_seq is None and not facts.may_be_aged_out(verdicts[0]) else None
         is_ordered = len({op.partition for op in verdicts}) < 2 and all(a.at_ms <= b.at_ms for a, b in pairwise(verdicts))
@@ -119,14 +121,16 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R6 pending", transaction_id, "nothing became of it in all that time")
             continue
         settled: set[tuple[str, str, int]] = set()
+        let_in: dict[tuple[str, str, int], int] = {}
         for half in halves:
             if facts.fates(half) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(half)):
                 settled.add(name_of(half))
         for half in facts.flawed:
             if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
-                settled.add(name_of(half))  # It was let in, and the others are its duplicates.
+                let_in[name_of(half)] = half.seq  # Those after it are its duplicates.
         for half in halves:
-            if name_of(half) not in settled and half.deleted_seq is None:
+            is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
+            if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
 
 
@@ -170,7 +174,7 @@ def _checks_keep_their_times(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R4" if number == 1 else "R5", pointer[0], f"check {number} before the horizon can be {earliest_ms}")
             # A verdict that Kafka has deleted may never have been read.
             kept = [op for op in facts.verdicts(half) if op.deleted_seq is None]
-            early = [op for op in kept if op.at_ms >= half.at_ms and not facts.is_orphan(op) and not facts.was_refused(op)]
+            early = [op for op in kept if op.at_ms >= half.at_ms and not facts.is_orphan(op) and not facts.was_refused(op, check.seq)]
             if any(facts.ticks.is_read_at(op, earliest_ms) for op in early) and not facts.may_be_anew(half):
                 yield Finding("R9", pointer[0], f"check {number} after a verdict had been read")
             if (check.value or b"") != (half.value or b""):

@@ -147,9 +147,9 @@ class Facts:
         """Return the verdicts that name the half's id, group and incarnation, in the order in which they were sent."""
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
 
-    def was_refused(self, op: Record) -> bool:
-        """Return True if a checkpoint has refused a verdict before the tables were adopted. It is not judged again."""
-        return any(row.seq < seq for row in self.refused.get((OP, op.partition, op.offset), ()) for seq in self._adopted_seqs)
+    def was_refused(self, op: Record, by_seq: int) -> bool:
+        """Return True if a verdict had been refused when the tables were adopted, before `by_seq`: it is not judged again."""
+        return any(row.seq < seq < by_seq for row in self.refused.get((OP, op.partition, op.offset), ()) for seq in self._adopted_seqs)
 
     def is_held_and_refused(self, half: Record) -> bool:
         """Return True if an adoption has refused a half that is readable, and may do so.

@@ -38,6 +38,8 @@ from tests.simulation.log import Kafka
 from tests.simulation.storage import Checkpoint, Offsets, Step, Storage
 from tests.simulation.writer import BatchOutcomes, SimulatedWriter
 
+_HANGS_MS = 5_000
+"""So short that the ticks of histories reach it."""
 Resolved = tuple[list[core.Outcome], dict[int, BucketReport], dict[int, Any]]
 """What came of a batch: the outcomes, the buckets' reports, and their states after it."""
 
@@ -51,7 +53,7 @@ class Job:
         self.is_full = is_full
         self.lag = SimulatedLag(settings, kafka)
         self.sent = SentChecks(settings.resolution.transactionCheckInterval, lambda: kafka.clock.now_ms / 1000)
-        self.pace = TickPace(1_000, settings.trigger.interval)
+        self.pace = TickPace(1_000, _HANGS_MS)
         self.is_started = False
         self.reads_committed = source_options(settings.kafka).get("kafka.isolation.level") == "read_committed"
         self.fetches_committed = reading_options("group").get("isolation.level", "read_committed") == "read_committed"

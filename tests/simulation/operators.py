@@ -53,12 +53,10 @@ class Scan:
         self.retained = {number: OffsetRange(each.first, each.end) for number, each in enumerate(kafka.topics[HALF])}
 
     def known_since_ms(self) -> int:
-        first = [
-            next((record.at_ms for record in each.records[each.first :] if record is not None), 2**63 - 1)
-            for each in self._kafka.topics[HALF]
-            if each.first
-        ]
-        return max(first, default=0)
+        partitions = self._kafka.topics[HALF]
+        first_ms = [next((record.at_ms for record in each.records[each.first :] if record is not None), 2**63 - 1) for each in partitions]
+        cut_ms = [at_ms for at_ms, each in zip(first_ms, partitions, strict=True) if each.first]
+        return max([*cut_ms, min(first_ms)])
 
     def since(self, at_ms: int, _: Callable[[int, int], None]) -> Iterator[Message]:
         for number, (first, end) in self.retained.items():

@@ -9,8 +9,11 @@ from zlib import crc32
 import pytest
 
 from halfway.pipelines.storage.manifest import MANIFEST_FILE
+from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.outcomes import Phase, Reason
 from halfway.schemas.tables import Table
 from halfway.transforms import operator
+from halfway.transforms import protocol as core
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock
 from halfway.transforms.protocol import Batch
@@ -169,3 +172,44 @@ def test_a_job_that_hangs_stops_no_check_of_the_one_in_its_place() -> None:
         world.do_send("g1", "t0", Fate.NEVER, "unknown", 0, 0, 4)
         world.pass_time(1_200_000, 1_200)
     assert [row["transaction_id"] for row in world.storage.tables["discarded"].rows] == ["t0"]
+
+
+@pytest.mark.parametrize("adopted", [[], LOST_CHECKPOINT])
+def test_an_adoption_excuses_no_verdict_that_was_refused_before_what_it_should_have_decided(
+    adopted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted job refuses the first verdict, a ROLLBACK, and takes the second."""
+    on_op = core._Resolver.on_op
+
+    def refuse_rollbacks(self: Any, op: core.Op) -> None:
+        known = self.transactions.get(op.transaction_id)
+        if known is not None and known.phase is Phase.PENDING and op.action is LocalTransactionState.ROLLBACK:
+            self._quarantine(op, Reason.CONFLICTING_VERDICT, "planted")
+        else:
+            on_op(self, op)
+
+    sent, wait = {"group": "g1", "transaction_id": "t0", "incarnation": 0}, ("wait", 0, {"ms": 60_000, "steps": 12})
+    ops = [("op", 1_000, {**sent, "action": "ROLLBACK"}), ("op", 3_000, {**sent, "action": "COMMIT"})]
+    actions = [("start", 1_000, {}), ("half", 100, {**sent, "size": 4}), *ops, wait, *adopted, wait]
+    monkeypatch.setattr(core._Resolver, "on_op", refuse_rollbacks)
+    assert {finding.rule for finding in findings_of([Action(*action) for action in actions])} == {"R2"}
+
+
+def test_a_half_that_an_adoption_lets_in_is_no_fate_of_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the planted job a duplicate takes the place of the first half."""
+    on_half = core._Resolver.on_half
+
+    def replace_first(self: Any, half: core.Half) -> None:
+        known = self.transactions.get(half.transaction_id)
+        if known is not None and known.phase is Phase.PENDING:
+            self.transactions[half.transaction_id] = known._replace(half=half)
+        else:
+            on_half(self, half)
+
+    [found] = (found for found in FOUND if found.about == "a half beside one of its id that is too large, and that an adoption lets in")
+    actions = [action for action in found.actions if action.arguments.get("transaction_id") != "t0"]
+    place = next(number for number, action in enumerate(actions) if action.name == "broken")
+    actions.insert(place, Action("half", 100, {"group": "g1", "transaction_id": "t0", "incarnation": 0, "size": 4}))
+    assert findings_of(actions) == []
+    monkeypatch.setattr(core._Resolver, "on_half", replace_first)
+    assert "R1 no fate" in {finding.rule for finding in findings_of(actions)}

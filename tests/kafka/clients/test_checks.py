@@ -224,16 +224,30 @@ def test_a_partition_that_was_lost_while_reading_paused_is_read_again(
         ops(kafka, at_least=max_open + 2)
 
 
-def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettings) -> None:
+@pytest.mark.parametrize("joins", [True, False], ids=["joins", "is short"])
+def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettings, joins: bool) -> None:
+    """A script has ended before Kafka gives it a partition, which takes seconds."""
     group = check_group(GROUP)
-    with TransactionProducer(kafka, GROUP, Listener()):
-        until(lambda: members(kafka) == [2], "the instance is a member")
-        with Consumer({"bootstrap.servers": kafka.servers(), "group.id": group}) as consumer:
-            places = [TopicPartition(kafka.check_topic, number) for number in range(2)]
-            until(lambda: [place.offset for place in consumer.committed(places, timeout=LIMIT_S)] == [0, 0], "positions are committed")
+    with TransactionProducer(kafka, GROUP, Listener()) as producer:
+        producer.send_in_transaction("orders", b"")
+        if joins:
+            until(lambda: members(kafka) == [2], "the instance is a member")
+    with Consumer({"bootstrap.servers": kafka.servers(), "group.id": group}) as consumer:
+        places = [TopicPartition(kafka.check_topic, number) for number in range(2)]
+        assert [place.offset for place in consumer.committed(places, timeout=LIMIT_S)] == [0, 0]
     client = AdminClient({"bootstrap.servers": kafka.servers()})
     found = {each.group_id: each.state for each in client.list_consumer_groups().result(LIMIT_S).valid}
     assert found[group] == ConsumerGroupState.EMPTY
+
+
+def test_a_new_instance_does_not_put_its_group_back(kafka: KafkaSettings) -> None:
+    send_checks(kafka, check_of("t1"))
+    for _ in range(2):
+        with TransactionProducer(kafka, GROUP, Listener()):
+            until(lambda: committed(kafka) == {0: 1}, "the check is answered")
+            with TransactionProducer(kafka, GROUP, Listener()) as other:
+                other.send_in_transaction("orders", b"")
+            assert committed(kafka) == {0: 1}
 
 
 def test_checks_of_a_topic_that_was_made_anew_are_answered_and_committed(kafka: KafkaSettings) -> None:

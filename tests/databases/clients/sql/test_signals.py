@@ -211,11 +211,14 @@ def test_after_a_transaction_that_nobody_ends_sqlite_in_memory_goes_on(used: Any
         cursor.execute("CREATE TABLE orders (item text)")
     memory.set_autocommit(False)
     memory.in_atomic_block = True
+    ran: list[str] = []
+    memory.run_on_commit = [(set(), lambda: ran.append("what was rolled back"), False)]
     with memory.cursor() as cursor:
         cursor.execute("INSERT INTO orders VALUES ('apples')")
     with pytest.raises(RolledBackError, match="run the block again"):
         _refuse_unended(memory)
     assert memory.get_autocommit()
+    assert memory.run_on_commit == ran == []
     with memory.cursor() as cursor:
         assert cursor.execute("SELECT * FROM orders").fetchall() == []
 

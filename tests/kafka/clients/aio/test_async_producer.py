@@ -169,6 +169,30 @@ def test_coroutines_answer_checks_at_once(kafka: KafkaSettings) -> None:
     assert committed(kafka) == {0: 3}
 
 
+def test_a_start_that_was_cancelled_and_is_done_again_answers_checks(kafka: KafkaSettings) -> None:
+    """The thread that connects goes on, and the thread of the checks asks for the loop."""
+    listener = AsyncListener()
+
+    async def main() -> None:
+        producer = AsyncTransactionProducer(kafka, GROUP, listener)
+        first = asyncio.create_task(producer.start())
+        for _ in range(2):  # Then it waits for the thread.
+            await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert first.cancelled()
+        await asyncio.to_thread(until, lambda: members(kafka) == [2], "the thread has gone on")
+        await producer.start()
+        await asyncio.to_thread(send_checks, kafka, check_of("t1"))
+        await asyncio.to_thread(ops, kafka, at_least=1)
+        assert await producer.close()
+
+    asyncio.run(main())
+    assert listener.checked == ["t1"]
+
+
 def test_the_next_instance_answers_a_check_that_a_loop_has_left(kafka: KafkaSettings) -> None:
     asked = asyncio.Event()
 

@@ -205,23 +205,41 @@ def test_a_relay_may_be_stopped_between_any_two_transactions(transactions: int, 
     monkeypatch.setattr(relay_table, "MESSAGES_AT_ONCE", 4)
     scene = Scene(tmp_path, monkeypatch, many=1)
     kafka = scene.kafka
-    late, orders = ["large", *(f"l{number}" for number in range(11))], [f"o{number}" for number in range(12)]
-    scene.append(*((each, "late") for each in late))
+    before, after = ["large", *(f"b{number}" for number in range(11))], [f"a{number}" for number in range(12)]
+    scene.append(*((each, "late") for each in before))
     kafka.missing = {"none0"}
     while scene.relay.read_on(on):
         pass
     assert scene.stopped() == {"none0", "late"}
     kafka.takes_large = True
     kafka.clock.now_s += RETRY_S
-    for named, step in (("late", scene.relay.try_stopped), ("orders", scene.relay.read_on)):
-        if named == "orders":
-            scene.append(*((each, named) for each in orders))
-        answers = iter([*[True] * (transactions - 1), False])
+    for messages, step in ((before, scene.relay.try_stopped), (after, scene.relay.read_on)):
+        if messages == after:
+            scene.append(*((each, "late") for each in after))
+        answers, had = iter([*[True] * (transactions - 1), False]), len(kafka.sent["late"])
         assert step(lambda: next(answers, True))  # noqa: B023
-        assert len(kafka.sent[named]) == 2 * transactions, named
+        assert len(kafka.sent["late"]) - had == 2 * transactions
         while step(on):
             pass
-    assert kafka.sent == {"late": late, "orders": orders}
+    assert kafka.sent == {"late": [*before, *after]}
+
+
+def test_a_topic_that_is_stopped_at_a_message_divides_no_transaction_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any service can send a message that its topic refuses."""
+    scene = Scene(tmp_path, monkeypatch, many=1)
+    scene.append(("b", "late"), ("large", "late"))
+    while scene.relay.read_on(on):
+        pass
+    assert scene.stopped() == {"none0", "late"}
+    orders = [f"o{number}" for number in range(300)]
+    for _ in range(2):
+        scene.kafka.sizes.clear()
+        scene.append(*((each, "orders") for each in orders), ("more", "late"))
+        assert not scene.relay.read_on(on)
+        assert scene.kafka.sizes == [300]
+        scene.kafka.clock.now_s += RETRY_S
+        scene.relay.try_stopped(on)
+    assert scene.kafka.sent == {"late": ["b"], "orders": [*orders, *orders]}
 
 
 def test_topics_that_go_on_and_the_others_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from halfway.pipelines.relay import relay_producer
 from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.relay.relay_producer import RelayProducer
-from halfway.schemas.errors import RelayError
+from halfway.schemas.errors import RelayError, TopicError
 from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
 
@@ -46,7 +46,7 @@ def kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka
     replaced: dict[str, Any] = {
         "read_positions": found.stored,
         "admin_client": lambda *_: None,
-        "partition_counts": lambda *_: {"t": 1},
+        "partition_counts": lambda _, topics: dict.fromkeys(topics, 1),
         "verify_rights": lambda *_, **__: None,
         "LeaderElection": Election,
     }
@@ -90,7 +90,19 @@ def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Pa
         "librdkafka_config",
         lambda *_: {"test.mock.num.brokers": 1, "queue.buffering.max.messages": 100, "bootstrap.servers": ""},
     )
+    # The topics of a mock cluster are made so.
+    monkeypatch.setitem(relay_producer.PRODUCER_OPTIONS, "allow.auto.create.topics", True)
     producer = RelayProducer(settings_for(tmp_path))
     positions = [PositionRecord(b"relay none%d" % number, None) for number in range(1_000)]
     producer.write([], (), "transactions.relay", positions)
     producer.close()
+
+
+def test_a_relay_does_not_begin_on_a_topic_in_which_an_older_bookmark_may_come_last(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions were added: its key is in another one now."""
+    monkeypatch.setattr(module, "partition_counts", lambda _, topics: dict.fromkeys(topics, 3))
+    with pytest.raises(TopicError, match="has 3 partitions, and the relay needs one"):
+        Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
+    assert not kafka.sent

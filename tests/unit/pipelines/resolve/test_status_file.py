@@ -15,6 +15,7 @@ from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import file_systems
 from halfway.pipelines.storage.manifest import STATUS_FILE
+from halfway.pipelines.storage.state_reader import LocalFiles
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.tables import Table
 
@@ -55,6 +56,17 @@ def test_commands_read_what_the_job_wrote_and_nothing_of_what_a_power_cut_left()
     assert BatchStatus.parse(counted.to_json()) == counted
     assert counted.to_json().isascii(), "a part that a power cut leaves is text"
     assert [BatchStatus.parse(text) for text in (None, "", "\0" * 200, whole[:40], "[7]", '{"batch_id": 7}')] == [None] * 6
+
+
+def test_a_status_of_which_a_power_cut_left_no_text_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disks put back blocks of something else."""
+    left = json.dumps(STATUS)[:40].encode() + b"\xff\xfe\x80\x00"
+    (tmp_path / STATUS_FILE).write_bytes(left)
+    monkeypatch.setattr(file_systems, "on_local_disk", lambda _, uri: Path(uri))
+    spark: Any = None
+    for text in (LocalFiles(tmp_path).text(STATUS_FILE), file_systems.read_text(spark, str(tmp_path / STATUS_FILE))):
+        assert text is not None
+        assert BatchStatus.parse(text) is None
 
 
 def test_what_was_sent_long_ago_counts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

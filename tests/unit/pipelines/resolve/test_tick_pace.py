@@ -1,6 +1,6 @@
 """How often a job publishes ticks whose batches do not end."""
 
-from halfway.pipelines.resolve.ticks import TickPace
+from halfway.pipelines.resolve.ticks import HANGS_MS, TickPace
 
 
 def ticks_of(pace: TickPace, seconds: range) -> int:
@@ -13,7 +13,7 @@ def ticks_of(pace: TickPace, seconds: range) -> int:
 
 
 def test_a_job_whose_batches_do_not_end_ticks_once_a_minute() -> None:
-    pace = TickPace(1_000, 0)
+    pace = TickPace(1_000, HANGS_MS)
     assert ticks_of(pace, range(600)) == 600
     assert ticks_of(pace, range(600, 1_200)) == 10
     pace.note_batch()
@@ -22,12 +22,12 @@ def test_a_job_whose_batches_do_not_end_ticks_once_a_minute() -> None:
 
 def test_ticks_that_kafka_does_not_take_slow_nothing_down() -> None:
     """A batch ends only when one is read."""
-    pace = TickPace(1_000, 0)
+    pace = TickPace(1_000, HANGS_MS)
     assert all(pace.is_due(now_s * 1_000) for now_s in range(2_000))
 
 
 def test_a_job_whose_batches_begin_seldom_does_not_hang() -> None:
-    pace = TickPace(1_000, 3_600_000)
+    pace = TickPace(1_000, HANGS_MS + 3_600_000)
     for first in range(0, 36_000, 3_600):
         assert ticks_of(pace, range(first, first + 3_600)) == 3_600
         pace.note_batch()
