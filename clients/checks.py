@@ -208,7 +208,7 @@ class CheckAnswerer:
         """Commit a position where the group has none, before it joins, which takes Kafka seconds.
 
         As long as a group has committed nothing, Kafka forgets it with its last member, and its checks would count
-        though nobody reads them (R15): a short process would have ended by then. Returns False if Kafka was not reached.
+        though nobody reads them (R15): a short process would have ended by then. Return False if Kafka was not reached.
         """
         try:
             partitions = consumer.list_topics(self._topic, timeout=_MAKE_KNOWN_LIMIT_S).topics[self._topic].partitions

@@ -172,6 +172,7 @@ def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
 
 
 def _encode_clock(clock: Clock) -> dict[str, Any]:
+    """Return the clock under the names of the stored format."""
     return {
         "heard_ms": _encode_times(clock.tick_ms),
         "read_ms": _encode_times(clock.read_ms),

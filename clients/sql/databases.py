@@ -227,7 +227,8 @@ class _DjangoTransaction(SavepointTransaction):
             raise RolledBackError("the block began in another thread, whose connection Django does not commit here: end it where it began")
         if self.connection.needs_rollback:
             raise RolledBackError(
-                "Django rolls this block back, after an error of the database that the block has caught, or after set_rollback(True). "
+                "Django rolls this block back, after an error of the database that the block has caught, after set_rollback(True), or "
+                "because it has closed its connection. "
                 "No message becomes readable. Catch such errors around an inner `transaction.atomic()`, or let them leave the block"
             )
 

@@ -10,8 +10,8 @@ from halfway.clients.sql.sqlalchemy_transactions import (
     ConnectionTransaction,
     SessionTransaction,
     no_transaction,
-    note_end,
-    note_rolled_back,
+    note_lost,
+    note_rollback,
     raised_by_sqlalchemy,
     roll_back_left_open,
 )
@@ -41,10 +41,10 @@ class SqlAlchemyDatabase:
             )
         self._engine = engine
         event, engines = import_module("sqlalchemy.event"), import_module("sqlalchemy").Engine
-        if not event.contains(engines, "handle_error", note_rolled_back):
+        if not event.contains(engines, "handle_error", note_lost):
             # Of the class: for sessions of another engine of this database, and called before what an engine has.
-            event.listen(engines, "handle_error", note_rolled_back)
-            event.listen(engines, "rollback", note_end)
+            event.listen(engines, "handle_error", note_lost)
+            event.listen(engines, "rollback", note_rollback)
             event.listen(engines, "reset", roll_back_left_open)
 
     def begin(self, using: Any) -> DatabaseTransaction:

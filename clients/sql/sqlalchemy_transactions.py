@@ -78,7 +78,7 @@ def raised_by_sqlalchemy(errors: Any) -> Iterator[None]:
         raise import_module("sqlalchemy.exc").DBAPIError.instance(None, None, error, errors.Error) from error
 
 
-def note_rolled_back(context: Any) -> None:
+def note_lost(context: Any) -> None:
     """Remember that the database has rolled back a transaction that SQLAlchemy takes for open, of a block or not."""
     connection = context.connection
     if connection is None or connection.invalidated or context.is_disconnect or connection.get_transaction() is None:
@@ -102,7 +102,7 @@ def _refuse_lost(connection: Any) -> None:
         )
 
 
-def note_end(connection: Any) -> None:
+def note_rollback(connection: Any) -> None:
     """Note that a connection is rolled back."""
     if not connection.invalidated:
         connection.info.pop(_OF_SESSION, None)

@@ -17,6 +17,7 @@ import java.util.concurrent.Future;
 import java.util.function.Function;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
+import org.apache.kafka.clients.consumer.CommitFailedException;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
@@ -80,7 +81,25 @@ public final class TransactionClient implements AutoCloseable {
                 Map.of("bootstrap.servers", servers, "group.id", "txn-check-" + group,
                         "enable.auto.commit", false, "auto.offset.reset", "earliest"),
                 new ByteArrayDeserializer(), new ByteArrayDeserializer());
+        makeKnown();
         checks.subscribe(List.of(checkTopic), new CommitsWhereItBegins());
+    }
+
+    /** Commits a position where there is none. To join takes seconds, and this process may have ended by then. */
+    private void makeKnown() {
+        var begins = new HashMap<TopicPartition, OffsetAndMetadata>();
+        checks.partitionsFor(checkTopic).forEach(
+                each -> begins.put(new TopicPartition(checkTopic, each.partition()), new OffsetAndMetadata(0)));
+        checks.committed(begins.keySet()).forEach((partition, committed) -> {
+            if (committed != null) {
+                begins.remove(partition);
+            }
+        });
+        try {
+            checks.commitSync(begins);
+        } catch (CommitFailedException error) {
+            // Another instance is a member, so that Kafka knows the group.
+        }
     }
 
     /** Sends a half, runs the local transaction once the half is stored, and sends its outcome as an op. */

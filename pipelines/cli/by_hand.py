@@ -55,9 +55,15 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
         if as_json:
             show_json(asdict(sent))
             return
+        effect = "the job settles it in its next batch unless a verdict or a discard came first"
+        if group is not None:
+            effect += (
+                ". Nothing was looked up: for another group or incarnation it changes nothing, and "
+                f"`halfway quarantine {sent.transaction_id}` shows why"
+            )
         tell(
             f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
-            f"{sent.topic} {sent.partition}:{sent.offset}; the job settles it in its next batch unless a verdict or a discard came first"
+            f"{sent.topic} {sent.partition}:{sent.offset}; {effect}"
         )
 
     run.__doc__ = help_text
@@ -133,6 +139,7 @@ def erase(
     vacuum: Annotated[
         bool, typer.Option("--vacuum", help="Delete the files that hold it at once. Ends reads that use them. On a local disk only.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be erased, and erase nothing.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -146,17 +153,20 @@ def erase(
     settings.kafka.servers()
     verify_table_exists(settings.storage, "messages")
     with reader_session(settings, say) as session:
-        done = erase_transaction(session(), settings, transaction_id, group, remark, vacuum=vacuum)
+        done = erase_transaction(session(), settings, transaction_id, group, remark, vacuum=vacuum, dry_run=dry_run)
     if as_json:
         show_json(asdict(done))
         return
-    for line in _lines(done):
+    for line in _lines(done, dry_run=dry_run):
         tell(line)
 
 
-def _lines(done: "Erasure") -> list[str]:
+def _lines(done: "Erasure", *, dry_run: bool) -> list[str]:
     erased = ", ".join(f"{count} in {table}" for table, count in done.rows.items() if count)
-    lines = [f"erased what was sent for {done.transaction_id}: {erased}" if erased else f"{done.transaction_id} was erased before"]
+    did = "would erase" if dry_run else "erased"
+    lines = [f"{did} what was sent for {done.transaction_id}: {erased}" if erased else f"{done.transaction_id} was erased before"]
+    if dry_run:
+        return lines
     if done.files_until_ms is None:
         lines.append("the files that held it are deleted")
     else:

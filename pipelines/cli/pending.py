@@ -33,7 +33,8 @@ def pending(
     *,
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[
-        int | None, typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h.")
+        int | None,
+        typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h; a bare number is ms."),
     ] = None,
     limit: LimitOption = None,
     config: ConfigOption = None,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NOT_STARTED = "ended while it started: start it again at any time"
+_AT_ONCE = "ended at once; the next start repeats the batch that was under way"
 _STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 
@@ -64,7 +65,7 @@ def resolve(
             log.info("event=spark_starting")
         spark = spark_session(settings, ui=ui)
         if is_new:
-            log.info("event=spark_started")
+            log.info("event=spark_started ui=%r", spark.sparkContext.uiWebUrl)
         threading.Thread(target=start_workers, args=(spark,), name="start-workers", daemon=True).start()
         return spark
 
@@ -89,6 +90,8 @@ def _stops(job: "ResolveJob") -> Callable[[int], None]:
         # Not by `print` or a logger, in the middle of which the signal may have come.
         if not job.is_running:
             os.write(2, f"{_NOT_STARTED}\n".encode())
+        elif job.is_stopping:
+            os.write(2, f"{_AT_ONCE}\n".encode())
         if not job.is_running or job.is_stopping:
             _end_now(number)
         job.stop()

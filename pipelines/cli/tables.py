@@ -48,7 +48,7 @@ def quarantine(
         )
         for each in found[:at_most]
     ]
-    show_table(["record's time", "place", "transaction", "reason", ""], rows)
+    show_table(["record's time", "place", "transaction", "reason", "detail"], rows)
     if len(found) > at_most:
         typer.echo("... and earlier ones (--limit)")
 
@@ -60,6 +60,7 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
 
     settings = command_settings(config, overrides)
     verify_table_exists(settings.storage, "messages")
+    say("compacting the tables with Spark, which takes half a minute or more ...")
     with own_session():
         done = compact_tables(spark_session(settings), settings.storage)
     if as_json:

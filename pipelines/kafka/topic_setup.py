@@ -114,7 +114,7 @@ def verify_relay_topic(client: Admin, topic: str) -> dict[str, str]:
 
 
 def verify_one_partition(topic: str, partitions: int) -> None:
-    """Refuse a topic for bookmarks in which an older one could be taken for the last: each is in the partition of its key.
+    """Refuse a topic of bookmarks to which partitions were added: an older one could be taken for the last.
 
     Raises:
         TopicError: it has several partitions.

@@ -21,7 +21,7 @@ from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
 from halfway.schemas.headers import PGROUP
-from halfway.schemas.settings import KafkaSettings, Settings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import ERASURES_SCHEMA, Table
 from halfway.transforms.views.pending import view_pending
 
@@ -63,7 +63,14 @@ class _Found:
 
 
 def erase(
-    spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
+    spark: SparkSession,
+    settings: Settings,
+    transaction_id: str,
+    producer_group: str | None,
+    remark: str | None,
+    *,
+    vacuum: bool,
+    dry_run: bool = False,
 ) -> Erasure:
     """Erase what was sent for one transaction from the tables, with an audit row. Repeating it does nothing twice.
 
@@ -74,6 +81,7 @@ def erase(
         producer_group: its group; None for every group that has used the id.
         remark: the reason, for the audit row.
         vacuum: also delete the files that hold it, at once.
+        dry_run: True to erase nothing, and return what would be erased.
 
     Raises:
         NotErasableError: the transaction is pending, or the job has not read a half of it, or no table holds anything.
@@ -91,34 +99,38 @@ def erase(
     with replay_lock(storage):
         _verify_settled(state, transaction_id, producer_group)
         _verify_read(settings.kafka, state.read_to, transaction_id, producer_group)
-        return _erase(spark, settings, transaction_id, producer_group, remark, vacuum=vacuum)
+        tables = stored_tables(spark, storage).items()
+        found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in tables}
+        if not any(each.rows for each in found.values()):
+            raise NotErasableError(
+                f"no table holds anything of the transaction {transaction_id}: if it was rolled back, its half is in the topic "
+                f"{settings.kafka.half_topic} until Kafka deletes it"
+            )
+        rows = {str(table): each.filled for table, each in found.items()}
+        until_ms = None
+        if not dry_run:
+            if any(rows.values()):
+                # The audit row comes first, so that no erasure is without one.
+                at, who = datetime.now(UTC), by_whom()
+                values: dict[str, object] = {"erased_at": at, "erased_by": who, "remark": remark, **rows}
+                values |= {"transaction_id": transaction_id, "producer_group": producer_group}
+                note_erasure(spark, storage, Row(**{name: values[name] for name in ERASURES_SCHEMA.names}))
+            until_ms = _erase(spark, storage, transaction_id, producer_group, rows, vacuum=vacuum)
+        return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)))
 
 
 def _erase(
-    spark: SparkSession, settings: Settings, transaction_id: str, producer_group: str | None, remark: str | None, *, vacuum: bool
-) -> Erasure:
-    storage = settings.storage
-    found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in stored_tables(spark, storage).items()}
-    if not any(each.rows for each in found.values()):
-        raise NotErasableError(
-            f"no table holds anything of the transaction {transaction_id}: if it was rolled back, its half is in the topic "
-            f"{settings.kafka.half_topic} until Kafka deletes it"
-        )
-    rows = {str(table): each.filled for table, each in found.items()}
-    if any(rows.values()):
-        # The audit row comes first, so that no erasure is without one.
-        at = datetime.now(UTC)
-        values = {"erased_at": at, "transaction_id": transaction_id, "producer_group": producer_group, "erased_by": by_whom()}
-        note_erasure(spark, storage, Row(**{name: {**values, "remark": remark, **rows}[name] for name in ERASURES_SCHEMA.names}))
-    for table, each in found.items():
-        if each.filled:
+    spark: SparkSession, storage: StorageSettings, transaction_id: str, producer_group: str | None, rows: Mapping[str, int], *, vacuum: bool
+) -> int | None:
+    """Erase the rows of each table that has some. Return from when on `halfway optimize` deletes the former files."""
+    for table in Table:
+        if rows[table]:
             erase_rows(spark, storage, table, rows_to_erase(transaction_id, producer_group, table))
         restore_append_only(spark, storage, table)
         if vacuum:
             vacuum_at_once(spark, storage, table)
     kept_ms = max(old_files_kept_ms(spark, storage, table) for table in Table)
-    until_ms = None if vacuum else time.time_ns() // 1_000_000 + kept_ms
-    return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)))
+    return None if vacuum else time.time_ns() // 1_000_000 + kept_ms
 
 
 def _verify_settled(state: StoredState, transaction_id: str, producer_group: str | None) -> None:

@@ -119,7 +119,7 @@ def replay_discarded(
             return ReplayResult(0, 0, 0, 0)
         selected, unproven = len(candidates), 0
         drop_committed(spark, settings.storage, candidates)
-        pending, read_to = _pending(spark, settings, candidates)
+        pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
         if candidates:
             with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
@@ -128,6 +128,8 @@ def replay_discarded(
                 _drop_sent(spark, settings, scan, candidates, say, read_to=read_to)
         left = len(candidates)
         _drop_held(pending, candidates, say)
+        for group in sorted({group for _, group in candidates} & absent_groups):
+            say(f"the group {group} is away or behind: its messages wait until it answers checks")
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
@@ -160,10 +162,11 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     return found
 
 
-def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) -> tuple[pa.Table, Mapping[int, int]]:
-    """Return what is pending (PENDING_SCHEMA) under ids of candidates, and how far the job has read the half topic."""
+def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) -> tuple[pa.Table, Mapping[int, int], frozenset[str]]:
+    """Return what is pending (PENDING_SCHEMA) under ids of candidates, how far halves are read, and who is absent."""
     stored = read_state(lambda: spark, settings.storage)
-    return pending_of(candidates, view_pending(stored.rows).transactions), stored.read_to.get(settings.kafka.half_topic, {})
+    view = view_pending(stored.rows)
+    return pending_of(candidates, view.transactions), stored.read_to.get(settings.kafka.half_topic, {}), view.absent_groups
 
 
 def _drop_sent(

@@ -3,6 +3,7 @@
 Each step can be repeated, and the manifest comes last. So a start that was killed anywhere is simply done again.
 """
 
+import logging
 import secrets
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoi
 from halfway.pipelines.storage.ownership import Ownership
 from halfway.schemas.settings import Settings, StateSettings
 from halfway.schemas.state_format import FORMAT_VERSION
+
+log = logging.getLogger(__name__)
 
 
 class TopicFacts(NamedTuple):
@@ -68,6 +71,8 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         starting_offsets="earliest" if epoch else settings.kafka.starting_offsets,
     )
     write_manifest(spark, storage, manifest)
+    if epoch:
+        log.info("event=tables_adopted epoch=%d effect=what_they_hold_is_not_written_again", epoch)
     return manifest
 
 

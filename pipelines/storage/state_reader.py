@@ -82,7 +82,8 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
 
 
 def _no_state(storage: StorageSettings) -> HalfwayError:
-    advice = "run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set storage.checkpoint"
+    advice = "run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set storage.checkpoint; if it "
+    advice += "was lost, `halfway resolve --adopt` takes its tables over"
     return HalfwayError(f"there is no state in {storage.checkpoint} yet: {advice}")
 
 

@@ -148,7 +148,7 @@ class Facts:
         return [op for op in self.verdicts_of[half.text_key] if name_of(op) == name_of(half)]
 
     def was_refused(self, op: Record, by_seq: int) -> bool:
-        """Return True if a verdict had been refused when the tables were adopted, before `by_seq`: it is not judged again."""
+        """Return True if a verdict was refused before an adoption that was before `by_seq`: it is not judged again."""
         return any(row.seq < seq < by_seq for row in self.refused.get((OP, op.partition, op.offset), ()) for seq in self._adopted_seqs)
 
     def is_held_and_refused(self, half: Record) -> bool:

@@ -98,10 +98,10 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
             if row["incarnation"] > 0:
                 drop_if_higher(candidates, row["transaction_id"], row["incarnation"], row["producer_group"])
 
-    def pending_of(_: Any, __: Any, candidates: product.Candidates) -> tuple[pa.Table, dict[int, int]]:
+    def pending_of(_: Any, __: Any, candidates: product.Candidates) -> tuple[pa.Table, dict[int, int], frozenset[str]]:
         nothing = dict.fromkeys(PENDING_SCHEMA.names, 0) | {"topic": ""}
         rows = [{**nothing, **known._asdict()} for known in pending if not known.is_waiting]
-        return earlier_replays.pending_of(candidates, pa.Table.from_pylist(rows, PENDING_SCHEMA)), {}
+        return earlier_replays.pending_of(candidates, pa.Table.from_pylist(rows, PENDING_SCHEMA)), {}, frozenset()
 
     def refused_halves(_: Any, __: Any, ___: Any, sent: list[SentHalf]) -> set[SentHalf]:
         rows = (row for row in storage.tables[Table.QUARANTINE].rows if row["reason"] != Reason.HALF_LOST)

@@ -1,6 +1,7 @@
 """Runs histories and makes failing ones short."""
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from typing import NamedTuple
@@ -8,6 +9,9 @@ from typing import NamedTuple
 from tests.simulation.checker import Finding, judge
 from tests.simulation.generator import generate
 from tests.simulation.world import Action, World
+
+# What a thousand jobs warn of, as they should.
+logging.getLogger("halfway").addHandler(logging.NullHandler())
 
 FULL = 100
 """Every so many histories, one goes through packs, buckets and the state's bytes."""

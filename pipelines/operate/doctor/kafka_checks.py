@@ -136,7 +136,8 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
     for each in open_transactions(client, settings.kafka, topics, lambda: spark_session(settings, small=True)):
         age = "" if each.since_ms is None else f", for {max(0, now_ms - each.since_ms) / 1000:.0f} s"
         what = f"a Kafka transaction is open in {each}{age}: the horizon waits for its end"
-        remedy = "if it lasts, end its producer, or abort it by `kafka-transactions.sh … abort`"
+        place = f"--topic {each.topic} --partition {each.partition} --start-offset {each.offset}"
+        remedy = f"if it lasts, end its producer, or abort it by `kafka-transactions.sh --bootstrap-server … abort {place}`"
         yield Finding("time", Health.WARNING, f"{what}; {remedy}")
 
 

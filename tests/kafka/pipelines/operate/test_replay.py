@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.operate.earlier_replays import Candidates, LatestDiscard, sent_halves
+from halfway.pipelines.operate.earlier_replays import Candidates, LatestDiscard, drop_unproven, sent_halves
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
@@ -177,6 +177,17 @@ def test_a_half_that_the_job_has_read_is_not_judged_by_the_keys_of_today(world: 
         for read_to, is_found in ((offset + 1, True), (offset, False)):
             found = list(sent_halves(scan, discarded, settings, {partition: read_to}, lambda *_: None))
             assert [(half.partition, half.offset) for half in found] == [(partition, offset)] * is_found
+
+
+def test_a_topic_that_was_made_anew_proves_nothing_of_what_was_discarded_before(world: MakeWorld) -> None:
+    """It is longer than the former one was by now, and nothing was deleted from it."""
+    w = world(partitions=1)
+    for number in range(3):
+        w.half(f"later{number}", 70_000)
+    for at_ms, dropped in ((60_000, 1), (80_000, 0)):
+        discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS + at_ms, 0, 1, "check_max", "orders", None)}
+        with TopicScan.open(w.settings.kafka, w.settings.kafka.half_topic) as scan:
+            assert drop_unproven(scan, discarded) == dropped
 
 
 @pytest.mark.long
