@@ -34,11 +34,12 @@ _COMMIT_INTERVAL_S = 0.5
 _RETRY_S = 1.0
 _LOOK_UP_LIMIT_S = 5.0
 _MAKE_KNOWN_LIMIT_S = 1.0
+_JOIN_WITHIN_S = 5.0
 _NOT_REACHED = {
     *(KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._WAIT_COORD),
     *(KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR),
 }
-"""What a request ends with that the group's coordinator has not answered."""
+"""What a request ends with that Kafka or the group's coordinator has not answered: it may, a moment later."""
 _FETCH_KBYTES = 16 * 1024
 
 
@@ -71,11 +72,11 @@ class CheckAnswerer:
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
-        self._is_known, self._is_member, self._is_paused = False, False, False
+        self._group_is_known, self._is_member, self._is_paused = False, False, False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
-        self._next_commit_s = 0.0
+        self._next_commit_s = self._join_by_s = 0.0
         self._consumer: Consumer | None = None
 
     def start(self) -> None:
@@ -88,6 +89,7 @@ class CheckAnswerer:
             self._consumer = Consumer(self._config())
         except KafkaException as error:
             raise KafkaUnavailableError(f"cannot use Kafka with these settings: {error.args[0].str()}") from None
+        self._join_by_s = time.monotonic() + _JOIN_WITHIN_S
         try:
             self._workers.start()
             threading.Thread(target=self._run, name=f"halfway-checks-{self._group}", daemon=True).start()
@@ -156,6 +158,8 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
+            if not self._group_is_known:  # The process was shorter than an answer.
+                self._make_known(consumer)
             self._drain(consumer)
         except Exception:
             log.exception("event=check_consumer_died group=%r", self._group)
@@ -195,8 +199,8 @@ class CheckAnswerer:
         if can_send == self._is_member:
             return
         if can_send:
-            self._is_known = self._is_known or self._make_known(consumer)
-            if not self._is_known:
+            self._group_is_known = self._group_is_known or self._make_known(consumer)
+            if not self._group_is_known and time.monotonic() < self._join_by_s:
                 return
             consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:
@@ -208,7 +212,8 @@ class CheckAnswerer:
         """Commit a position where the group has none, before it joins, which takes Kafka seconds.
 
         As long as a group has committed nothing, Kafka forgets it with its last member, and its checks would count
-        though nobody reads them (R15): a short process would have ended by then. Return False if Kafka was not reached.
+        though nobody reads them (R15): a short process would have ended by then. If Kafka takes it late, what an
+        instance has answered that came and went meanwhile is answered again. Return False if Kafka did not answer.
         """
         try:
             partitions = consumer.list_topics(self._topic, timeout=_MAKE_KNOWN_LIMIT_S).topics[self._topic].partitions

@@ -144,6 +144,10 @@ class GroupInstance:
                 _started.add(self)
             return self._sender
 
+    def is_started(self) -> bool:
+        """Return True if it was started, also once it is closed."""
+        return self._sender is not None
+
     @property
     def sender(self) -> Sender:
         """Return the connection of an instance that was started, also while it closes."""

@@ -210,7 +210,7 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     if name.lower() in by_lower:
         return by_lower[name.lower()]
     near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    hint = f"did you mean {dotted.rpartition(name)[0]}{by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
     is_shown = not dotted.lower().startswith(_LOGINS)
     told = f"unknown setting {dotted!r}" if is_shown else f"an unknown setting in {dotted[: dotted.rindex('.')]}"

@@ -104,7 +104,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         if self._loop is loop and self._is_bound:
             self._instance.start()  # It may be closed, or this process forked.
             return
-        if self._loop not in (None, loop) and not self._instance.is_forked():
+        if self._loop not in (None, loop) and self._instance.is_started() and not self._instance.is_forked():
             raise RuntimeError("the producer belongs to another event loop: make a new one in each loop")
         self._loop = loop
         if self._starting is None or self._starting.cancelled():  # as by a service that cancels all tasks
@@ -293,16 +293,21 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         return GroupInstance(settings, group, limits, make_workers, on_served=sender.on_served, flush=sender.flush)
 
     async def _connect(self) -> None:
-        """Connect in a thread: librdkafka reads certificates, which takes longer than a loop may stand still."""
+        """Connect in a thread: librdkafka reads certificates, which takes longer than a loop may stand still.
+
+        The thread goes on if this is cancelled, and checks are answered in this loop then too.
+        """
         try:
-            sender = await asyncio.to_thread(self._instance.start)
+            await asyncio.to_thread(self._connect_for, self._own_loop())
         except asyncio.CancelledError:
-            raise  # The thread goes on: its checks are answered in this loop.
+            raise
         except BaseException:
             self._starting = self._loop = None
             raise
-        self._sender.bind(self._own_loop(), sender)
         self._is_bound = True
+
+    def _connect_for(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._sender.bind(loop, self._instance.start())
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         return cast(asyncio.AbstractEventLoop, self._loop)

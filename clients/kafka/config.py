@@ -21,7 +21,7 @@ PRODUCER_OPTIONS: dict[str, Any] = {
     "request.timeout.ms": 10_000,
     # Java's default. All records of an id are then in one partition, whichever client sends them (docs/contract.md).
     "partitioner": "murmur2_random",
-    # It asks for the topics that it knows every second, and brokers that create topics would make a deleted one again.
+    # librdkafka asks for the topics that it knows each second. Brokers that create topics would make a deleted one.
     "allow.auto.create.topics": False,
     # librdkafka's largest. The limit is the topic's, which Kafka compares with the size after compression.
     "message.max.bytes": 1_000_000_000,

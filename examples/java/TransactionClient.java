@@ -17,7 +17,6 @@ import java.util.concurrent.Future;
 import java.util.function.Function;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
-import org.apache.kafka.clients.consumer.CommitFailedException;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
@@ -26,6 +25,7 @@ import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.TimeoutException;
 import org.apache.kafka.common.header.Header;
@@ -87,18 +87,19 @@ public final class TransactionClient implements AutoCloseable {
 
     /** Commits a position where there is none. To join takes seconds, and this process may have ended by then. */
     private void makeKnown() {
+        var limit = Duration.ofSeconds(5);
         var begins = new HashMap<TopicPartition, OffsetAndMetadata>();
-        checks.partitionsFor(checkTopic).forEach(
-                each -> begins.put(new TopicPartition(checkTopic, each.partition()), new OffsetAndMetadata(0)));
-        checks.committed(begins.keySet()).forEach((partition, committed) -> {
-            if (committed != null) {
-                begins.remove(partition);
-            }
-        });
         try {
-            checks.commitSync(begins);
-        } catch (CommitFailedException error) {
-            // Another instance is a member, so that Kafka knows the group.
+            checks.partitionsFor(checkTopic, limit).forEach(
+                    each -> begins.put(new TopicPartition(checkTopic, each.partition()), new OffsetAndMetadata(0)));
+            checks.committed(begins.keySet(), limit).forEach((partition, committed) -> {
+                if (committed != null) {
+                    begins.remove(partition);
+                }
+            });
+            checks.commitSync(begins, limit);
+        } catch (KafkaException error) {
+            // Another instance is a member, or Kafka is away: CommitsWhereItBegins follows.
         }
     }
 

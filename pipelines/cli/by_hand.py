@@ -157,20 +157,18 @@ def erase(
     if as_json:
         show_json(asdict(done))
         return
-    for line in _lines(done, dry_run=dry_run):
+    for line in _lines(done):
         tell(line)
 
 
-def _lines(done: "Erasure", *, dry_run: bool) -> list[str]:
+def _lines(done: "Erasure") -> list[str]:
     erased = ", ".join(f"{count} in {table}" for table, count in done.rows.items() if count)
-    did = "would erase" if dry_run else "erased"
+    did = "would erase" if done.dry_run else "erased"
     lines = [f"{did} what was sent for {done.transaction_id}: {erased}" if erased else f"{done.transaction_id} was erased before"]
-    if dry_run:
-        return lines
-    if done.files_until_ms is None:
-        lines.append("the files that held it are deleted")
-    else:
+    if done.files_until_ms is not None:
         lines.append(f"`halfway optimize` deletes the files that held it if it runs after {utc_text(done.files_until_ms)}")
+    elif not done.dry_run:
+        lines.append("the files that held it are deleted")
     for left in done.topics:
         until = f"until {utc_text(left.until_ms)}, " if left.until_ms is not None else ""
         lines.append(f"the topic {left.topic} may hold it {until}{left.note}")

@@ -2,9 +2,10 @@
 
 import logging
 import os
+import select
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NOT_STARTED = "ended while it started: start it again at any time"
-_AT_ONCE = "ended at once; the next start repeats the batch that was under way"
+_AT_ONCE = "ending at once; the next start repeats the batch that was under way"
 _STOPPING = "stopping after the batch that is under way; a second signal ends the job at once, and the next start repeats the batch"
 
 
@@ -87,17 +88,23 @@ def _stops(job: "ResolveJob") -> Callable[[int], None]:
     """
 
     def stop(number: int) -> None:
-        # Not by `print` or a logger, in the middle of which the signal may have come.
-        if not job.is_running:
-            os.write(2, f"{_NOT_STARTED}\n".encode())
-        elif job.is_stopping:
-            os.write(2, f"{_AT_ONCE}\n".encode())
         if not job.is_running or job.is_stopping:
+            _tell(_AT_ONCE if job.is_running else _NOT_STARTED)
             _end_now(number)
         job.stop()
-        os.write(2, f"{_STOPPING}\n".encode())
+        _tell(_STOPPING)
 
     return stop
+
+
+def _tell(text: str) -> None:
+    """Write a line to stderr, unless that is full or nobody reads it.
+
+    Not by `print` or a logger, in the middle of which the signal may have come.
+    """
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, f"{text}\n".encode())
 
 
 def _end_now(number: int) -> NoReturn:

@@ -60,7 +60,7 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
 
     settings = command_settings(config, overrides)
     verify_table_exists(settings.storage, "messages")
-    say("compacting the tables with Spark, which takes half a minute or more ...")
+    say("starting Spark to compact the tables ...")
     with own_session():
         done = compact_tables(spark_session(settings), settings.storage)
     if as_json:

@@ -40,15 +40,16 @@ class Remains:
 
 @dataclass(frozen=True)
 class Erasure:
-    """What was erased, and what remains."""
+    """What was erased, or would be (`dry_run`), and what remains."""
 
     transaction_id: str
     producer_group: str | None
     rows: Mapping[str, int]
-    """Table → the number of rows whose body was erased by this run."""
+    """Table → the number of rows whose body was erased by this run, or would be."""
     files_until_ms: int | None
-    """From when on `halfway optimize` deletes the files that held them; None if they are deleted."""
+    """From when on `halfway optimize` deletes the files that held them; None if they are deleted, or with `dry_run`."""
     topics: list[Remains]
+    dry_run: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def erase(
                 values |= {"transaction_id": transaction_id, "producer_group": producer_group}
                 note_erasure(spark, storage, Row(**{name: values[name] for name in ERASURES_SCHEMA.names}))
             until_ms = _erase(spark, storage, transaction_id, producer_group, rows, vacuum=vacuum)
-        return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)))
+        return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)), dry_run)
 
 
 def _erase(

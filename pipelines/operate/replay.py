@@ -129,7 +129,7 @@ def replay_discarded(
         left = len(candidates)
         _drop_held(pending, candidates, say)
         for group in sorted({group for _, group in candidates} & absent_groups):
-            say(f"the group {group} is away or behind: its messages wait until it answers checks")
+            say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))

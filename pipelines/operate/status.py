@@ -148,4 +148,4 @@ def _rates(
     if before.horizon_ms is None or before.horizon_ms >= view.horizon_ms:
         return None, None
     seconds = (view.horizon_ms - before.horizon_ms) / 1000
-    return {str(name): round((view.totals[name] - before.totals[name]) / seconds, 3) for name in _RATES}, seconds
+    return {str(name): float(f"{(view.totals[name] - before.totals[name]) / seconds:.6g}") for name in _RATES}, seconds

@@ -176,7 +176,8 @@ class ActiveRelay:
                     self._part_size = len(part) // 2  # What comes before the refused message is sent.
             else:
                 is_quick = self._clock() - began_s < _SHARE_OF_TIMEOUT * self._settings.relay.transaction_timeout / 1000
-                self._part_size = min(2 * self._part_size, _ALONE_AT_ONCE) if is_quick else max(1, self._part_size // 2)
+                if is_divided:
+                    self._part_size = min(2 * self._part_size, _ALONE_AT_ONCE) if is_quick else max(1, self._part_size // 2)
                 messages = messages[len(part) :]
                 if not messages:
                     return True

@@ -90,9 +90,9 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
         fates = facts.fates(half)
         if fates and not set(fates) & {"committed", "discarded"}:
             continue
-        row = facts.committed_at.get(pointer) or facts.discarded_at.get(pointer)
-        by_seq = 0 if row is None else row.seq
-        verdicts = [op for op in facts.verdicts(half) if not facts.is_orphan(op) and not facts.was_refused(op, by_seq)]
+        read = [op for op in facts.verdicts(half) if not facts.is_orphan(op)]
+        row = facts.committed_at.get(pointer)
+        verdicts = read if row is None else [op for op in read if not facts.was_refused(op, row.seq)]
         # A verdict that Kafka has deleted may never have been read.
         first = verdicts[0] if verdicts and verdicts[0].deleted_seq is None and not facts.may_be_aged_out(verdicts[0]) else None
         is_ordered = len({op.partition for op in verdicts}) < 2 and all(a.at_ms <= b.at_ms for a, b in pairwise(verdicts))
@@ -105,8 +105,9 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
             elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
                 yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
         if "discarded" in fates and not facts.may_be_anew(half):
-            horizon_ms = facts.discarded_at[pointer]["discarded_at"]
-            for op in verdicts:
+            row = facts.discarded_at[pointer]
+            horizon_ms = row["discarded_at"]
+            for op in (op for op in read if not facts.was_refused(op, row.seq)):
                 if facts.ticks.is_read_at(op, horizon_ms) and op.at_ms >= half.at_ms and op.deleted_seq is None:
                     yield Finding("R9", about, f"discarded at {horizon_ms}, and a verdict had been read")
                     break

@@ -169,8 +169,9 @@ def test_coroutines_answer_checks_at_once(kafka: KafkaSettings) -> None:
     assert committed(kafka) == {0: 3}
 
 
-def test_a_start_that_was_cancelled_and_is_done_again_answers_checks(kafka: KafkaSettings) -> None:
-    """The thread that connects goes on, and the thread of the checks asks for the loop."""
+@pytest.mark.parametrize("again", [True, False], ids=["done again", "left"])
+def test_a_start_that_was_cancelled_answers_checks(kafka: KafkaSettings, again: bool) -> None:
+    """The thread that connects goes on, and is a member of the group."""
     listener = AsyncListener()
 
     async def main() -> None:
@@ -184,7 +185,8 @@ def test_a_start_that_was_cancelled_and_is_done_again_answers_checks(kafka: Kafk
         await asyncio.gather(*tasks, return_exceptions=True)
         assert first.cancelled()
         await asyncio.to_thread(until, lambda: members(kafka) == [2], "the thread has gone on")
-        await producer.start()
+        if again:
+            await producer.start()
         await asyncio.to_thread(send_checks, kafka, check_of("t1"))
         await asyncio.to_thread(ops, kafka, at_least=1)
         assert await producer.close()

@@ -63,7 +63,11 @@ def test_a_launch_that_is_interrupted_leaves_no_jvm() -> None:
 
 @pytest.mark.parametrize("made", ["context", "session"])
 @pytest.mark.parametrize(
-    ("command", "code", "said"), [("optimize", -signal.SIGINT, []), ("resolve", 130, ["event=spark_starting", "ended while it started"])]
+    ("command", "code", "said"),
+    [
+        ("optimize", -signal.SIGINT, ["starting Spark to compact the tables ..."]),
+        ("resolve", 130, ["event=spark_starting", "ended while it started"]),
+    ],
 )
 def test_ctrl_c_after_the_launch_is_the_commands_own(made: str, command: str, code: int, said: list[str], tmp_path: Path) -> None:
     places = [part for name in ("warehouse", "checkpoint") for part in ("--set", f"storage.{name}={tmp_path / name}")]
