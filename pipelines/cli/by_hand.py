@@ -144,7 +144,7 @@ def erase(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase the body and properties of a transaction from the tables, for ever. The job may keep running."""
+    """Erase the body and properties of a transaction from the tables, for ever. The job may run on, but not on S3."""
     from halfway.pipelines.operate.erase import erase as erase_transaction
     from halfway.pipelines.runtime.reader_session import reader_session
 

@@ -54,7 +54,7 @@ def quarantine(
 
 
 def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Compact the small files of the tables. Run it about once an hour; the job may keep running."""
+    """Compact the small files of the tables. Run it about once an hour; the job may keep running, but not on S3."""
     from halfway.pipelines.runtime.session import own_session, spark_session
     from halfway.pipelines.storage.compaction import compact_tables
 

@@ -46,8 +46,8 @@ class Compaction:
 def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compaction]:
     """Compact each table; delete files that were replaced more than 6 hours ago, and old files of the table's log.
 
-    Safe while the job runs: a compaction does not conflict with appends, and changes no row. A second compaction of the
-    same table at the same time fails and changes nothing.
+    Safe while the job runs, not on S3 (docs/cluster.md): a compaction does not conflict with appends, and changes no
+    row. A second compaction of the same table at the same time fails and changes nothing.
 
     Raises:
         SetupError: there is no table.

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import venv
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from tests.support.paths import ROOT
 FOLDER = ROOT / "resources" / "kubernetes"
 MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / "halfway.yaml").read_text()))
 BY_KIND = {each["kind"]: each for each in MANIFESTS}
-DRIVER = BY_KIND["Deployment"]["spec"]["template"]["spec"]
+DRIVER = BY_KIND["StatefulSet"]["spec"]["template"]["spec"]
 OPTIMIZE = BY_KIND["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
 PAGE = (ROOT / "docs" / "cluster.md").read_text()
 DOCKERFILE = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
@@ -48,7 +49,17 @@ def test_the_monitor_finds_the_port_of_the_service() -> None:
     conf = spark_conf(driver["args"])
     assert (conf["spark.driver.port"], conf["spark.driver.blockManager.port"]) == (str(ports["driver"]), str(ports["blocks"]))
     assert conf["spark.driver.host"].split(".")[0] == service["metadata"]["name"]
-    assert service["spec"]["selector"] == BY_KIND["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == BY_KIND["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+
+
+def test_there_is_one_job_and_one_committer_and_a_stranger_is_no_executor() -> None:
+    """Kubernetes starts a second pod of a Deployment beside one that was deleted, and S3 refuses no second commit."""
+    job = BY_KIND["StatefulSet"]["spec"]
+    assert (job["replicas"], job["serviceName"]) == (1, BY_KIND["Service"]["metadata"]["name"])
+    assert BY_KIND["CronJob"]["spec"]["suspend"] is True
+    conf = spark_conf(DRIVER["containers"][0]["args"])
+    names = ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled")
+    assert [conf[name] for name in names] == ["true"] * 3
 
 
 def spark_conf(arguments: list[str]) -> dict[str, str]:
@@ -115,6 +126,9 @@ def test_the_steps_of_the_image_work_in_a_fresh_directory(tmp_path: Path) -> Non
     source = copy_source(tmp_path / "source")
     (source / "dist").mkdir()
     build_wheel(source, source / "dist")
+    (source / "requirements.lock").write_bytes((ROOT / "requirements.lock").read_bytes())
+    run = ["make", "--assume-old=setup", "constraints", f"PY={sys.executable}"]
+    subprocess.run(run, cwd=source, check=True, capture_output=True, timeout=200)
     venv.create(tmp_path / "python", with_pip=True)
     python = tmp_path / "python" / "bin" / "python"
     into = tmp_path / "image"
@@ -124,7 +138,7 @@ def test_the_steps_of_the_image_work_in_a_fresh_directory(tmp_path: Path) -> Non
         folder = into / target.strip("/")
         folder.mkdir(parents=True)
         for name in names:
-            (folder / Path(name).name).write_bytes(((ROOT if name == "requirements.lock" else source) / name).read_bytes())
+            (folder / Path(name).name).write_bytes((source / name).read_bytes())
     [install] = [line for line in re.findall(r"^RUN (.+)$", DOCKERFILE, re.MULTILINE) if "pip install" in line]
     script = install.replace("/opt/", f"{into}/opt/").replace("pip install", f"{python} -m pip install")
     done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, check=False, timeout=500)
