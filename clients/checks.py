@@ -72,7 +72,7 @@ class CheckAnswerer:
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
-        self._group_is_known, self._is_member, self._is_paused = False, False, False
+        self._may_join, self._is_member, self._is_paused = False, False, False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
@@ -158,7 +158,7 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
-            if not self._group_is_known:  # The process was shorter than an answer.
+            if not self._may_join:  # The process was shorter than an answer.
                 self._make_known(consumer)
             self._drain(consumer)
         except Exception:
@@ -199,8 +199,8 @@ class CheckAnswerer:
         if can_send == self._is_member:
             return
         if can_send:
-            self._group_is_known = self._group_is_known or self._make_known(consumer)
-            if not self._group_is_known and time.monotonic() < self._join_by_s:
+            self._may_join = self._may_join or self._make_known(consumer) or time.monotonic() >= self._join_by_s
+            if not self._may_join:
                 return
             consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:

@@ -164,7 +164,7 @@ class ActiveRelay:
             RefusedError: a topic refuses a message that was sent alone. The parts before were written.
         """
         while True:
-            is_divided = any(self._router.topic_of(message.topic) in self._alone for message in messages)
+            is_divided = bool(self._alone) and any(self._router.topic_of(message.topic) in self._alone for message in messages)
             part = messages[: self._part_size] if is_divided else messages
             began_s = self._clock()
             try:
@@ -186,7 +186,7 @@ class ActiveRelay:
 
     def _records_of(self, messages: Iterable[CommittedMessage]) -> list[RelayedRecord]:
         """Stop the topics that take no messages, and return the records for the others."""
-        messages = self._to_send(messages)
+        messages = [message for message in messages if message.topic not in self._positions.stopped]
         topics, records, stops = self._real({message.topic for message in messages}), list[RelayedRecord](), dict[str, Stop]()
         for message in messages:
             topic = topics[message.topic]

@@ -195,21 +195,12 @@ def test_an_adoption_excuses_no_verdict_that_was_refused_before_what_it_should_h
     assert {finding.rule for finding in findings_of([Action(*action) for action in actions])} == {"R2"}
 
 
-def test_a_half_that_an_adoption_lets_in_is_no_fate_of_one_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the planted job a duplicate takes the place of the first half."""
-    on_half = core._Resolver.on_half
-
-    def replace_first(self: Any, half: core.Half) -> None:
-        known = self.transactions.get(half.transaction_id)
-        if known is not None and known.phase is Phase.PENDING:
-            self.transactions[half.transaction_id] = known._replace(half=half)
-        else:
-            on_half(self, half)
-
+def test_a_half_that_an_adoption_lets_in_is_no_fate_of_one_before_it() -> None:
+    [planted] = (planted for planted in PLANTED if planted.name == "R12 a duplicate takes the place of the first")
     [found] = (found for found in FOUND if found.about == "a half beside one of its id that is too large, and that an adoption lets in")
     actions = [action for action in found.actions if action.arguments.get("transaction_id") != "t0"]
     place = next(number for number, action in enumerate(actions) if action.name == "broken")
     actions.insert(place, Action("half", 100, {"group": "g1", "transaction_id": "t0", "incarnation": 0, "size": 4}))
     assert findings_of(actions) == []
-    monkeypatch.setattr(core._Resolver, "on_half", replace_first)
-    assert "R1 no fate" in {finding.rule for finding in findings_of(actions)}
+    with planted.in_place():
+        assert "R1 no fate" in {finding.rule for finding in findings_of(actions)}

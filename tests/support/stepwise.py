@@ -1,4 +1,4 @@
-"""Cancels a coroutine at one of its awaits, and measures how long an event loop is busy."""
+"""Cancels a coroutine at one of its awaits or all tasks of a loop, and measures how long an event loop is busy."""
 
 import asyncio
 import gc
@@ -8,6 +8,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+
+
+async def cancel_other_tasks() -> None:
+    """Cancel all tasks of the loop but this one, and wait until they have ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 class CancelledAt:

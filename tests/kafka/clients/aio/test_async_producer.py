@@ -40,7 +40,7 @@ from tests.support.client_world import (
     send_checks,
 )
 from tests.support.partition_records import headers_of
-from tests.support.stepwise import CancelledAt, Turns
+from tests.support.stepwise import CancelledAt, Turns, cancel_other_tasks
 from tests.support.waiting import until
 
 BLOCK_S = 0.005
@@ -179,10 +179,7 @@ def test_a_start_that_was_cancelled_answers_checks(kafka: KafkaSettings, again: 
         first = asyncio.create_task(producer.start())
         for _ in range(2):  # Then it waits for the thread.
             await asyncio.sleep(0)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_other_tasks()
         assert first.cancelled()
         await asyncio.to_thread(until, lambda: members(kafka) == [2], "the thread has gone on")
         if again:

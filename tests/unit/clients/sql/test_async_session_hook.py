@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from halfway import AsyncSqlTransactions, SendError
 from halfway.testing import InMemoryHalfway, in_memory_halfway
-from tests.support.stepwise import cancelled_after
+from tests.support.stepwise import cancel_other_tasks, cancelled_after
 
 
 class Shop:
@@ -146,10 +146,7 @@ def test_a_start_that_somebody_cancelled_with_all_tasks_is_done_again(tmp_path: 
             shop = Shop(halfway, tmp_path / "shop.db")
             started = asyncio.create_task(shop.producer.start())
             await asyncio.sleep(0)
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await cancel_other_tasks()
             assert started.cancelled()
             await shop.producer.start()
             await shop.producer.close()
