@@ -42,9 +42,9 @@ def latency(rig: Rig) -> Figures:
     settings = rig.settings("latency")
     with rig.job(settings) as batches:
         cold_ms = time.time() * 1000
-        Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
+        Load(settings.kafka, seed=2).send_paced(rig.seconds(_WARM_UP_S))
         warm_ms = time.time() * 1000
-        Load(settings.kafka, seed=3).send_paced(500, rig.seconds(60))
+        Load(settings.kafka, seed=3).send_paced(rig.seconds(60))
         ended = len(batches.reports)
         batch_s = statistics.median(_batch_seconds(rig.spark.streams.active[0]))
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", 60)
@@ -92,7 +92,7 @@ def empty_job(rig: Rig, settings: Settings) -> float:
     writer = outcomes.writeStream.option("checkpointLocation", storage.checkpoint + "-empty").outputMode("append").foreachBatch(write)
     query = writer.trigger(processingTime=f"{settings.trigger.interval} milliseconds").start()
     try:
-        Load(settings.kafka, seed=4).send_paced(500, rig.seconds(60))
+        Load(settings.kafka, seed=4).send_paced(rig.seconds(60))
         return statistics.median(_batch_seconds(query))
     finally:
         stop_between_batches(query)
@@ -129,7 +129,7 @@ def warm_up(rig: Rig) -> None:
     """Run small and large batches until the JVM has compiled most of the hot code."""
     settings = rig.settings("warm")
     with rig.job(settings):
-        Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
+        Load(settings.kafka, seed=2).send_paced(rig.seconds(_WARM_UP_S))
     _backlog_rate(rig, settings, 1_000_000)
 
 
@@ -139,9 +139,9 @@ def measured(rig: Rig, settings: Settings) -> Figures:
     with rig.job(settings) as batches:
         idle = _seconds_of_next(batches, 25)
         memory = dict(batches.memory_mib[-1])
-        Load(settings.kafka, seed=3).send_paced(500, rig.seconds(10))
+        Load(settings.kafka, seed=3).send_paced(rig.seconds(10))
         read, since_ms = len(batches.reports), time.time() * 1000
-        Load(settings.kafka, seed=4).send_paced(500, rig.seconds(40))
+        Load(settings.kafka, seed=4).send_paced(rig.seconds(40))
         busy = [report.seconds for report in batches.reports[read:]]
         ended = len(batches.reports)
         until(lambda: len(batches.reports) >= ended + 3, "the last batches", LONG_S)

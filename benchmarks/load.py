@@ -15,6 +15,7 @@ from halfway.schemas.settings import KafkaSettings
 GROUP = "bench"
 """The prefix of the names of producer groups."""
 _POOL_BYTES = 16 * 1024 * 1024
+_PER_SECOND = 500
 
 
 @dataclass
@@ -80,11 +81,11 @@ class Load:
             self._send_one(answered)
         self._producer.flush()
 
-    def send_paced(self, per_second: int, seconds: float) -> None:
-        """Send at a steady rate."""
+    def send_paced(self, seconds: float) -> None:
+        """Send at a steady rate, of 500 transactions a second."""
         started = time.monotonic()
-        for number in range(int(per_second * seconds)):
-            wait_s = started + number / per_second - time.monotonic()
+        for number in range(int(_PER_SECOND * seconds)):
+            wait_s = started + number / _PER_SECOND - time.monotonic()
             if wait_s > 0:
                 self._producer.poll(wait_s)
             self._send_one(answered=True)

@@ -58,10 +58,10 @@ def _backlog(rig: Rig) -> Figures:
 def _latency(rig: Rig) -> Figures:
     settings = _with_topics(rig, "relay")
     with rig.job(settings), _command(rig, settings), _Arrivals(settings) as arrivals:
-        Load(settings.kafka, seed=2).send_paced(500, rig.seconds(_WARM_UP_S))
+        Load(settings.kafka, seed=2).send_paced(rig.seconds(_WARM_UP_S))
         warm_ms = time.time() * 1000
         load = Load(settings.kafka, seed=3)
-        load.send_paced(500, rig.seconds(60))
+        load.send_paced(rig.seconds(60))
         until(lambda: len(arrivals.since(warm_ms)) >= load.sent.committed, "every message", LONG_S)
     relayed, readable = quantiles(arrivals.since(warm_ms)), quantiles(latencies_ms(settings, warm_ms))
     return {"relayed": relayed, "readable": readable, "p50_above_ms": relayed["p50"] - readable["p50"]}

@@ -1,4 +1,4 @@
-"""Benchmark of a table that grows by small batches: `python -m benchmarks.small_files [growth|auto|tombstones ...]`.
+"""Benchmark of a table that grows by small batches: `python -m benchmarks.small_files [growth|tombstones ...]`.
 
 The table is made by `create_tables` and measured with `append_once`, as in the job. To be quick, delta-rs makes the
 commits between two measurements, with the same rows in files and commits of the same kind.
@@ -124,33 +124,10 @@ def growth(spark: SparkSession, folder: Path) -> Iterator[Figures]:
     yield {"batches": table.batches, **after}
 
 
-def auto(spark: SparkSession, folder: Path, batches: int = 110) -> Iterator[Figures]:
-    """Measure appends without and with Delta's auto compaction and optimized writes.
-
-    Both take place within the batch.
-    """
-    for name in ("none", "autoCompact", "optimizeWrite"):
-        if name != "none":
-            spark.conf.set(f"spark.databricks.delta.{name}.enabled", "true")
-        table = SmallBatches(spark, folder / name)
-        table.append(MEASURED)
-        seconds = table.append(batches)
-        quantiles = statistics.quantiles(seconds, n=100)
-        yield {
-            "with": name,
-            **append_figures(seconds),
-            "append_s_p98": round(quantiles[97], 3),
-            "sum_s": round(sum(seconds)),
-            **table.read(),
-        }
-        if name != "none":
-            spark.conf.unset(f"spark.databricks.delta.{name}.enabled")
-
-
 def tombstones(spark: SparkSession, folder: Path) -> Iterator[Figures]:
     """Measure appends to a log with the removed files of a day's compactions, and of a week's.
 
-    The job's tables keep removed files in the log for a day, Delta by default for a week.
+    The job's tables keep removed files in the log for 6 hours, Delta by default for a week.
     """
     for name, removed in (("none", 0), ("a day", 86_400), ("a week", 604_800)):
         table = SmallBatches(spark, folder / name.replace(" ", "-"))
@@ -175,7 +152,7 @@ def _add_and_remove(table: Path, files: int) -> None:
         (table / "_delta_log" / f"{version + number:020d}.json").write_text(text)
 
 
-BENCHMARKS = {"growth": growth, "auto": auto, "tombstones": tombstones}
+BENCHMARKS = {"growth": growth, "tombstones": tombstones}
 
 
 def main(names: list[str]) -> None:

@@ -8,7 +8,7 @@ acknowledged its answer, never before.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -33,7 +33,7 @@ _PAUSED_POLL_S = 0.01
 _COMMIT_INTERVAL_S = 0.5
 _RETRY_S = 1.0
 _LOOK_UP_LIMIT_S = 5.0
-_MAKE_KNOWN_LIMIT_S = 1.0
+_MAKE_KNOWN_LIMIT_S = 0.5
 _JOIN_WITHIN_S = 5.0
 _NOT_REACHED = {
     *(KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._WAIT_COORD),
@@ -51,6 +51,7 @@ class CheckAnswerer:
         group: the producer group.
         make_workers: makes what answers the checks that it is given.
         can_send: returns False while no answer can be sent.
+        has_sent: returns True once Kafka has acknowledged a record of this instance.
         max_open: how many checks may be read and not yet answered. At this number the consumer pauses.
         session_timeout_ms: when Kafka gives a dead instance's partitions to another one.
     """
@@ -61,18 +62,20 @@ class CheckAnswerer:
         group: str,
         make_workers: Callable[[OpenChecks], CheckWorkers],
         can_send: Callable[[], bool],
+        has_sent: Callable[[], bool],
         *,
         max_open: int,
         session_timeout_ms: int,
     ) -> None:
         """Store the configuration. Does not connect."""
-        self._settings, self._group, self._can_send = settings, group, can_send
+        self._settings, self._group, self._can_send, self._has_sent = settings, group, can_send, has_sent
         self._topic, self._keyring = settings.check_topic_of(group), settings.signing.keyring_of(group)
         self._session_timeout_ms = session_timeout_ms
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
         self._may_join, self._is_member, self._is_paused = False, False, False
+        self._is_making_known = False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
@@ -158,13 +161,15 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
-            if not self._may_join:  # The process was shorter than an answer.
+            if self._has_sent() and not self._may_join:  # The process was shorter than an answer.
                 self._make_known(consumer)
             self._drain(consumer)
         except Exception:
             log.exception("event=check_consumer_died group=%r", self._group)
         finally:
             self._workers.dismiss()
+            if self._is_making_known:  # Kafka has gone meanwhile: `close` would wait for it, and there is no group to leave.
+                self._has_left.set()
             try:
                 consumer.close()
             finally:
@@ -199,7 +204,9 @@ class CheckAnswerer:
         if can_send == self._is_member:
             return
         if can_send:
-            self._may_join = self._may_join or self._make_known(consumer) or time.monotonic() >= self._join_by_s
+            if not self._may_join:
+                self._make_known(consumer)
+                self._may_join = self._may_join or time.monotonic() >= self._join_by_s
             if not self._may_join:
                 return
             consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
@@ -208,24 +215,37 @@ class CheckAnswerer:
             log.error("event=check_group_left group=%r cause=answers_cannot_be_sent", self._group)
         self._is_member = can_send
 
-    def _make_known(self, consumer: Consumer) -> bool:
+    def _make_known(self, consumer: Consumer) -> None:
         """Commit a position where the group has none, before it joins, which takes Kafka seconds.
 
         As long as a group has committed nothing, Kafka forgets it with its last member, and its checks would count
         though nobody reads them (R15): a short process would have ended by then. If Kafka takes it late, what an
-        instance has answered that came and went meanwhile is answered again. Return False if Kafka did not answer.
+        instance has answered that came and went meanwhile is answered again. It may join once Kafka has answered.
         """
         try:
             partitions = consumer.list_topics(self._topic, timeout=_MAKE_KNOWN_LIMIT_S).topics[self._topic].partitions
+            if not partitions:  # The topic was just made.
+                return
             places = [TopicPartition(self._topic, partition) for partition in partitions]
-            found = consumer.committed(places, timeout=_MAKE_KNOWN_LIMIT_S) if places else []
+            found = consumer.committed(places, timeout=_MAKE_KNOWN_LIMIT_S)
             begins = [TopicPartition(self._topic, place.partition, 0) for place in found if place.error is None and place.offset < 0]
-            if begins:
-                consumer.commit(offsets=begins, asynchronous=False)
+            if not begins:
+                self._note_answer(place.error for place in found)
+                return
+            consumer.commit(offsets=begins, asynchronous=True)  # Waiting for it has no time limit.
+            self._is_making_known = True
+            deadline_s = time.monotonic() + _MAKE_KNOWN_LIMIT_S
+            while not self._may_join and time.monotonic() < deadline_s:
+                consumer.poll(_PAUSED_POLL_S)
         except KafkaException as error:
-            # Kafka refuses it where another instance is a member, or a right is missing, which is logged after joining.
-            return error.args[0].code() not in _NOT_REACHED
-        return True
+            self._note_answer([error.args[0]])
+
+    def _note_answer(self, errors: Iterable[KafkaError | None]) -> None:
+        """Note whether Kafka has answered. It refuses where another instance is a member.
+
+        It may refuse for a missing right too, which is logged after joining.
+        """
+        self._may_join = not any(error is not None and error.code() in _NOT_REACHED for error in errors)
 
     def _begin_assigned(self, consumer: Consumer) -> None:
         """Look up where the group is in new partitions. Their first record may have arrived with the assignment."""
@@ -334,6 +354,10 @@ class CheckAnswerer:
                 raise
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        self._is_making_known = False
+        if not self._may_join:
+            self._note_answer([error, *(partition.error for partition in partitions)])
+            return
         for partition in partitions:
             failure = error or partition.error
             if failure is None:

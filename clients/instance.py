@@ -204,6 +204,10 @@ class GroupInstance:
         """Return False while no answer can be sent."""
         return self._sender is not None and self._sender.works()
 
+    def has_sent(self) -> bool:
+        """Return True once Kafka has acknowledged a record."""
+        return self._sender is not None and self._sender.has_delivered()
+
     def close(self, caller: Hashable, timeout_s: float | None) -> bool:
         """Refuse new sends, wait for running sends and checks, deliver all queued records, and disconnect.
 
@@ -286,6 +290,7 @@ class GroupInstance:
             self.group,
             make_workers,
             self.can_send,
+            self.has_sent,
             max_open=self._limits.max_open_checks,
             session_timeout_ms=self._limits.session_timeout_ms,
         )

@@ -104,7 +104,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         if self._loop is loop and self._is_bound:
             self._instance.start()  # It may be closed, or this process forked.
             return
-        if self._loop not in (None, loop) and self._instance.is_started() and not self._instance.is_forked():
+        is_starting = self._starting is not None and not self._starting.done()
+        if self._loop not in (None, loop) and (is_starting or self._instance.is_started()) and not self._instance.is_forked():
             raise RuntimeError("the producer belongs to another event loop: make a new one in each loop")
         self._loop = loop
         if self._starting is None or self._starting.cancelled():  # as by a service that cancels all tasks
@@ -307,7 +308,9 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         self._is_bound = True
 
     def _connect_for(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sender.bind(loop, self._instance.start())
+        sender = self._instance.start()
+        if self._loop is loop:  # A loop whose start was cancelled may come after the one that began again.
+            self._sender.bind(loop, sender)
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
         return cast(asyncio.AbstractEventLoop, self._loop)

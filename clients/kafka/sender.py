@@ -179,6 +179,10 @@ class Sender:
         """Return False from the death of a producer until its replacement has registered with Kafka."""
         return self._fatal is None
 
+    def has_delivered(self) -> bool:
+        """Return True once Kafka has acknowledged a record."""
+        return self._has_delivered
+
     def explain(self, topic: str, error: KafkaError) -> str:
         """Return why a record for `topic` was not delivered and, where that is known, what to do."""
         if error.code() == KafkaError._PURGE_QUEUE:

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.schemas.bookmark import Bookmark
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 _OPEN_AGAIN_S = 30.0
 _EMPTY_EVERY_S = 5.0
 _TRIES = 5
+_Step = TypeVar("_Step", MessageBatch, MessageBatch | None)
 
 
 class MessageReader:
@@ -101,7 +103,7 @@ class MessageReader:
         """
         _verify_bookmark(after)
         has_read = False
-        for batch in self._read(self._open(), after):
+        for batch in _each_after_the_last(self._read(self._open(), after), after):
             has_read = True
             yield batch
         if after is not None and not has_read:
@@ -134,7 +136,7 @@ class MessageReader:
             TableError: there is no table, it was recreated meanwhile, or needs Spark to be read.
             TypeError: `after` is no bookmark.
         """
-        for batch in self._steps(after):
+        for batch in _each_after_the_last(self._steps(after), after):
             if self._stopping.is_set() or (batch is None and self._stopping.wait(poll_s)):
                 return
             if batch is not None:
@@ -142,7 +144,7 @@ class MessageReader:
 
     async def follow_async(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> AsyncIterator[MessageBatch]:
         """Do what `follow` does, for asyncio: reading takes a thread, not the event loop. Waiting takes neither."""
-        steps = self._steps(after)
+        steps = _each_after_the_last(self._steps(after), after)
         while not self._stopping.is_set():
             batch = await asyncio.to_thread(next, steps)
             if batch is None:
@@ -230,6 +232,18 @@ class MessageReader:
             f"the table {self._told} names a data file that does not exist: something other than VACUUM has deleted it, such as a "
             "lifecycle rule of the store. Restore the file, and read on from the last bookmark"
         )
+
+
+def _each_after_the_last(batches: Iterator[_Step], after: Bookmark | None) -> Iterator[_Step]:
+    """Yield the same, and have each batch say after which messages it comes."""
+    is_first = True
+    for batch in batches:
+        if batch is None:
+            yield batch
+            continue
+        yield replace(batch, after=after, is_first=is_first)
+        if len(batch):
+            after, is_first = batch.bookmark, False
 
 
 def _verify_bookmark(after: object) -> None:

@@ -5,16 +5,19 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
+from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
 from halfway.clients.sql.savepoint_transaction import OVER
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import BookmarkMovedError
+from halfway.schemas.records import type_of
 
 _TABLE = "halfway_bookmarks"
 _DDL = (f"CREATE TABLE IF NOT EXISTS {_TABLE} (name VARCHAR(255) NOT NULL PRIMARY KEY, epoch INTEGER NOT NULL, batch_id BIGINT NOT NULL)",)
 _LOCK_WAIT_MS = 5_000
+_READ_ON = "read on with a new reader.follow(after=bookmarks.load())"
 
 
 class SqlBookmarks:
@@ -36,7 +39,7 @@ class SqlBookmarks:
     Example:
         bookmarks = SqlBookmarks(engine, "shipping")
         for batch in reader.follow(after=bookmarks.load()):
-            with bookmarks.advance(batch.bookmark) as tx:
+            with bookmarks.advance(batch) as tx:
                 tx.execute(insert(shipments), [shipment_of(message) for message in batch.messages])
     """
 
@@ -68,43 +71,49 @@ class SqlBookmarks:
         return self._position
 
     @contextmanager
-    def advance(self, bookmark: Bookmark, using: Any = None) -> Iterator[DatabaseTransaction]:
-        """Move the bookmark, and run a block in the same transaction. It commits at the end of the block.
+    def advance(self, batch: MessageBatch, using: Any = None) -> Iterator[DatabaseTransaction]:
+        """Move the bookmark past a batch, and run a block in the same transaction. It commits at the end of the block.
 
-        After an exception nothing is written, and `load` must be called before the next `advance`.
+        After an exception nothing is written. Read on with a new `read` or `follow` after `load()`: the reader that has
+        yielded this batch goes on to the next one. Batches without messages may be left out.
 
         Args:
-            bookmark: that of the batch whose effect the block writes.
+            batch: the one whose effect the block writes.
             using: a SQLAlchemy `Session` or `Connection` to use its transaction; None for a new one.
 
         Yields:
             The transaction. `execute` runs a statement; `connection` is the connection or session.
 
         Raises:
-            BookmarkMovedError: another instance has moved the bookmark since it was loaded, or the block has ended its
-                transaction itself and gone on.
+            BookmarkMovedError: another instance has moved the bookmark since it was loaded, the batch is not the next
+                one after it, or the block has ended its transaction itself and gone on.
             RolledBackError: the block has committed the session or connection itself, or Django rolls the block back.
-            ValueError: the bookmark is not after the one before, or was not loaded.
+            ValueError: the bookmark was not loaded.
             SettingsError: the connection commits each statement by itself, or Django is not in autocommit mode.
-            TypeError: another block is to end the transaction.
+            TypeError: another block is to end the transaction, or `batch` is no batch.
             Exception: what the block or the driver raises. If the commit failed, `load` tells whether it counts.
         """
+        if not isinstance(batch, MessageBatch):
+            raise TypeError(f"advance takes a batch as MessageReader yields it, not {type_of(batch)}")
         if not self._is_loaded:
-            raise ValueError("call load() first, and read on from the bookmark that it returns")
-        if self._position is not None and bookmark <= self._position:
-            raise ValueError(f"the bookmark {bookmark} is not after {self._position}")
+            raise ValueError(f"call load() first, and {_READ_ON}")
+        if not batch.follows(self._position):
+            raise BookmarkMovedError(
+                f"the batch up to {batch.bookmark} is not the next one after {self._position or 'the beginning'}, where the bookmark "
+                f"{self._name!r} is: its messages would take effect twice, or others before it never. Leave the loop, and {_READ_ON}"
+            )
         self._is_loaded = False
         transaction = self._database.begin(using)
         try:
             transaction.set_savepoint()
             with transaction.errors_as_the_services():
-                self._move(transaction.raw(), bookmark)
+                self._move(transaction.raw(), batch.bookmark)
             yield transaction
             transaction.commit(lambda: self._verify_not_over(transaction))
         except BaseException as error:
             transaction.abandon_after(error)
             raise
-        self._position, self._is_loaded = bookmark, True
+        self._position, self._is_loaded = batch.bookmark, True
 
     def _move(self, connection: Any, bookmark: Bookmark) -> None:
         """Move the bookmark in the connection's transaction. Another instance waits from here to the commit."""
@@ -132,14 +141,15 @@ class SqlBookmarks:
             transaction.release_savepoint()
         except errors_of(transaction.raw()).Error as error:
             raise BookmarkMovedError(
-                f"the transaction that moves the bookmark {self._name!r} {OVER}. Let such an error leave the block, call load() and go on"
+                f"the transaction that moves the bookmark {self._name!r} {OVER}. Let such an error leave the block and the loop, "
+                f"and {_READ_ON}"
             ) from error
 
     def _moved(self) -> BookmarkMovedError:
         place = self._position or "the beginning"
         return BookmarkMovedError(
             f"another instance has moved the bookmark {self._name!r} on from {place}: nothing was written here. Let one instance read "
-            "with a name at a time, or call load() and go on from there"
+            f"with a name at a time, or leave the loop, and {_READ_ON}"
         )
 
     def _stored(self, connection: Any) -> Bookmark | None:

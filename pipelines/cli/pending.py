@@ -61,7 +61,7 @@ def pending(
     if wanted.num_rows > shown.num_rows:
         typer.echo(f"... and {wanted.num_rows - shown.num_rows} younger ones (--limit)")
     groups = [
-        (each.producer_group, each.pending, duration_text(each.oldest_age_ms), each.most_checks, "away or behind" if each.is_away else "")
+        (each.producer_group, each.pending, duration_text(each.oldest_age_ms), each.most_checks, "away or behind" if each.is_absent else "")
         for each in pending_by_group(wanted, view.absent_groups)
     ]
     show_table(["group", "pending", "oldest", "most checks", ""], groups)

@@ -63,7 +63,7 @@ def _json_facts(now: "Status") -> dict[str, object]:
 
 def _show_groups(now: "Status") -> None:
     rows = [
-        (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away or behind" if group.is_away else "")
+        (group.producer_group, f"{group.pending:,}", duration_text(group.oldest_age_ms), "away or behind" if group.is_absent else "")
         for group in now.pending_by_group
     ]
     show_first(["group", "pending", "oldest", ""], rows, "smaller groups", at_most=_SHOWN_ROWS)
@@ -99,7 +99,7 @@ def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str
 
 def _away(now: "Status") -> str:
     """Return the groups that somebody may miss, and how many have nothing pending, such as scripts that have ended."""
-    missed = [group.producer_group for group in now.pending_by_group if group.is_away]
+    missed = [group.producer_group for group in now.pending_by_group if group.is_absent]
     others = len(now.absent_groups) - len(missed)
     return ", ".join([*missed, *([f"{others} with nothing pending"] if others > 0 else [])]) or "none"
 

@@ -2,8 +2,8 @@
 
 The kernel drops a lock when its process dies.
 
-On HDFS, ADLS and GCS Spark notices a second writer of the checkpoint with its first batch, and Delta refuses the second
-of two commits to a table. S3 refuses neither (docs/cluster.md).
+On HDFS and ADLS Spark notices a second writer of the checkpoint with its first batch. There and on GCS Delta refuses
+the second of two commits to a table. S3 refuses neither (docs/cluster.md).
 """
 
 import fcntl

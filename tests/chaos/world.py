@@ -152,7 +152,7 @@ class World:
             if group not in self.clients or self.clients[group].poll() is not None:
                 self.start_client(group)
 
-    def recover(self, *, also_checked: bool = False, limit_s: float = LIMIT_S) -> float:
+    def recover(self, *, also_checked: bool = False) -> float:
         """Start what is down until every message committed so far is readable, and return the seconds that took.
 
         Without `also_checked`, messages whose service answers COMMIT only to a check do not count. A start that adopts
@@ -175,7 +175,7 @@ class World:
             return not self.missing
 
         try:
-            until(is_readable, "every committed message", limit_s)
+            until(is_readable, "every committed message", LIMIT_S)
         except ChaosError as error:
             raise ChaosError(f"{error}; not readable: {len(self.missing)}; the job: {self.job.last_words()}") from None
         self.job.is_adopting = False

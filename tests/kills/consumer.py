@@ -38,7 +38,7 @@ def consume(table: str, database: str, steps: Connection) -> None:
     """Write a row for each message, and say where it is: `i` inside of a transaction, `c` after its commit."""
     bookmarks = SqlBookmarks(lambda: sqlite3.connect(database, timeout=30), "consumer")
     for batch in MessageReader(table, max_rows=5).follow(bookmarks.load(), poll_s=0.01):
-        with bookmarks.advance(batch.bookmark) as tx:
+        with bookmarks.advance(batch) as tx:
             for message in batch.messages:
                 tx.execute("INSERT INTO effects (id) VALUES (?)", (message.transaction_id,))
             steps.send("i")

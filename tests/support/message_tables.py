@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA
 from halfway.schemas.bookmark import Bookmark
 
@@ -44,6 +45,12 @@ def row(at: Bookmark | Sequence[int], op_offset: int, **changes: Any) -> dict[st
 def message_rows(at: Bookmark, count: int, **changes: Any) -> pa.Table:
     """Return the rows of a batch (MESSAGE_SCHEMA)."""
     return pa.Table.from_pylist([row(at, number, **changes) for number in range(count)], schema=MESSAGE_SCHEMA)
+
+
+def batch_at(at: Sequence[int], after: Bookmark | None = None, rows: int = 1) -> MessageBatch:
+    """Return a batch as a reader yields it, with messages of one batch of the job."""
+    bookmark = Bookmark(*at)
+    return MessageBatch(bookmark, message_rows(bookmark, rows), after)
 
 
 def append(folder: Path | str, rows: Iterable[dict[str, Any]], storage_options: dict[str, str] | None = None) -> None:

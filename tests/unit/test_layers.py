@@ -22,7 +22,7 @@ GRANTS = {
     "conf": {"schemas"},
     "clients": {"clients/kafka", "schemas"},
     "clients/aio": {"clients", "clients/kafka", "schemas"},
-    "clients/sql": {"clients", "schemas"},
+    "clients/sql": {"clients", "clients/reading", "schemas"},
     "clients/reading": {"schemas"},
     "clients/testing": {"clients", "clients/aio", "clients/kafka", "transforms", "schemas"},
     "clients/kafka": {"schemas"},

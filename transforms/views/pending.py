@@ -68,7 +68,7 @@ class GroupPending:
     """Age of the oldest one; None while the horizon is undefined."""
     most_checks: int
     """The largest number of checks that one of them has had."""
-    is_away: bool
+    is_absent: bool
     """True if the group cannot answer, as the latest tick says: no instance runs, or it is behind its checks (R15)."""
 
 
@@ -121,7 +121,7 @@ def pending_by_group(transactions: pa.Table, absent_groups: Collection[str]) -> 
             pending=row["transaction_id_count"],
             oldest_age_ms=row["age_ms_max"],
             most_checks=row["check_times_max"],
-            is_away=row["producer_group"] in absent_groups,
+            is_absent=row["producer_group"] in absent_groups,
         )
         for row in counted.to_pylist()
     ]

@@ -41,7 +41,7 @@ class Why(StrEnum):
     """The reasons why a transaction is still pending."""
 
     NOT_ASKED = "not asked yet"
-    AWAY = "its group is away, or behind its check requests"
+    ABSENT = "its group is away, or behind its check requests"
     SILENT = "asked, and nobody answers"
     UNKNOWN = "the answer is UNKNOWN"
     UNSETTLED = "a verdict came that does not settle it"
@@ -49,7 +49,7 @@ class Why(StrEnum):
 
 REMEDIES = {
     Why.NOT_ASKED: "nothing to do: its first check is not due yet",
-    Why.AWAY: "start an instance of the group; until then its checks are put off and not counted (R15)",
+    Why.ABSENT: "start an instance of the group; until then its checks are put off and not counted (R15)",
     Why.SILENT: "check that the group's consumer txn-check-<group> reads the check topic, and read the service's log",
     Why.UNKNOWN: "the listener does not know the outcome: read its remark, and look in the service's database",
     Why.UNSETTLED: "look in the quarantine for another group or incarnation; or wait for the next batch, which may settle it",
@@ -173,7 +173,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
     """
     is_unknown = F.col("action").isin([said for said, action in h.ACTIONS.items() if action is h.LocalTransactionState.UNKNOWN])
     why = (
-        F.when(F.col("producer_group").isin(sorted(absent_groups)), Why.AWAY)
+        F.when(F.col("producer_group").isin(sorted(absent_groups)), Why.ABSENT)
         .when(F.col("check_times") == 0, Why.NOT_ASKED)
         .when(F.col("action").isNull(), Why.SILENT)
         .when(is_unknown, Why.UNKNOWN)

@@ -4,8 +4,10 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from halfway import (
     LocalTransactionState,
     TransactionProducer,
 )
+from halfway.clients import checks
 from halfway.clients.kafka.config import PRODUCER_OPTIONS
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import check_group
@@ -33,6 +36,7 @@ from tests.support.client_world import (
     check_of,
     committed,
     fail,
+    frozen,
     is_closed,
     make_topics,
     members,
@@ -238,6 +242,32 @@ def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettin
     client = AdminClient({"bootstrap.servers": kafka.servers()})
     found = {each.group_id: each.state for each in client.list_consumer_groups().result(LIMIT_S).valid}
     assert found[group] == ConsumerGroupState.EMPTY
+
+
+def test_a_broker_that_dies_while_its_group_is_made_known_holds_no_close_up(
+    own_broker: LocalBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit of a position would wait for its answer without a time limit."""
+    kafka = unique_kafka_settings(own_broker)
+    make_topics(kafka, {kafka.half_topic, kafka.op_topic, kafka.check_topic})
+    is_frozen = threading.Event()
+
+    with ExitStack() as stack:
+
+        class Frozen(Consumer):
+            def committed(self, *args: Any, **options: Any) -> list[TopicPartition]:
+                found = super().committed(*args, **options)
+                if not is_frozen.is_set():
+                    stack.enter_context(frozen(own_broker))
+                    is_frozen.set()
+                return found
+
+        monkeypatch.setattr(checks, "Consumer", Frozen)
+        producer = TransactionProducer(kafka, GROUP, Listener())
+        producer.start()
+        assert is_frozen.wait(LIMIT_S)
+        assert producer.close(5)
+    assert "close_incomplete" not in caplog.text
 
 
 def test_a_new_instance_does_not_put_its_group_back(kafka: KafkaSettings) -> None:

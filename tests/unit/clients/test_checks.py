@@ -20,7 +20,7 @@ def taken(check: Check, **signing: Any) -> list[str]:
     """Return the ids of the transactions that the listener would be asked about."""
     settings = load_settings(environ={}, overrides={**OWN, **signing}).kafka
     workers, record = MagicMock(), MagicMock()
-    answerer = CheckAnswerer(settings, GROUP, lambda _: workers, lambda: True, max_open=10, session_timeout_ms=6_000)
+    answerer = CheckAnswerer(settings, GROUP, lambda _: workers, lambda: True, lambda: False, max_open=10, session_timeout_ms=6_000)
     answerer._open_checks.assign({0: 0})
     record.error.return_value, record.partition.return_value, record.offset.return_value = None, 0, 0
     record.key.return_value, record.value.return_value, record.headers.return_value = check

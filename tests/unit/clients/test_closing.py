@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -162,3 +163,43 @@ def test_an_async_close_needs_no_thread_of_the_executor() -> None:
         return took_s
 
     assert asyncio.run(run()) < 5
+
+
+def test_where_nothing_was_sent_a_close_does_not_wait_for_a_kafka_that_is_away(
+    producer: TransactionProducer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody needs to know the group, and no check was read."""
+    producer.start()
+    assert producer.close(1.5)
+    assert "close_incomplete" not in caplog.text
+
+
+def test_a_loop_does_not_take_a_producer_from_the_loop_that_is_starting_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = AsyncTransactionProducer(NOWHERE, "shop", AsyncListener(), send_timeout_ms=SEND_TIMEOUT_MS)
+    begun, goes_on = threading.Event(), threading.Event()
+    make_sender = producer._instance.make_sender
+
+    def make_slowly() -> object:
+        begun.set()
+        assert goes_on.wait(10)
+        return make_sender()
+
+    monkeypatch.setattr(producer._instance, "make_sender", make_slowly)
+
+    async def rightful() -> bool:
+        await producer.start()
+        await producer.start()
+        return await producer.close(5)
+
+    async def other() -> None:
+        with pytest.raises(RuntimeError, match="belongs to another event loop"):
+            await producer.start()
+
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(asyncio.run, rightful())
+        try:
+            assert begun.wait(10)
+            asyncio.run(other())
+        finally:
+            goes_on.set()
+        assert closed.result(20)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from halfway import Bookmark, BookmarkMovedError, SqlBookmarks
 from halfway.testing import in_memory_halfway
+from tests.support.message_tables import batch_at
 from tests.support.sql_world import SqlWorld
 
 
@@ -35,7 +36,7 @@ def test_effect_and_bookmark_commit_together(shop: SqlWorld) -> None:
     mine = bookmarks(shop)
     assert mine.load() is None
     for place in (Bookmark(0, 7), Bookmark(0, 8), Bookmark(1, 0)):
-        with mine.advance(place) as tx:
+        with mine.advance(batch_at(place)) as tx:
             order(tx, str(place))
         assert bookmarks(shop).load() == place
     assert bookmarks(shop, "another reader").load() is None
@@ -60,14 +61,14 @@ def test_a_block_that_fails_moves_nothing_and_asks_for_the_bookmark_again(shop: 
     mine = bookmarks(shop)
     mine.load()
     for last in (None, Bookmark(0, 1)):
-        with suppress(ZeroDivisionError), mine.advance(Bookmark(0, 5)) as tx:
+        with suppress(ZeroDivisionError), mine.advance(batch_at((0, 5))) as tx:
             order(tx, "lost")
             order(tx, str(1 // 0))
-        with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 6)):
+        with pytest.raises(ValueError, match="call load"), mine.advance(batch_at((0, 6))):
             pass
         assert mine.load() == last
         if last is None:
-            with mine.advance(Bookmark(0, 1)):
+            with mine.advance(batch_at((0, 1))):
                 pass
     assert shop.orders() == []
 
@@ -77,9 +78,12 @@ def test_of_two_instances_one_goes_on(shop: SqlWorld) -> None:
     for place in (Bookmark(0, 1), Bookmark(0, 2)):
         first.load()
         second.load()
-        with first.advance(place) as tx:
+        with first.advance(batch_at(place)) as tx:
             order(tx, f"first {place}")
-        with pytest.raises(BookmarkMovedError, match=r"'shipping' on from .*: nothing was written here"), second.advance(place) as tx:
+        with (
+            pytest.raises(BookmarkMovedError, match=r"'shipping' on from .*: nothing was written here"),
+            second.advance(batch_at(place)) as tx,
+        ):
             order(tx, f"second {place}")
     assert shop.orders() == ["first 0.1", "first 0.2"]
 
@@ -87,7 +91,7 @@ def test_of_two_instances_one_goes_on(shop: SqlWorld) -> None:
 def test_an_instance_waits_for_the_other_ones_transaction(shop: SqlWorld) -> None:
     first, second = bookmarks(shop), bookmarks(shop)
     first.load()
-    with first.advance(Bookmark(0, 1)):
+    with first.advance(batch_at((0, 1))):
         pass
     first.load()
     second.load()
@@ -95,14 +99,14 @@ def test_an_instance_waits_for_the_other_ones_transaction(shop: SqlWorld) -> Non
 
     def late() -> None:
         try:
-            with second.advance(Bookmark(0, 2)) as tx:
+            with second.advance(batch_at((0, 2))) as tx:
                 order(tx, "second")
             ended.append(None)
         except Exception as error:
             ended.append(error)
 
     other = threading.Thread(target=late)
-    with first.advance(Bookmark(0, 3)) as tx:
+    with first.advance(batch_at((0, 3))) as tx:
         order(tx, "first")
         other.start()
         other.join(0.5)
@@ -113,7 +117,7 @@ def test_an_instance_waits_for_the_other_ones_transaction(shop: SqlWorld) -> Non
 
 
 def advance_and_roll_back(mine: SqlBookmarks, session: Session | None) -> None:
-    with mine.advance(Bookmark(0, 5), session) as tx:
+    with mine.advance(batch_at((0, 5)), session) as tx:
         order(tx, "lost")
         tx.connection.rollback()
         order(tx, "doubled")
@@ -127,11 +131,11 @@ def test_a_block_that_has_rolled_its_transaction_back_writes_nothing(shop: SqlWo
             assert mine.load() == last
             with pytest.raises(Exception, match=r"was over before its block|'atomic' block is active"):
                 advance_and_roll_back(mine, session)
-            with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 6)):
+            with pytest.raises(ValueError, match="call load"), mine.advance(batch_at((0, 6))):
                 pass
             mine.load()
             if last is None:
-                with mine.advance(Bookmark(0, 1), session):
+                with mine.advance(batch_at((0, 1)), session):
                     pass
     if shop.kind != "sqlite":  # It never rolls back by itself; after a rollback by hand sqlite3 commits each statement.
         assert shop.orders() == []
@@ -143,7 +147,7 @@ def test_a_block_that_has_committed_by_itself_is_refused(shop: SqlWorld) -> None
     mine.load()
 
     def commit_halfway() -> None:
-        with mine.advance(Bookmark(0, 5)) as tx:
+        with mine.advance(batch_at((0, 5))) as tx:
             order(tx, "with the bookmark")
             tx.raw().commit()
             order(tx, "without it")
@@ -173,7 +177,7 @@ def test_a_block_in_the_block_of_the_same_transaction_is_refused_before_it_commi
                 then(tx.connection)
 
         def read_on(using: Any, item: str, then: Callable[[Any], None] = lambda _: None) -> None:
-            with mine.advance(Bookmark(0, 1), using) as tx:
+            with mine.advance(batch_at((0, 1)), using) as tx:
                 order(tx, item)
                 then(tx.connection)
 
@@ -195,12 +199,12 @@ def test_a_block_in_the_block_of_the_same_transaction_is_refused_before_it_commi
 
 def test_wrong_use_is_refused(shop: SqlWorld) -> None:
     mine = bookmarks(shop)
-    with pytest.raises(ValueError, match="call load"), mine.advance(Bookmark(0, 1)):
+    with pytest.raises(ValueError, match="call load"), mine.advance(batch_at((0, 1))):
         pass
     mine.load()
-    with mine.advance(Bookmark(0, 1)):
+    with mine.advance(batch_at((0, 1))):
         pass
-    with pytest.raises(ValueError, match=r"0\.1 is not after 0\.1"), mine.advance(Bookmark(0, 1)):
+    with pytest.raises(BookmarkMovedError, match=r"up to 0\.1 is not the next one after 0\.1"), mine.advance(batch_at((0, 1))):
         pass
     with pytest.raises(ValueError, match="1 to 255"):
         bookmarks(shop, "")
@@ -211,7 +215,7 @@ def test_a_name_that_the_database_takes_for_another_is_refused(name: str, shop: 
     """It would go on from the other reader's bookmark."""
     one, other = bookmarks(shop), bookmarks(shop, name)
     one.load()
-    with one.advance(Bookmark(0, 7)):
+    with one.advance(batch_at((0, 7))):
         pass
     if shop.kind == "mariadb":
         with pytest.raises(ValueError, match="for the same"):

@@ -175,8 +175,8 @@ def test_status_counts_unread_records_and_computes_rates_by_the_horizon(world: M
     assert status["unread"] == {w.settings.kafka.half_topic: 2, w.settings.kafka.op_topic: 0}
     assert (status["rates_over_s"], status["rates"]["halves"], status["rates"]["committed"]) == (2.0, 1.0, 0.5)
     assert status["pending_by_group"] == [
-        {"producer_group": "g", "pending": 1, "oldest_age_ms": 3_000, "is_away": False},
-        {"producer_group": "h", "pending": 1, "oldest_age_ms": 3_000, "is_away": True},
+        {"producer_group": "g", "pending": 1, "oldest_age_ms": 3_000, "is_absent": False},
+        {"producer_group": "h", "pending": 1, "oldest_age_ms": 3_000, "is_absent": True},
     ]
     assert (status["is_running"], status["absent_groups"]) == (False, ["h"])
     table = invoke(w.settings, "status").stdout

@@ -9,6 +9,7 @@ import sqlalchemy
 
 from halfway import Bookmark, SettingsError, SqlBookmarks, SqlTransactions
 from halfway.testing import in_memory_halfway
+from tests.support.message_tables import batch_at
 
 LEGACY = -1
 
@@ -78,7 +79,7 @@ def test_a_block_commits_in_every_mode(file: Path, mode: Any) -> None:
 def test_a_bookmark_moves_in_every_mode(file: Path, mode: Any) -> None:
     bookmarks = SqlBookmarks(lambda: connect(file, mode), "shipping")
     assert bookmarks.load() is None
-    with bookmarks.advance(Bookmark(0, 1)) as tx:
+    with bookmarks.advance(batch_at((0, 1))) as tx:
         tx.execute("INSERT INTO orders VALUES ('apples')")
     assert (bookmarks.load(), orders(file)) == (Bookmark(0, 1), ["apples"])
 

@@ -20,6 +20,7 @@ from halfway.clients.sql.drivers import _WRITES
 from halfway.clients.sql.sqlalchemy_transactions import SessionTransaction
 from halfway.clients.transaction import LocalTransaction
 from halfway.testing import InMemoryHalfway, InMemoryProducer, in_memory_halfway
+from tests.support.message_tables import batch_at
 
 
 class Shop:
@@ -203,7 +204,7 @@ def test_a_bookmark_and_messages_share_one_session(shop: Shop, first: str) -> No
     with Session(shop.engine) as session:
         if first == "messages":
             shop.order(session, "apples")
-        with bookmarks.advance(Bookmark(0, 1), session):
+        with bookmarks.advance(batch_at((0, 1)), session):
             if first == "bookmark":
                 shop.order(session, "apples")
     assert shop.messages() == shop.orders() == ["apples"]
@@ -306,7 +307,7 @@ def test_the_errors_of_the_table_are_sqlalchemys_too(shop: Shop) -> None:
             outbox.create_table()
         bookmarks = SqlBookmarks(sqlalchemy.create_engine(f"sqlite:///{shop.file}", connect_args={"timeout": 0.01}), "shipping")
         bookmarks._is_loaded = True
-        with pytest.raises(OperationalError), bookmarks.advance(Bookmark(0, 1)):
+        with pytest.raises(OperationalError), bookmarks.advance(batch_at((0, 1))):
             pass
     with pytest.raises(OperationalError, match="unable to open"):
         SqlTransactions(sqlalchemy.create_engine(f"sqlite:///{shop.file}/none")).create_table()

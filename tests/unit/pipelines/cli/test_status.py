@@ -85,7 +85,7 @@ def test_why_kafka_does_not_tell_is_a_line_of_its_own(monkeypatch: pytest.Monkey
 
 def test_groups_that_are_away_and_have_nothing_pending_are_only_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripts that have ended, say: nobody has to start them again."""
-    pending = [GroupPending("shop", 2, 1_000, 1, is_away=True), GroupPending("billing", 1, 1_000, 0, is_away=False)]
+    pending = [GroupPending("shop", 2, 1_000, 1, is_absent=True), GroupPending("billing", 1, 1_000, 0, is_absent=False)]
     for absent, pending_by_group, text in (
         (["old", "shop", "script"], pending, "shop, 2 with nothing pending"),
         (["shop"], pending, "shop"),

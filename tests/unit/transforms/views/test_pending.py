@@ -82,9 +82,9 @@ def test_groups_with_the_most_pending_first() -> None:
     records = [half("a1", 2_000, group="a"), half("b1", 0, group="b"), half("b2", 4_000, group="b"), half("c1", 3_000, group="c")]
     view = view_after([*records, tick(10_000, away=["c"])])
     assert pending_by_group(view.transactions, view.absent_groups) == [
-        GroupPending("b", pending=2, oldest_age_ms=10_000, most_checks=1, is_away=False),
-        GroupPending("a", pending=1, oldest_age_ms=8_000, most_checks=1, is_away=False),
-        GroupPending("c", pending=1, oldest_age_ms=7_000, most_checks=0, is_away=True),
+        GroupPending("b", pending=2, oldest_age_ms=10_000, most_checks=1, is_absent=False),
+        GroupPending("a", pending=1, oldest_age_ms=8_000, most_checks=1, is_absent=False),
+        GroupPending("c", pending=1, oldest_age_ms=7_000, most_checks=0, is_absent=True),
     ]
     unknown = view_after([half("a")])
     assert [group.oldest_age_ms for group in pending_by_group(unknown.transactions, unknown.absent_groups)] == [None]
