@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import sys
 import threading
 import time
 import uuid
@@ -18,7 +19,7 @@ from halfway.clients.group_records import GroupRecords
 from halfway.clients.kafka.sender import Sender
 from halfway.clients.messages import HalfMessage, MessageFields
 from halfway.clients.open_checks import OpenChecks
-from halfway.schemas.errors import ForkedProducerError, ProducerClosedError
+from halfway.schemas.errors import ForkedProducerError, ProducerClosedError, SettingsError
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -121,12 +122,14 @@ class GroupInstance:
         Raises:
             KafkaUnavailableError: librdkafka rejects the settings, such as a CA file that does not exist.
             ProducerClosedError: the producer is closed, or was started before this process was forked.
+            SettingsError: gevent or eventlet has replaced the threads.
         """
         if self.is_forked():
             raise ForkedProducerError(
                 f"the producer of group {self.group!r} was started by process {self._pid}, from which this one was forked: "
                 "make a new one in each process"
             )
+        _refuse_greenlets()
         self._pid = os.getpid()  # A process that is forked while another thread is in here finds the lock held for ever.
         with self._changed:
             if self._is_closed:
@@ -293,6 +296,21 @@ class GroupInstance:
             self.has_sent,
             max_open=self._limits.max_open_checks,
             session_timeout_ms=self._limits.session_timeout_ms,
+        )
+
+
+def _refuse_greenlets() -> None:
+    """Refuse threads that are greenlets: librdkafka waits in C, where none of them gives way, and the process hangs.
+
+    Raises:
+        SettingsError: gevent or eventlet has replaced the threads.
+    """
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    is_patched = gevent is not None and gevent.is_module_patched("threading")
+    if is_patched or (eventlet is not None and eventlet.is_monkey_patched("thread")):
+        raise SettingsError(
+            f"{'gevent' if is_patched else 'eventlet'} has replaced this process's threads, and a producer needs real ones: run the "
+            "service with threads (gunicorn -k gthread), or with asyncio and AsyncTransactionProducer"
         )
 
 

@@ -85,7 +85,10 @@ def encode_key(transaction_id: str) -> bytes:
 
     Raises:
         RecordError: the id is empty, longer than 255 bytes of UTF-8, or not valid Unicode.
+        TypeError: it is no text, such as a `UUID`.
     """
+    if not isinstance(transaction_id, str):
+        raise TypeError(f"a transaction id is a str, not {type_of(transaction_id)}: give str(...)")
     try:
         key = transaction_id.encode()
     except UnicodeEncodeError:

@@ -139,7 +139,7 @@ public final class TransactionClient implements AutoCloseable {
         try {
             var answers = new ArrayList<Future<RecordMetadata>>();
             for (ConsumerRecord<byte[], byte[]> check : arrived) {
-                if (group.equals(text(check.headers(), "PGROUP")) && isSigned(check)) {
+                if (isCheck(check) && isSigned(check)) {
                     answers.add(producer.send(answer(check, lookUp)));
                 }
             }
@@ -170,11 +170,31 @@ public final class TransactionClient implements AutoCloseable {
         int incarnation = header == null ? 0 : Integer.parseInt(header);
         State state = verdicts.get(incarnation + ":" + id);
         if (state == null) {
-            state = lookUp.apply(id);
+            state = lookUp(lookUp, id);
             note(id, incarnation, state);
         }
         return op(id, state, incarnation, check.headers().lastHeader("SIGNATURE"),
                 "FROM_CHECK", "true", "CHECK_TIMES", text(check.headers(), "TRANSACTION_CHECK_TIMES"));
+    }
+
+    /** Anyone may write to the check topic. What is no check is passed over: it would come again with each poll. */
+    private boolean isCheck(ConsumerRecord<byte[], byte[]> record) {
+        String times = text(record.headers(), "TRANSACTION_CHECK_TIMES");
+        String incarnation = text(record.headers(), "INCARNATION");
+        return record.key() != null
+                && group.equals(text(record.headers(), "PGROUP"))
+                && times != null && times.matches("[0-9]{1,9}")
+                && (incarnation == null || incarnation.matches("[0-9]{1,9}"));
+    }
+
+    /** One transaction that cannot be looked up holds no other one up: the job asks again. */
+    private static State lookUp(Function<String, State> lookUp, String id) {
+        try {
+            return lookUp.apply(id);
+        } catch (RuntimeException error) {
+            System.err.println("no answer for " + id + ": " + error);
+            return State.UNKNOWN;
+        }
     }
 
     private void note(String id, int incarnation, State state) {
@@ -246,7 +266,7 @@ public final class TransactionClient implements AutoCloseable {
 
     private static String text(Headers headers, String name) {
         Header header = headers.lastHeader(name);
-        return header == null ? null : new String(header.value(), UTF_8);
+        return header == null || header.value() == null ? null : new String(header.value(), UTF_8);
     }
 
     /** Without a committed offset, Kafka forgets the group with its last member, and its checks would count. */

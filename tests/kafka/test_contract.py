@@ -205,6 +205,22 @@ def test_the_page_names_every_header() -> None:
     assert own | {*names.HALF_HEADERS, *names.OP_HEADERS, *names.CHECK_HEADERS, *names.DELAY_HEADERS} <= cells
 
 
+def send_poison(kafka: KafkaSettings) -> None:
+    """Write what is no check to the check topic, as anyone may: before all others, so that it is read first."""
+    group = ("PGROUP", b"java-service")
+    producer = Producer({"bootstrap.servers": kafka.servers()})
+    for key, headers in [
+        (None, [group, ("TRANSACTION_CHECK_TIMES", b"1")]),
+        (b"no-times", [group]),
+        (b"null", [group, ("TRANSACTION_CHECK_TIMES", None)]),
+        (b"incarnation", [group, ("TRANSACTION_CHECK_TIMES", b"1"), ("INCARNATION", b"one")]),
+        (b"long", [group, ("TRANSACTION_CHECK_TIMES", b"9" * 30)]),
+    ]:
+        for partition in range(2):
+            producer.produce(kafka.check_topic, b"", key, partition=partition, headers=headers)
+    assert producer.flush(30) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
 def test_the_java_client_works(world: MakeWorld) -> None:
@@ -214,6 +230,7 @@ def test_the_java_client_works(world: MakeWorld) -> None:
     source = ROOT / "examples" / "java" / "TransactionClient.java"
     command = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", ":".join(jars), str(source)]
     arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic]
+    send_poison(kafka)
     service = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         assert service.stdout is not None

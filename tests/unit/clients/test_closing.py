@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from halfway.clients.kafka.sender import DeliveryReport
 from halfway.schemas.errors import ProducerClosedError
 from halfway.schemas.records import Record
 from halfway.schemas.settings import KafkaSettings
+from tests.support.paths import ROOT
 
 NOWHERE = KafkaSettings(bootstrap_servers="127.0.0.1:1")
 SEND_TIMEOUT_MS = 2_000
@@ -203,3 +206,16 @@ def test_a_loop_does_not_take_a_producer_from_the_loop_that_is_starting_it(monke
         finally:
             goes_on.set()
         assert closed.result(20)
+
+
+def test_threads_that_gevent_has_replaced_are_refused() -> None:
+    """The first start would hang the process for ever: librdkafka waits in C."""
+    program = """
+from gevent import monkey
+monkey.patch_all()
+from halfway import KafkaSettings, TransactionProducer
+from tests.unit.clients.test_closing import NOWHERE, Listener
+TransactionProducer(NOWHERE, "shop", Listener()).start()
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "SettingsError: gevent has replaced this process's threads, and a producer needs real ones" in done.stderr

@@ -1,6 +1,8 @@
 """The models of the contract's records: what they accept, what they refuse and for which reason (R14), round trips."""
 
+import uuid
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -268,6 +270,12 @@ def test_transaction_id_that_cannot_be_a_key(transaction_id: str, reason: Reason
     with pytest.raises(RecordError) as caught:
         encode_key(transaction_id)
     assert caught.value.reason is reason
+
+
+def test_a_transaction_id_is_text() -> None:
+    number: Any = uuid.uuid4()
+    with pytest.raises(TypeError, match="a transaction id is a str, not a UUID"):
+        encode_key(number)
 
 
 @pytest.mark.parametrize("transaction_id", ["a", "a" * 255, "ä" * 127 + "a", "\0"])

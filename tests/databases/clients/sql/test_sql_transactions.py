@@ -1,5 +1,6 @@
 """Order and message, both or neither, on real databases: what is written when, and how a check is answered."""
 
+import re
 import sqlite3
 import threading
 import time
@@ -21,6 +22,7 @@ from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import check_id
 from halfway.testing import in_memory_halfway
 from tests.support.database_servers import MariaDbServer, PostgresServer
+from tests.support.paths import ROOT
 from tests.support.sql_world import SqlWorld
 from tests.support.waiting import until
 
@@ -531,6 +533,22 @@ def test_a_table_that_was_made_anew_is_not_asked_about_what_came_before(shop: Sq
         shop.run(statement)
     with pytest.raises(SharedGroupError, match="recreated"):
         shop.outbox.check_local_transaction(check_of(f"{transaction.transaction_id}.0"))
+
+
+def test_a_copy_of_a_database_is_not_asked_about_what_its_original_has_committed_since(shop: SqlWorld) -> None:
+    """Once its mark is deleted, as the page on transactions says. What it has a row of, it knows."""
+    page = (ROOT / "docs" / "transactions.md").read_text()
+    [statement] = re.findall(r"^DELETE FROM halfway_transactions WHERE .*$", page, re.MULTILINE)
+    before = shop.begin()
+    shop.order(before, "apples")
+    before.finish()
+    since = shop.outbox.new_id()
+    shop.run(statement)
+    copy = SqlTransactions(shop.given)
+    assert copy.check_local_transaction(check_of(f"{before.transaction_id}.0")) is COMMIT
+    with pytest.raises(SharedGroupError, match="Give each service a group of its own"):
+        copy.check_local_transaction(check_of(f"{since}.0"))
+    assert copy.check_local_transaction(check_of(f"{copy.new_id()}.0")) is ROLLBACK
 
 
 @pytest.mark.parametrize("alias", ["default", "postgresql"])
