@@ -66,25 +66,25 @@ _LOG_APPEND_TIME = 1
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """What `decode` depends on: two limits, the keys that records must be signed with, if any, and what was adopted."""
+    """What `decode` depends on: two limits, the keys that records must be signed with, if any, and the takeover."""
 
     max_body_bytes: int
     max_clock_skew_ms: int
     keyring: Keyring | None = None
     topics: Mapping[Source, str] = field(default_factory=dict)
     """The names of the half and op topics, which signatures cover."""
-    adopted: Mapping[int, int] = field(default_factory=dict)
-    """Partition of the half topic → the offset before which a former checkpoint has judged all bodies (decision 6)."""
+    taken_at: Mapping[int, int] = field(default_factory=dict)
+    """Partition of the half topic → the offset before which a former checkpoint may have taken bodies (decision 6)."""
     job: str = ""
     """The checkpoint's query, which its ticks name."""
 
     @staticmethod
     def of(
-        resolution: ResolutionSettings, kafka: KafkaSettings, adopted: Mapping[int, int] | None = None, job: str = ""
+        resolution: ResolutionSettings, kafka: KafkaSettings, taken_at: Mapping[int, int] | None = None, job: str = ""
     ) -> "DecoderConfig":
         """Return what the job decodes with."""
         topics = {Source.HALF: kafka.half_topic, Source.OP: kafka.op_topic}
-        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring(), topics, adopted or {}, job)
+        return DecoderConfig(resolution.max_body_bytes, resolution.max_clock_skew, kafka.signing.keyring(), topics, taken_at or {}, job)
 
 
 class Decoded(NamedTuple):
@@ -125,17 +125,17 @@ def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     for name in h.DELAY_HEADERS:
         yield records.has(name), Reason.DELAY_NOT_SUPPORTED, name
     body = records.columns["value_bytes"]
-    too_large = (body > config.max_body_bytes) & ~_is_adopted(records, config.adopted)
+    too_large = (body > config.max_body_bytes) & ~_may_be_taken(records, config.taken_at)
     yield too_large, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
     if config.keyring:
         yield from _half_signature_problems(records, config, config.keyring)
 
 
-def _is_adopted(records: RecordColumns, adopted: Mapping[int, int]) -> Mask:
-    """Return which halves a former checkpoint has read: it has taken or refused them, whatever the limit is now."""
+def _may_be_taken(records: RecordColumns, taken_at: Mapping[int, int]) -> Mask:
+    """Return which halves a former checkpoint may have taken: whatever the limit is now, those it refused are known."""
     partitions, offsets = records.columns["partition"], records.columns["offset"]
     found = np.zeros(len(offsets), bool)
-    for partition, end in adopted.items():
+    for partition, end in taken_at.items():
         found |= (partitions == partition) & (offsets < end)
     return found
 

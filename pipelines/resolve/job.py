@@ -231,14 +231,14 @@ class ResolveJob:
         # there is work for.
         read = read_records(spark, kafka, manifest.starting_offsets).coalesce(settings.state.shuffle_partitions)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
-        adopted = manifest.adopted.get(kafka.half_topic, {})
-        decoding = ByBatch([(first, DecoderConfig.of(resolution, kafka, adopted, manifest.query_id)) for first, resolution in terms])
+        taken_at = {Source.HALF: manifest.taken_at.get(kafka.half_topic, {}), Source.OP: manifest.taken_at.get(kafka.op_topic, {})}
+        decoder_of = partial(DecoderConfig.of, kafka=kafka, taken_at=taken_at[Source.HALF], job=manifest.query_id)
+        decoding = ByBatch([(first, decoder_of(resolution)) for first, resolution in terms])
         former = former_records_to_read(spark, settings, manifest, self._retained)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, bytes.fromhex(manifest.bucket_secret), former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism
-        taken_at = {Source.HALF: manifest.taken_at.get(kafka.half_topic, {}), Source.OP: manifest.taken_at.get(kafka.op_topic, {})}
         function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), taken_at))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:

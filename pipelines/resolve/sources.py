@@ -44,7 +44,7 @@ def former_records_to_read(
     """
     kafka, storage, read_to = settings.kafka, settings.storage, last_read(spark, settings.storage)
     to_read = any(
-        read_to.get(topic, {}).get(partition, 0) < end for topic, ends in manifest.adopted.items() for partition, end in ends.items()
+        read_to.get(topic, {}).get(partition, 0) < end for topic, ends in manifest.taken_at.items() for partition, end in ends.items()
     )
     if not to_read and not manifest.halves_since_ms:
         return None

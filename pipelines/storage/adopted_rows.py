@@ -15,34 +15,19 @@ from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
 
 
-def ends_of_records(spark: SparkSession, storage: StorageSettings, half_topic: str, op_topic: str) -> dict[str, dict[int, int]]:
-    """Return, by topic and partition, the offset after the last record that the tables hold.
-
-    Args:
-        spark: the session.
-        storage: where the tables are.
-        half_topic: the topic that the halves in `messages` and `discarded` point to.
-        op_topic: the topic that the verdicts in `messages` point to.
-    """
-    settled = [
-        read_table(spark, storage, table).select(F.lit(half_topic), "half_partition", "half_offset")
-        for table in (Table.MESSAGES, Table.DISCARDED)
-    ]
-    messages = read_table(spark, storage, Table.MESSAGES).where("op_offset >= 0")
-    settled.append(messages.select(F.lit(op_topic), "op_partition", "op_offset"))
-    refused = read_table(spark, storage, Table.QUARANTINE).select("source_topic", "source_partition", "source_offset")
-    places = reduce(DataFrame.union, settled, refused).toDF("topic", "partition", "offset")
-    ends: dict[str, dict[int, int]] = {}
-    for topic, partition, last in places.groupBy("topic", "partition").agg(F.max("offset")).collect():
-        ends.setdefault(topic, {})[partition] = last + 1
-    return ends
-
-
 def last_settled_ms(spark: SparkSession, storage: StorageSettings) -> int:
     """Return the time of the last commit or discard in the tables; 0 if they hold none."""
     ends = ((Table.MESSAGES, "committed_at"), (Table.DISCARDED, "discarded_at"))
     times = reduce(DataFrame.union, (read_table(spark, storage, table).select(F.unix_millis(column).alias("ms")) for table, column in ends))
     return times.agg(F.max("ms")).collect()[0][0] or 0
+
+
+def last_epoch(spark: SparkSession, storage: StorageSettings, table: Table) -> int | None:
+    """Return the greatest epoch of a table's rows, which have none if an earlier version wrote them; None without rows."""
+    rows = read_table(spark, storage, table)
+    epoch = F.coalesce("epoch", F.lit(0)) if "epoch" in rows.columns else F.lit(0)
+    [[last]] = rows.agg(F.max(epoch)).collect()
+    return None if last is None else int(last)
 
 
 def former_records(

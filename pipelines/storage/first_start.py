@@ -12,7 +12,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.adopted_rows import ends_of_records, last_settled_ms
+from halfway.pipelines.storage.adopted_rows import last_settled_ms
 from halfway.pipelines.storage.delta_tables import create_tables
 from halfway.pipelines.storage.file_systems import write_json
 from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoint_file, write_manifest
@@ -58,11 +58,9 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         buckets=settings.state.buckets,
         half_topic=settings.kafka.half_topic,
         op_topic=settings.kafka.op_topic,
-        # After the former owner is fenced: it can add no row to the tables now.
-        adopted=ends_of_records(spark, storage, settings.kafka.half_topic, settings.kafka.op_topic) if found.tables else {},
         halves_since_ms=min(_halves_since_ms(settings, topics.deleted_before_ms), last_settled_ms(spark, storage)) if epoch else 0,
-        # Also after that: what it has read was in the topics before.
-        taken_at=topics.ends() if found.tables else {},
+        # After the former owner is fenced: what it has read, and can append, was in the topics before.
+        taken_at=topics.ends() if epoch else {},
         remembered_ms=settings.resolution.resolved_retention,
         bucket_keys=_even_keys(spark, settings.state),
         bucket_secret=secrets.token_hex(16),

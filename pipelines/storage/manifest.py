@@ -34,14 +34,12 @@ class Manifest:
     buckets: int
     half_topic: str
     op_topic: str
-    adopted: Mapping[str, Mapping[int, int]]
-    """By topic and partition: the offset up to which the tables held records when this checkpoint took them."""
     halves_since_ms: int
     """Verdicts before this time are of halves that Kafka had deleted by then, and that a former checkpoint settled."""
     taken_at: Mapping[str, Mapping[int, int]]
     """By topic and partition: where the topics ended when this checkpoint had taken the tables; empty if it took none.
 
-    The tables held nothing of later records.
+    A former checkpoint may have read what is before, and has read nothing of what is later.
     """
     remembered_ms: int
     """`resolved_retention` then: for so long the messages in the tables are remembered (R11)."""

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.storage.adopted_rows import last_epoch
 from halfway.pipelines.storage.delta_tables import Owner, last_appended, owner_at_append, owner_of, table_exists, table_name
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
@@ -14,6 +15,8 @@ from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
 from halfway.schemas.tables import Table
+
+_UNNAMED = "not named: the table is a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     Raises:
         OwnershipError: a file of the checkpoint is damaged.
     """
-    owners = {table: owner_of(spark, storage, table) for table in Table if table_exists(spark, storage, table)}
+    owners = {table: _owner(spark, storage, table) for table in Table if table_exists(spark, storage, table)}
     metadata = read_checkpoint_file(spark, storage, METADATA_FILE)
     return Ownership(
         manifest=read_manifest(spark, storage),
@@ -63,6 +66,13 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
         last_batch_id=max(HadoopFiles(spark, storage).batches(OFFSETS), default=None),
         tables=owners,
     )
+
+
+def _owner(spark: SparkSession, storage: StorageSettings, table: Table) -> Owner:
+    """Return the owner of a table. Rows without one were copied: to the copy, their checkpoint is a former one."""
+    owner = owner_of(spark, storage, table)
+    epoch = last_epoch(spark, storage, table) if owner.query_id is None else None
+    return owner if epoch is None else Owner(_UNNAMED, epoch)
 
 
 def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, *, at_append: bool = False) -> None:

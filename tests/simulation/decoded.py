@@ -125,8 +125,8 @@ def _said(record: Record, config: DecoderConfig) -> Said:
         shape = (*limits, record.topic, record.partition, key, value, headers[1:], skew_ms)
     else:
         timeless = tuple((name, None if name == h.BORN_TIMESTAMP else value) for name, value in headers)
-        is_adopted = record.offset < config.adopted.get(record.partition, 0)
-        shape = (*limits, is_adopted, record.topic, is_plain, None if is_plain else key, size, timeless)
+        may_be_taken = record.offset < config.taken_at.get(record.partition, 0)
+        shape = (*limits, may_be_taken, record.topic, is_plain, None if is_plain else key, size, timeless)
     said = _answers.get(shape)
     if said is None:
         said = _answers[shape] = _ask(record, config)

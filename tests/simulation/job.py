@@ -74,9 +74,8 @@ class Job:
         if found.query_id is not None:
             verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
-        adopted = self.manifest.adopted.get(HALF, {})
-        query_id = self.manifest.query_id
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, adopted, query_id)) for first, resolution in terms])
+        taken_at, query_id = self.manifest.taken_at.get(HALF, {}), self.manifest.query_id
+        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, taken_at, query_id)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest, self.kafka.retained)
         self.writer = SimulatedWriter(self, self.manifest)
@@ -174,8 +173,8 @@ class Job:
 
     def _reads_again(self, records: list[Record]) -> bool:
         """Return True if a former checkpoint may have dealt with one of these records."""
-        adopted, since_ms = self.manifest.adopted, self.manifest.halves_since_ms
-        return any(record.offset < adopted.get(record.topic, {}).get(record.partition, 0) or record.at_ms < since_ms for record in records)
+        taken_at, since_ms = self.manifest.taken_at, self.manifest.halves_since_ms
+        return any(record.offset < taken_at.get(record.topic, {}).get(record.partition, 0) or record.at_ms < since_ms for record in records)
 
     def _with_operator(self, before: dict[int, Any], records: list[Record], batch_id: int) -> Resolved:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""

@@ -165,7 +165,7 @@ def _ends_early(*arguments: Any) -> Any:
 
 
 def _nothing_adopted(*arguments: Any) -> Any:
-    return replace(_begin_checkpoint(*arguments), adopted={}, taken_at={})
+    return replace(_begin_checkpoint(*arguments), taken_at={})
 
 
 _begin_checkpoint = job.begin_checkpoint

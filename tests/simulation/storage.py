@@ -150,6 +150,9 @@ class Storage:
     def owner_of(self, _: Any, table: Table) -> Owner:
         return self.tables[table].owner or Owner(None)
 
+    def last_epoch(self, _: Any, table: Table) -> int | None:
+        return max((row["epoch"] for row in self.tables[table].rows), default=None)
+
     def create_tables(self, _: Any, query_id: str, epoch: int = 0) -> None:
         """Do what the product's function of this name does, step by step."""
         for table in self.tables.values():
@@ -177,16 +180,6 @@ class Storage:
 
     def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
         return self.tables[table].txn.get(app_id, -1)
-
-    def ends_of_records(self, _: Any, __: str, op_topic: str) -> dict[str, dict[int, int]]:
-        ends: dict[str, dict[int, int]] = defaultdict(dict)
-        for table in self.tables.values():
-            for row in table.rows:
-                topic, partition, offset, _at_ms = _place_of(row)
-                ends[topic][partition] = max(ends[topic].get(partition, 0), offset + 1)
-        for row in self.tables[Table.MESSAGES].rows:
-            ends[op_topic][row["op_partition"]] = max(ends[op_topic].get(row["op_partition"], 0), row["op_offset"] + 1)
-        return dict(ends)
 
     def last_settled_ms(self, _: Any) -> int:
         times = [row["committed_at"] for row in self.tables[Table.MESSAGES].rows]
@@ -257,8 +250,8 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 
 _REPLACED = {
     manifest: ("read_json", "write_json"),
-    ownership: ("table_exists", "owner_of", "last_appended"),
-    first_start: ("write_json", "create_tables", "ends_of_records", "last_settled_ms", "_even_keys"),
+    ownership: ("table_exists", "owner_of", "last_epoch", "last_appended"),
+    first_start: ("write_json", "create_tables", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
     lineage: ("_batches_after", "last_appended"),
     state_reader: ("read_text", "names_in"),

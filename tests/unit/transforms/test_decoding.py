@@ -121,9 +121,9 @@ def row(**columns: Any) -> dict[str, Any]:
 # Good records.
 
 
-@pytest.mark.parametrize(("adopted", "kind"), [({3: 11}, EventKind.HALF), ({3: 10}, EventKind.BROKEN), ({2: 11}, EventKind.BROKEN)])
-def test_a_half_that_a_former_checkpoint_has_read_is_not_refused_for_its_size(adopted: dict[int, int], kind: EventKind) -> None:
-    config = DecoderConfig(100, SKEW_MS, adopted=adopted)
+@pytest.mark.parametrize(("taken_at", "kind"), [({3: 11}, EventKind.HALF), ({3: 10}, EventKind.BROKEN), ({2: 11}, EventKind.BROKEN)])
+def test_a_half_that_a_former_checkpoint_has_read_is_not_refused_for_its_size(taken_at: dict[int, int], kind: EventKind) -> None:
+    config = DecoderConfig(100, SKEW_MS, taken_at=taken_at)
     assert event_of(half(*HALF, value=b"x" * 101), config)["event"] == kind
 
 

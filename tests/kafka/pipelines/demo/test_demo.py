@@ -114,7 +114,6 @@ def test_a_job_that_cannot_start_ends_the_demo_with_its_error(overrides: dict[st
         "query_id": "q",
         "epoch": 0,
         "buckets": 3,
-        "adopted": {},
         "halves_since_ms": 0,
         "taken_at": {},
         "remembered_ms": 60_000,

@@ -13,6 +13,7 @@ from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import delta_tables, first_start
+from halfway.pipelines.storage.delta_tables import properties_of
 from halfway.schemas.errors import JobFailedError, OwnershipError
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
@@ -54,6 +55,55 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
     assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
     w.resolve()
     assert set(w.by_id(Table.MESSAGES)) == {"done", "open"}
+
+
+@pytest.mark.slow
+def test_tables_that_were_copied_as_data_are_adopted_and_nothing_is_written_again(world: MakeWorld, tmp_path: Path) -> None:
+    """Such a copy has no owner, no epoch and no `txn` of Delta: to begin at epoch 0 would repeat bookmarks and rows."""
+    w = world(**{"resolution.transactionCheckMax": 1})
+    w.half("done", 0)
+    w.op("done", b"COMMIT", 1)
+    w.half("dropped", 0)
+    w.half("open", 30_000)
+    for at_ms in (6_001, 36_001):
+        w.tick(at_ms)
+        w.resolve()
+    copies = tmp_path / "copies"
+    for table in Table:
+        w.spark.read.format("delta").load(f"{w.settings.storage.warehouse}/{table}").write.format("delta").save(str(copies / table))
+    storage = w.settings.storage.model_copy(update={"warehouse": str(copies)})
+    w.settings = w.settings.model_copy(update={"storage": storage})
+    with pytest.raises(OwnershipError, match=r"belongs to another checkpoint .*not named: the table is a copy.*--adopt"):
+        w.resolve()
+    lose_checkpoint(w, tmp_path)
+    with pytest.raises(OwnershipError, match="--adopt"):
+        w.resolve()
+    w.op("open", b"COMMIT", 36_002)
+    w.tick(36_100)
+    w.resolve(adopt=True)
+    assert {(row.transaction_id, row.epoch) for row in w.rows(Table.MESSAGES)} == {("done", 0), ("open", 1)}
+    assert properties_of(w.spark, storage, Table.MESSAGES)["delta.appendOnly"] == "true"
+    assert [row.transaction_id for row in w.rows(Table.DISCARDED)] == ["dropped"]
+
+
+@pytest.mark.slow
+def test_a_half_that_was_taken_is_not_refused_for_a_lower_limit_after_adopt(world: MakeWorld, tmp_path: Path) -> None:
+    """Also the newest half of its partition, after which the tables hold nothing."""
+    w = world(partitions=1)
+    w.half("x", 0, body=b"b" * 100)
+    w.tick(100)
+    w.resolve()
+    resolution = w.settings.resolution.model_copy(update={"max_body_bytes": 50})
+    w.settings = w.settings.model_copy(update={"resolution": resolution})
+    lose_checkpoint(w, tmp_path)
+    w.op("x", b"COMMIT", 200)
+    w.tick(300)
+    w.resolve(adopt=True)
+    assert (set(w.by_id(Table.MESSAGES)), w.rows(Table.QUARANTINE)) == ({"x"}, [])
+    w.half("y", 400, body=b"b" * 100)
+    w.tick(500)
+    w.resolve()
+    assert [row.reason for row in w.rows(Table.QUARANTINE)] == ["body_too_large"]
 
 
 @pytest.mark.long
@@ -331,7 +381,7 @@ STEPS = [
     (delta_tables, "_fence", 1),
     (delta_tables, "_take_over", 2),
     (delta_tables, "_fence", 3),
-    (first_start, "ends_of_records", 1),
+    (first_start, "last_settled_ms", 1),
     (first_start, "write_manifest", 1),
     (sinks, "append_once", 1),
 ]

@@ -21,9 +21,8 @@ THIS = {
     "buckets": 64,
     "half_topic": "transactions.half",
     "op_topic": "transactions.op",
-    "adopted": {"half": {"0": 7}},
     "halves_since_ms": 0,
-    "taken_at": {},
+    "taken_at": {"half": {"0": 7}},
     "remembered_ms": 60_000,
     "bucket_keys": list(range(64)),
     "bucket_secret": "00" * 16,
@@ -46,6 +45,7 @@ def ownership(
 EPOCHS = {
     "nothing yet": (ownership(None, None, None, query_id=None), 0),
     "tables of nobody": (ownership(Owner(None), Owner(None), Owner(None), query_id=None), 0),
+    "copies of tables": (ownership(Owner("not named", 3), Owner("not named", 1), Owner(None), query_id=None), 4),
     "tables of another": (ownership(OTHERS, OTHERS, OTHERS, query_id=None), 2),
     "a start that was killed after the first table": (ownership(MINE, OTHERS, OTHERS), 2),
     "a start that was killed after the last table": (ownership(MINE, MINE, MINE, has_manifest=False), 2),
@@ -99,7 +99,7 @@ def test_another_topic_of_the_same_name_is_refused() -> None:
             verify(THIS, **ids)
 
 
-@pytest.mark.parametrize("more", [{"adopted": None}, {"adopted": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
+@pytest.mark.parametrize("more", [{"taken_at": None}, {"taken_at": ["0"]}, {"buckets": "many"}, {"bucket_keys": 3}], ids=str)
 def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[str, Any]) -> None:
     refusal = rf"format 1, and .* version of Halfway has {FORMAT_VERSION}: go on with the version that wrote it"
     with pytest.raises(OwnershipError, match=refusal) as caught:
@@ -110,7 +110,7 @@ def test_a_manifest_of_another_format_is_refused_and_not_interpreted(more: dict[
 
 def test_a_manifest_of_this_format_is_read() -> None:
     manifest = Manifest.from_json(THIS)
-    assert (manifest.bucket_keys, manifest.adopted) == (tuple(range(64)), {"half": {0: 7}})
+    assert (manifest.bucket_keys, manifest.taken_at) == (tuple(range(64)), {"half": {0: 7}})
     verify(THIS)
 
 
@@ -122,8 +122,8 @@ DAMAGES: list[dict[str, Any]] = [
     {"buckets": None},
     {"buckets": "many"},
     {"epoch": "0 OR TRUE"},
-    {"adopted": {"half": {"zero": 7}}},
-    {"adopted": ["0"]},
+    {"taken_at": {"half": {"zero": 7}}},
+    {"taken_at": ["0"]},
     {"half_topic": 7},
 ]
 
