@@ -23,7 +23,7 @@ def last_settled_ms(spark: SparkSession, storage: StorageSettings) -> int:
 
 
 def last_epoch(spark: SparkSession, storage: StorageSettings, table: Table) -> int | None:
-    """Return the greatest epoch of a table's rows, which have none if an earlier version wrote them; None without rows."""
+    """Return the greatest epoch of a table's rows; None without rows. Those of an earlier version are of epoch 0."""
     rows = read_table(spark, storage, table)
     epoch = F.coalesce("epoch", F.lit(0)) if "epoch" in rows.columns else F.lit(0)
     [[last]] = rows.agg(F.max(epoch)).collect()

@@ -149,8 +149,9 @@ def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
     }
     for name, (made_with, wanted) in frozen.items():
         if made_with != wanted:
+            once = "" if name == "state.buckets" else ", once nothing is pending, because what is would get no outcome,"
             _refuse(
-                f"the checkpoint {settings.storage.checkpoint} was made with {name} = {made_with}, not {wanted}: set it back, or "
+                f"the checkpoint {settings.storage.checkpoint} was made with {name} = {made_with}, not {wanted}: set it back, or{once} "
                 "start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
             )
 

@@ -157,7 +157,7 @@ def test_an_older_copy_of_a_checkpoint_is_found_without_spark(tmp_path: Path) ->
     for batch, text in enumerate(offsets):
         (tmp_path / "c" / "offsets" / str(batch)).write_text(text)
     kafka, keys = settings.kafka, tuple(range(settings.state.buckets))
-    manifest = Manifest(FORMAT_VERSION, "q", 0, len(keys), kafka.half_topic, kafka.op_topic, {}, 0, {}, 60_000, keys, "", {}, "earliest")
+    manifest = Manifest(FORMAT_VERSION, "q", 0, len(keys), kafka.half_topic, kafka.op_topic, 0, {}, 60_000, keys, "", {}, "earliest")
     (tmp_path / "c" / "halfway.json").write_text(json.dumps(asdict(manifest)))
     (tmp_path / "c" / "metadata").write_text('{"id": "q"}')
     for table in Table:

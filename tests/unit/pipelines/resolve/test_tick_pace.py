@@ -1,6 +1,9 @@
 """How often a job publishes ticks whose batches do not end."""
 
-from halfway.pipelines.resolve.ticks import HANGS_MS, TickPace
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.resolve.sent_checks import SentChecks
+from halfway.pipelines.resolve.ticks import HANGS_MS, TickPace, TickPublisher
 
 
 def ticks_of(pace: TickPace, seconds: range) -> int:
@@ -27,7 +30,8 @@ def test_ticks_that_kafka_does_not_take_slow_nothing_down() -> None:
 
 
 def test_a_job_whose_batches_begin_seldom_does_not_hang() -> None:
-    pace = TickPace(1_000, HANGS_MS + 3_600_000)
+    settings = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "127.0.0.1:1", "trigger.interval": "1h"})
+    pace = TickPublisher(settings, admin_client(settings.kafka), SentChecks(30_000)).pace
     for first in range(0, 36_000, 3_600):
         assert ticks_of(pace, range(first, first + 3_600)) == 3_600
         pace.note_batch()
