@@ -277,9 +277,11 @@ def _last_checks_can_be_answered(facts: Facts) -> Iterator[Finding]:
     """No half is discarded on what was read within half an interval of its last check (R5)."""
     interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
     for pointer, row in facts.discarded_at.items():
-        check = facts.checks.get(pointer, {}).get(row["check_times"])
-        if check is None or facts.history.clocks_jumped:
+        number = str(row["check_times"])
+        sent = [each for each in facts.requests[pointer] if each.seq < row.seq and each.header("TRANSACTION_CHECK_TIMES") == number]
+        if not sent or facts.history.clocks_jumped:
             continue
+        check = sent[-1]  # A repeated batch has sent it again.
         since_ms = facts.ticks.published_since(check.seq, row["discarded_at"])
         if since_ms is not None and since_ms + facts.history.publisher_set_back_ms < interval_ms // 2:
             yield Finding("R5 unheard", pointer[0], f"discarded {since_ms} ms after check {row['check_times']} was sent")
