@@ -33,7 +33,9 @@ _PAUSED_POLL_S = 0.01
 _COMMIT_INTERVAL_S = 0.5
 _RETRY_S = 1.0
 _LOOK_UP_LIMIT_S = 5.0
-_MAKE_KNOWN_LIMIT_S = 0.5
+_LIST_LIMIT_S = 0.5
+_MAKE_KNOWN_LIMIT_S = 1.0
+_KNOWN_AT_END_S = 3.0
 _JOIN_WITHIN_S = 5.0
 _NOT_REACHED = {
     *(KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._WAIT_COORD),
@@ -161,14 +163,16 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
-            if self._has_sent() and not self._may_join:  # The process was shorter than an answer.
-                self._make_known(consumer)
+            if self._has_sent():
+                self._make_known_at_end(consumer)
             self._drain(consumer)
         except Exception:
             log.exception("event=check_consumer_died group=%r", self._group)
         finally:
             self._workers.dismiss()
-            if self._is_making_known:  # Kafka has gone meanwhile: `close` would wait for it, and there is no group to leave.
+            if (
+                self._is_making_known and not self._is_member
+            ):  # Kafka has gone meanwhile: `close` would wait for it, and there is no group to leave.
                 self._has_left.set()
             try:
                 consumer.close()
@@ -223,7 +227,7 @@ class CheckAnswerer:
         instance has answered that came and went meanwhile is answered again. It may join once Kafka has answered.
         """
         try:
-            partitions = consumer.list_topics(self._topic, timeout=_MAKE_KNOWN_LIMIT_S).topics[self._topic].partitions
+            partitions = consumer.list_topics(self._topic, timeout=_LIST_LIMIT_S).topics[self._topic].partitions
             if not partitions:  # The topic was just made.
                 return
             places = [TopicPartition(self._topic, partition) for partition in partitions]
@@ -239,6 +243,16 @@ class CheckAnswerer:
                 consumer.poll(_PAUSED_POLL_S)
         except KafkaException as error:
             self._note_answer([error.args[0]])
+
+    def _make_known_at_end(self, consumer: Consumer) -> None:
+        """Do it for a process that was shorter than an answer."""
+        deadline_s = time.monotonic() + _KNOWN_AT_END_S
+        while not self._may_join and time.monotonic() < deadline_s:
+            self._serve(consumer, self._make_known)
+            if not self._may_join and self._abandoned.wait(_POLL_S):
+                break
+        if not self._may_join:
+            log.warning("event=check_group_not_known group=%r effect=its_checks_count_while_no_instance_runs", self._group)
 
     def _note_answer(self, errors: Iterable[KafkaError | None]) -> None:
         """Note whether Kafka has answered. It refuses where another instance is a member.

@@ -74,13 +74,11 @@ class MessageBatch:
     Attributes:
         bookmark: reading on after it continues behind this batch.
         after: the bookmark of the last batch before it that held messages, or where the reader began.
-        is_first: whether no batch before it held messages, since the reader began.
     """
 
     bookmark: Bookmark
     _rows: "pa.Table" = field(repr=False, compare=False)
-    after: Bookmark | None = None
-    is_first: bool = True
+    after: Bookmark | None = field(default=None, compare=False)
 
     def __len__(self) -> int:
         """Return how many messages there are."""
@@ -92,12 +90,9 @@ class MessageBatch:
         return [CommittedMessage.of_row(row) for row in self._rows.to_pylist()]
 
     def follows(self, position: Bookmark | None) -> bool:
-        """Return True if its messages are the next ones after a position: none is before it, and none was passed over.
-
-        Without a position they are the next ones wherever the reader began, such as with `after=reader.end()`.
-        """
+        """Return True if its messages are the next ones after a position: none is before it, none was passed over."""
         if position is None:
-            return self.is_first
+            return self.after is None
         first = min((Bookmark(row["epoch"], row["batch_id"]) for row in self._rows.slice(0, 1).to_pylist()), default=self.bookmark)
         return position < first and (self.after is None or self.after <= position)
 

@@ -126,7 +126,7 @@ class MessageReader:
     def follow(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> Iterator[MessageBatch]:
         """Yield what the table holds after a bookmark, and what comes, until `stop` is called.
 
-        An error of the storage ends it. Begin again with the last bookmark.
+        An error of the storage ends it. Begin again with the bookmark of the last batch that was dealt with.
 
         Args:
             after: the bookmark of the last batch that was dealt with; None to read from the beginning.
@@ -236,14 +236,13 @@ class MessageReader:
 
 def _each_after_the_last(batches: Iterator[_Step], after: Bookmark | None) -> Iterator[_Step]:
     """Yield the same, and have each batch say after which messages it comes."""
-    is_first = True
     for batch in batches:
         if batch is None:
             yield batch
             continue
-        yield replace(batch, after=after, is_first=is_first)
+        yield replace(batch, after=after)
         if len(batch):
-            after, is_first = batch.bookmark, False
+            after = batch.bookmark
 
 
 def _verify_bookmark(after: object) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.sql.databases import database_of
-from halfway.clients.sql.drivers import driver_of, errors_of, values_of, with_table
+from halfway.clients.sql.drivers import Driver, driver_of, errors_of, values_of, with_table
 from halfway.clients.sql.savepoint_transaction import OVER
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.bookmark import Bookmark
@@ -57,15 +57,18 @@ class SqlBookmarks:
         """Return the statements that create the table in SQLite, PostgreSQL and MariaDB, for your migrations."""
         return _DDL
 
-    def load(self) -> Bookmark | None:
-        """Return the bookmark to read on from; None if there is none yet. Creates the table if it is missing.
+    def load(self, begin: Bookmark | None = None) -> Bookmark | None:
+        """Return the bookmark to read on from; None to begin with the first message. Makes the table if it is missing.
+
+        Args:
+            begin: what to store and return if none is stored yet, such as `reader.end()`: what comes from now on.
 
         Raises:
             ValueError: the database takes the name for that of another reader.
             Exception: of the driver, if the database cannot be reached, or the table cannot be created.
         """
         with self._database.idle_connection() as connection:
-            look = partial(self._stored, connection)
+            look = partial(self._stored, connection, begin)
             self._position = with_table(connection, _TABLE, _DDL, _LOCK_WAIT_MS, look)
         self._is_loaded = True
         return self._position
@@ -75,7 +78,8 @@ class SqlBookmarks:
         """Move the bookmark past a batch, and run a block in the same transaction. It commits at the end of the block.
 
         After an exception nothing is written. Read on with a new `read` or `follow` after `load()`: the reader that has
-        yielded this batch goes on to the next one. Batches without messages may be left out.
+        yielded this batch goes on to the next one. Call it for each batch that holds messages, also if the block has
+        nothing to do with them.
 
         Args:
             batch: the one whose effect the block writes.
@@ -95,16 +99,10 @@ class SqlBookmarks:
         """
         if not isinstance(batch, MessageBatch):
             raise TypeError(f"advance takes a batch as MessageReader yields it, not {type_of(batch)}")
-        if not self._is_loaded:
-            raise ValueError(f"call load() first, and {_READ_ON}")
-        if not batch.follows(self._position):
-            raise BookmarkMovedError(
-                f"the batch up to {batch.bookmark} is not the next one after {self._position or 'the beginning'}, where the bookmark "
-                f"{self._name!r} is: its messages would take effect twice, or others before it never. Leave the loop, and {_READ_ON}"
-            )
-        self._is_loaded = False
         transaction = self._database.begin(using)
         try:
+            self._verify_next(batch)
+            self._is_loaded = False
             transaction.set_savepoint()
             with transaction.errors_as_the_services():
                 self._move(transaction.raw(), batch.bookmark)
@@ -115,14 +113,24 @@ class SqlBookmarks:
             raise
         self._position, self._is_loaded = batch.bookmark, True
 
+    def _verify_next(self, batch: MessageBatch) -> None:
+        if not self._is_loaded:
+            raise ValueError(f"call load() first, and {_READ_ON}")
+        if not batch.follows(self._position):
+            raise BookmarkMovedError(
+                f"the batch up to {batch.bookmark} is not the next one after {self._position or 'the beginning'}, where the bookmark "
+                f"{self._name!r} is: its messages would take effect twice, or others before it never. Call advance for each batch that "
+                f"holds messages. After an error leave the loop, and {_READ_ON}"
+            )
+
     def _move(self, connection: Any, bookmark: Bookmark) -> None:
         """Move the bookmark in the connection's transaction. Another instance waits from here to the commit."""
         driver = driver_of(connection)
-        name, epoch, batch_id = (driver.parameter(column) for column in ("name", "epoch", "batch_id"))
         values: dict[str, object] = {"name": self._name, **bookmark._asdict()}
         if self._position is None:
-            statement = f"INSERT INTO {_TABLE} (name, epoch, batch_id) VALUES ({name}, {epoch}, {batch_id})"
+            statement = _insert_by(driver)
         else:
+            name, epoch, batch_id = (driver.parameter(column) for column in ("name", "epoch", "batch_id"))
             was_epoch, was_batch = driver.parameter("was_epoch"), driver.parameter("was_batch")
             statement = f"UPDATE {_TABLE} SET epoch = {epoch}, batch_id = {batch_id} "
             statement += f"WHERE name = {name} AND epoch = {was_epoch} AND batch_id = {was_batch}"
@@ -152,14 +160,22 @@ class SqlBookmarks:
             f"with a name at a time, or leave the loop, and {_READ_ON}"
         )
 
-    def _stored(self, connection: Any) -> Bookmark | None:
+    def _stored(self, connection: Any, begin: Bookmark | None) -> Bookmark | None:
         driver = driver_of(connection)
         with driver.short_transaction(connection, _LOCK_WAIT_MS, writes=False), closing(connection.cursor()) as cursor:
             cursor.execute(f"SELECT name, epoch, batch_id FROM {_TABLE} WHERE name = {driver.parameter('name')}", {"name": self._name})
             row = cursor.fetchone()
+        if row is None and begin is not None:
+            with driver.short_transaction(connection, _LOCK_WAIT_MS), closing(connection.cursor()) as cursor:
+                cursor.execute(_insert_by(driver), {"name": self._name, **begin._asdict()})
         if row is None:
-            return None
+            return begin
         name, epoch, batch_id = values_of(row)
         if name != self._name:  # MariaDB compares without case, accents and spaces at the end.
             raise ValueError(f"the database takes the names {name!r} and {self._name!r} for the same: give this reader another one")
         return Bookmark(int(epoch), int(batch_id))
+
+
+def _insert_by(driver: Driver) -> str:
+    values = ", ".join(driver.parameter(column) for column in ("name", "epoch", "batch_id"))
+    return f"INSERT INTO {_TABLE} (name, epoch, batch_id) VALUES ({values})"

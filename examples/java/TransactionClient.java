@@ -12,6 +12,7 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.function.Function;
@@ -190,7 +191,7 @@ public final class TransactionClient implements AutoCloseable {
     /** One transaction that cannot be looked up holds no other one up: the job asks again. */
     private static State lookUp(Function<String, State> lookUp, String id) {
         try {
-            return lookUp.apply(id);
+            return Objects.requireNonNull(lookUp.apply(id), "no state");
         } catch (RuntimeException error) {
             System.err.println("no answer for " + id + ": " + error);
             return State.UNKNOWN;

@@ -249,7 +249,7 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
         verify_unclaimed(owner_of(spark, storage, table), query_id, epoch, table_name(storage, table))
         properties = Owner(query_id, epoch, owner.query_id).properties()
         if owner.query_id is None:  # A copy has none of them.
-            properties = {**_PROPERTIES, **properties}
+            properties = {**_PROPERTIES, **properties_of(spark, storage, table), **properties}
         spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ({_sql_map(properties)})")
     if owner.query_id is not None:
         _fence(spark, storage, table, owner.query_id)

@@ -13,7 +13,7 @@ from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, TableCommit, TableHistory, commit_of
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.ownership import Ownership
+from halfway.pipelines.storage.ownership import UNNAMED, Ownership
 from halfway.pipelines.storage.state_reader import LocalFiles
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import StorageSettings
@@ -34,7 +34,7 @@ def read_local_ownership(storage: StorageSettings) -> Ownership:
             manifest=Manifest.from_json(manifest) if manifest else None,
             query_id=_json(checkpoint / METADATA_FILE).get("id"),
             last_batch_id=max(LocalFiles(checkpoint).batches(OFFSETS), default=None),
-            tables={table: Owner.of(_read_log(log).properties) for table, log in logs.items() if log.is_dir()},
+            tables={table: _read_log(log).owner() for table, log in logs.items() if log.is_dir()},
         )
 
 
@@ -88,6 +88,12 @@ class _Log(NamedTuple):
     properties: dict[str, str]
     appended: dict[str, int]
     """Application id → the last batch that it has appended."""
+    has_files: bool
+
+    def owner(self) -> Owner:
+        """Return the owner. Files without one were copied; their epoch is not read."""
+        owner = Owner.of(self.properties)
+        return Owner(UNNAMED) if owner.query_id is None and self.has_files else owner
 
 
 def _read_log(folder: Path) -> _Log:
@@ -95,13 +101,15 @@ def _read_log(folder: Path) -> _Log:
     version = _json(folder / "_last_checkpoint").get("version", -1)
     actions: list[dict[str, Any]] = []
     for part in folder.glob(f"{version:020d}.checkpoint*.parquet"):
-        actions += pq.read_table(part, columns=["metaData", "txn"]).to_pylist()
+        actions += pq.read_table(part, columns=["metaData", "txn", "add.path"]).to_pylist()
     while (commit := folder / f"{(version := version + 1):020d}.json").exists():
         actions += map(json.loads, commit.read_text().splitlines())
-    log = _Log({}, {})
+    log = _Log({}, {}, has_files=False)
     for action in actions:
         if metadata := action.get("metaData"):
             log = log._replace(properties=dict(metadata["configuration"]))
         if transaction := action.get("txn"):
             log.appended[transaction["appId"]] = transaction["version"]
+        if action.get("add"):
+            log = log._replace(has_files=True)
     return log

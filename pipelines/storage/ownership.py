@@ -16,7 +16,7 @@ from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
 from halfway.schemas.tables import Table
 
-_UNNAMED = "not named: the table is a copy"
+UNNAMED = "not named: the table is a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _owner(spark: SparkSession, storage: StorageSettings, table: Table) -> Owner
     """Return the owner of a table. Rows without one were copied: to the copy, their checkpoint is a former one."""
     owner = owner_of(spark, storage, table)
     epoch = last_epoch(spark, storage, table) if owner.query_id is None else None
-    return owner if epoch is None else Owner(_UNNAMED, epoch)
+    return owner if epoch is None else Owner(UNNAMED, epoch)
 
 
 def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, *, at_append: bool = False) -> None:

@@ -1,5 +1,6 @@
 """The client answers each check once, by one instance of its group, and commits its offset after the answer."""
 
+import itertools
 import logging
 import os
 import subprocess
@@ -242,6 +243,23 @@ def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettin
     client = AdminClient({"bootstrap.servers": kafka.servers()})
     found = {each.group_id: each.state for each in client.list_consumer_groups().result(LIMIT_S).valid}
     assert found[group] == ConsumerGroupState.EMPTY
+
+
+def test_kafka_knows_the_group_of_a_short_process_also_if_it_answers_late(kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count()
+
+    class Slow(Consumer):
+        def committed(self, *args: Any, **options: Any) -> list[TopicPartition]:
+            if next(calls) < 3:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return super().committed(*args, **options)
+
+    monkeypatch.setattr(checks, "Consumer", Slow)
+    with TransactionProducer(kafka, GROUP, Listener()) as producer:
+        producer.send_in_transaction("orders", b"")
+    monkeypatch.undo()
+    with Consumer({"bootstrap.servers": kafka.servers(), "group.id": check_group(GROUP)}) as consumer:
+        assert [place.offset for place in consumer.committed([TopicPartition(kafka.check_topic, 0)], timeout=LIMIT_S)] == [0]
 
 
 def test_a_broker_that_dies_while_its_group_is_made_known_holds_no_close_up(

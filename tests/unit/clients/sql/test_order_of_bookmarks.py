@@ -2,10 +2,13 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session
 
 from halfway import Bookmark, BookmarkMovedError, MessageReader, SqlBookmarks
 from halfway.clients.reading.committed import MessageBatch
@@ -63,7 +66,7 @@ def test_after_a_block_that_failed_its_batch_is_not_passed_over(shop: Shop) -> N
     with pytest.raises(sqlite3.OperationalError):
         write_effects(bookmarks, next(batches), then=fail)
     bookmarks.load()
-    with pytest.raises(BookmarkMovedError, match=r"0\.2 is not the next one after 0\.0.*Leave the loop.*after=bookmarks\.load\(\)"):
+    with pytest.raises(BookmarkMovedError, match=r"0\.2 is not the next one after 0\.0.*leave the loop.*after=bookmarks\.load\(\)"):
         write_effects(bookmarks, next(batches))
     for batch in shop.reader().read(after=bookmarks.load()):
         write_effects(bookmarks, batch)
@@ -98,22 +101,52 @@ def test_a_reader_that_began_elsewhere_than_at_the_bookmark_is_refused(shop: Sho
     assert shop.effects() == ["t0", "t1", "t2"]
 
 
-def test_a_new_bookmark_may_begin_anywhere_but_passes_over_nothing(shop: Shop) -> None:
-    """Such as with what comes now."""
+def test_a_new_bookmark_begins_at_the_end_and_stays_there_whatever_fails(shop: Shop) -> None:
     shop.append(0)
     bookmarks, reader = shop.bookmarks(), shop.reader()
-    began = bookmarks.load() or reader.end()
-    shop.append(1, 2)
-    batches = reader.read(after=began)
-    with pytest.raises(sqlite3.OperationalError):
-        write_effects(bookmarks, next(batches), then=fail)
-    bookmarks.load()
-    with pytest.raises(BookmarkMovedError, match=r"0\.2 is not the next one after the beginning"):
-        write_effects(bookmarks, next(batches))
-    bookmarks.load()
-    for batch in reader.read(after=began):
+    for _ in range(2):
+        began = bookmarks.load(reader.end())
+        assert began == Bookmark(0, 0)
+        shop.append(1, 2)
+        with pytest.raises(sqlite3.OperationalError):
+            write_effects(bookmarks, next(reader.read(after=began)), then=fail)
+    for batch in reader.read(after=shop.bookmarks().load()):
+        with pytest.raises(ValueError, match="call load"):  # the former instance must look again
+            write_effects(bookmarks, batch)
+        break
+    bookmarks.load(reader.end())
+    for batch in shop.reader(9).read(after=bookmarks.load()):
         write_effects(bookmarks, batch)
-    assert shop.effects() == ["t1", "t2"]
+    assert shop.effects() == ["t1", "t1", "t2", "t2"]  # Each was appended twice.
+
+
+def test_without_a_bookmark_nothing_is_passed_over(shop: Shop) -> None:
+    shop.append(0, 1, 2)
+    bookmarks = shop.bookmarks()
+    batches = shop.reader().read(after=bookmarks.load())
+    first = next(batches)
+    with pytest.raises(sqlite3.OperationalError):
+        write_effects(bookmarks, first, then=fail)
+    for later in (next(batches), next(shop.reader().read(after=first.bookmark))):
+        bookmarks.load()
+        with pytest.raises(BookmarkMovedError, match=r"0\.1 is not the next one after the beginning"):
+            write_effects(bookmarks, later)
+    assert shop.effects() == []
+
+
+def test_what_a_session_has_written_before_it_is_refused_is_rolled_back(shop: Shop) -> None:
+    engine = sqlalchemy.create_engine(f"sqlite:///{shop.file}")
+    shop.append(0)
+    [batch] = shop.reader().read()
+    bookmarks = SqlBookmarks(engine, "shipping")
+    bookmarks.load()
+    with Session(engine) as session:
+        for _ in range(2):
+            session.execute(sqlalchemy.text("INSERT INTO effects VALUES ('t0')"))
+            with suppress(BookmarkMovedError), bookmarks.advance(batch, session):
+                pass
+        assert not session.in_transaction()
+    assert shop.effects() == ["t0"]
 
 
 @pytest.mark.parametrize("leaves_out", [True, False])

@@ -27,6 +27,7 @@ from halfway.schemas.settings import MetricsSettings
 from halfway.schemas.state_format import FORMAT_VERSION
 from halfway.schemas.tables import Table
 from tests.support.commands import run_halfway
+from tests.support.message_tables import append, row
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -174,6 +175,15 @@ def test_an_older_copy_of_a_checkpoint_is_found_without_spark(tmp_path: Path) ->
     assert ownership.health is Health.PROBLEM
     assert "has not read what batch 2 of the table" in ownership.text
     assert "it is an older copy" in ownership.text
+
+
+def test_tables_that_were_copied_as_data_are_found_without_spark(tmp_path: Path) -> None:
+    settings = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
+    for table in Table:
+        append(tmp_path / "w" / table, [row((0, 1), 1)])
+    [*_, ownership] = storage_findings(settings)
+    assert ownership.health is Health.PROBLEM
+    assert "not named: the table is a copy" in ownership.text
 
 
 @pytest.mark.parametrize(
