@@ -18,13 +18,15 @@ def messages_after(messages: DataFrame, bookmark: Bookmark | None) -> DataFrame:
     if bookmark is None:
         return messages
     epoch, batch_id = F.col("epoch"), F.col("batch_id")
-    return messages.where((epoch > bookmark.epoch) | ((epoch == bookmark.epoch) & (batch_id > bookmark.batch_id)))
+    same = epoch == bookmark.epoch if bookmark.epoch else (epoch == 0) | epoch.isNull()  # A table of an earlier version.
+    return messages.where((epoch > bookmark.epoch) | (same & (batch_id > bookmark.batch_id)))
 
 
 def typed(messages: DataFrame) -> DataFrame:
-    """Return the orders in the messages of the topic `orders`, whose bodies are JSON."""
-    order = F.from_json(F.col("body").cast("string"), ORDER)
-    return messages.where(F.col("topic") == "orders").select("transaction_id", "epoch", "batch_id", "committed_at", order.alias("order"))
+    """Return the orders in the messages of the topic `orders`. Bodies are JSON, and NULL where a message was erased."""
+    epoch, order = F.coalesce("epoch", F.lit(0)), F.from_json(F.col("body").cast("string"), ORDER)
+    found = messages.where((F.col("topic") == "orders") & F.col("body").isNotNull())
+    return found.select("transaction_id", epoch.alias("epoch"), "batch_id", "committed_at", order.alias("order"))
 
 
 def last_bookmark(spark: SparkSession, orders: str) -> Bookmark | None:
@@ -36,7 +38,10 @@ def last_bookmark(spark: SparkSession, orders: str) -> Bookmark | None:
 
 
 def append_batch(spark: SparkSession, messages: str, orders: str) -> None:
-    """Append what came since the last run. Orders and bookmark are the same rows, so they commit together."""
+    """Append what came since the last run. Orders and bookmark are the same rows, so they commit together.
+
+    Run one at a time: Delta takes what two runs append.
+    """
     found = spark.read.format("delta").load(messages)
     typed(messages_after(found, last_bookmark(spark, orders))).write.format("delta").mode("append").save(orders)
 
@@ -47,6 +52,8 @@ def stream(spark: SparkSession, messages: str, orders: str, checkpoint: str, aft
     From its first run on, the checkpoint knows what was read. Give the same bookmark with the same checkpoint: a stream
     may be in the middle of a large batch, of which the table has some rows.
     """
-    found = messages_after(spark.readStream.format("delta").load(messages), after)
+    # An erasure changes rows, which would end the stream.
+    table = spark.readStream.format("delta").option("skipChangeCommits", "true").load(messages)
+    found = messages_after(table, after)
     written = typed(found).writeStream.format("delta").option("checkpointLocation", checkpoint)
     written.trigger(availableNow=True).start(orders).awaitTermination()

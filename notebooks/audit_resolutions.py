@@ -13,10 +13,12 @@
 
 from contextlib import suppress
 
+from pyspark.sql import functions as F
+
 from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.state_reader import stored_states
 from halfway.schemas.errors import HalfwayError
-from halfway.schemas.outcomes import Count
+from halfway.schemas.outcomes import Count, Reason
 from halfway.transforms.views import audit, pending_frames
 from halfway.transforms.views.durations import duration_text
 from notebooks import charts
@@ -31,6 +33,10 @@ messages, discarded, quarantine = stored_tables(spark, settings.storage).values(
 [(first_ms, last_ms)] = audit.span(audit.outcomes(messages, discarded, quarantine)).collect()
 if last_ms is None:
     raise HalfwayError(f"the tables in {settings.storage.warehouse} are empty: no message was committed, discarded or quarantined yet")
+# A lost half has the time at which it was sent, days before its loss was noticed.
+lost = quarantine.where(F.col("reason") == str(Reason.HALF_LOST)).count()
+if lost:
+    page.say(f"Lost halves (half_lost), whenever they were sent: {lost:,}.")
 if page.parameters["hours"]:
     first_ms = max(first_ms, last_ms - int(float(page.parameters["hours"]) * 3_600_000))
     messages = audit.since(messages, "committed_at", first_ms)
@@ -62,7 +68,8 @@ page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count
 # MAGIC %md
 # MAGIC ## From half to commit
 # MAGIC The latency is the difference of the broker's times of both records. A message that was committed only after a
-# MAGIC check took longer than `transactionTimeOut`. The column *asked* counts those.
+# MAGIC check took longer than `transactionTimeOut`, or its own immunity. The column *asked* counts those. A message that was
+# MAGIC discarded, resent and delivered counts as both.
 
 # COMMAND ----------
 

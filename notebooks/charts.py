@@ -18,6 +18,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 """The palette of Okabe and Ito, which any colour vision can distinguish."""
 _AGE_GROUPS_MS = (0, 10_000, 60_000, 600_000, 3_600_000, 86_400_000)
 _SIZE = (10.0, 4.8)
+_LONGEST_NAME = 40
 _PERCENTILES = {"p99": 100, "p95": 20, "p50": 2}
 """How many messages a step needs for each percentile. Of fewer it is the slowest message."""
 _ROUND_S = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400, 172_800, 604_800)
@@ -34,8 +35,10 @@ def pending_by_group(rows: pd.DataFrame, horizon: str) -> Figure:
     left = pd.Series(0, index=table.index)
     for label, colour in zip(labels, plt.get_cmap("cividis_r")([0.05, 0.25, 0.45, 0.65, 0.85, 1.0]), strict=True):
         if table[label].sum():
-            axes.barh(table.index, table[label], left=left, color=colour, label=label, edgecolor="white", linewidth=0.5)
+            axes.barh(range(len(table)), table[label], left=left, color=colour, label=label, edgecolor="white", linewidth=0.5)
         left = left + table[label]
+    # Producers choose the names: `$` would begin a formula.
+    axes.set_yticks(range(len(table)), [_short(name) for name in table.index], parse_math=False)
     for place, total in enumerate(left):
         axes.annotate(f" {total:,}", (total, place), va="center")
     axes.set_xlim(0, 1.08 * max(left))
@@ -236,6 +239,10 @@ def age_text(from_ms: float) -> str:
 
 def _from(edge_ms: int) -> str:
     return "0" if edge_ms == 0 else duration_text(edge_ms)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _age_labels() -> list[str]:

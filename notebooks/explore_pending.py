@@ -67,7 +67,7 @@ page.table("Counted since the checkpoint began", pd.DataFrame(totals, columns=["
 by_group = pending_frames.ages_by_group(pending).toPandas()
 ages = pending_frames.age_histogram(pending).toPandas()
 checks = pending_frames.check_histogram(pending).toPandas()
-if len(by_group):
+if len(by_group) and facts.horizon_ms is not None:
     page.picture("by_group", charts.pending_by_group(by_group, horizon))
     page.picture("ages", charts.ages(ages, horizon))
     page.picture("checks", charts.checks(checks, horizon))
@@ -84,7 +84,7 @@ page.table("Checks", checks)
 # COMMAND ----------
 
 [(asked_since_ms,)] = pending.where("check_times > 0").selectExpr("min(start_ms)").collect()
-answers = spark.createDataFrame([], "transaction_id STRING, action STRING, remark STRING")
+answers = spark.createDataFrame([], pending_frames.ANSWERS)
 if kafka.bootstrap_servers and asked_since_ms is not None:
     answers = pending_frames.last_answers(records_since(spark, kafka, [kafka.op_topic], asked_since_ms))
 elif asked_since_ms is not None:

@@ -79,7 +79,7 @@ class Page:
     def table(self, title: str, rows: pd.DataFrame) -> None:
         """Show a small table with its title."""
         print(f"\n{title}")
-        if self.folder is None and self._display is not None:
+        if self.folder is None and self._display is not None and len(rows):
             self._display(rows)
             return
         text = rows.to_string(index=False) if len(rows) else "(none)"

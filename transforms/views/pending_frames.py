@@ -25,6 +25,8 @@ _AGE_EDGES_S = (0, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 10_800, 21_
 AGE_EDGES_MS = tuple(edge_s * 1_000 for edge_s in _AGE_EDGES_S)
 """Lower bounds of the age classes. Each is about twice the one before, because ages span six powers of ten."""
 OTHERS = "(all others)"
+ANSWERS = "transaction_id STRING, producer_group STRING, incarnation INT, action STRING, remark STRING"
+_OF_ONE = ("transaction_id", "producer_group", "incarnation")
 
 _BUCKET_FACTS_SCHEMA = pa.schema(
     [
@@ -145,7 +147,7 @@ def ages_by_group(pending: DataFrame, groups: int = 12) -> DataFrame:
 
 
 def last_answers(ops: DataFrame) -> DataFrame:
-    """Return the last answer to a check of each transaction: transaction_id, action, remark.
+    """Return the last answer to a check of each transaction by group and incarnation (ANSWERS).
 
     Args:
         ops: Spark's Kafka columns of the op topic, with headers.
@@ -153,10 +155,12 @@ def last_answers(ops: DataFrame) -> DataFrame:
     answers = ops.where("headers IS NOT NULL AND key IS NOT NULL").select(
         F.col("key").cast("string").alias("transaction_id"), "timestamp", "partition", "offset", header_texts()
     )
-    place = F.struct("timestamp", "partition", "offset")
-    last = F.max_by(F.struct(F.col("header")[h.ACTION].alias("action"), F.col("header")[h.REMARK].alias("remark")), place)
-    of_checks = answers.where(F.lower(F.col("header")[h.FROM_CHECK]) == "true")
-    return of_checks.groupBy("transaction_id").agg(last.alias("last")).select("transaction_id", "last.action", "last.remark")
+    header, place = F.col("header"), F.struct("timestamp", "partition", "offset")
+    last = F.max_by(F.struct(header[h.ACTION].alias("action"), header[h.REMARK].alias("remark")), place)
+    incarnation = F.coalesce(header[h.INCARNATION].try_cast("int"), F.lit(0))
+    of_checks = answers.where(F.lower(header[h.FROM_CHECK]) == "true")
+    names = ("transaction_id", header[h.PGROUP].alias("producer_group"), incarnation.alias("incarnation"))
+    return of_checks.groupBy(*names).agg(last.alias("last")).select(*_OF_ONE, "last.action", "last.remark")
 
 
 def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]) -> DataFrame:
@@ -164,7 +168,7 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
 
     Args:
         pending: PENDING_SCHEMA.
-        answers: what `last_answers` returns.
+        answers: what `last_answers` returns (ANSWERS).
         absent_groups: the groups that are away or behind (R15).
 
     Returns:
@@ -172,14 +176,16 @@ def stuck(pending: DataFrame, answers: DataFrame, absent_groups: Collection[str]
         (the id of the oldest).
     """
     is_unknown = F.col("action").isin([said for said, action in h.ACTIONS.items() if action is h.LocalTransactionState.UNKNOWN])
+    # Anyone may answer. UNKNOWN is the service's word only if it is of this group and incarnation.
+    verdicts = answers.where(~is_unknown).select("transaction_id", F.lit(True).alias("has_verdict")).distinct()
     why = (
         F.when(F.col("producer_group").isin(sorted(absent_groups)), Why.ABSENT)
         .when(F.col("check_times") == 0, Why.NOT_ASKED)
-        .when(F.col("action").isNull(), Why.SILENT)
         .when(is_unknown, Why.UNKNOWN)
-        .otherwise(Why.UNSETTLED)
+        .when(F.col("has_verdict"), Why.UNSETTLED)
+        .otherwise(Why.SILENT)
     )
-    told = pending.join(answers, "transaction_id", "left").select("*", why.alias("why"))
+    told = pending.join(answers, list(_OF_ONE), "left").join(verdicts, "transaction_id", "left").select("*", why.alias("why"))
     by_group = told.groupBy("producer_group", "why").agg(
         _transactions(),
         F.max("age_ms").alias("oldest_age_ms"),

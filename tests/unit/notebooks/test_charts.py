@@ -110,3 +110,14 @@ def test_a_legend_is_on_nothing() -> None:
     for figure in [charts.pending_by_group(rows, "12:00:00 UTC"), *pictures()[1:]]:
         figure.canvas.draw()
         assert is_beside(figure.axes[0])
+
+
+def test_the_names_of_groups_are_drawn_as_they_are_and_not_too_long() -> None:
+    """Any producer chooses one. As a formula the first would end the page; the last would leave no room for bars."""
+    names = [r"a$\frac$b", "pay$x_1$", "g" * 200]
+    rows = pd.DataFrame([(name, 0, 1) for name in names], columns=["producer_group", "from_ms", "transactions"])
+    figure = charts.pending_by_group(rows, "now")
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    assert sorted(label.get_text() for label in axes.get_yticklabels()) == sorted([*names[:2], "g" * 39 + "…"])
+    assert axes.get_window_extent().width > 300

@@ -105,8 +105,18 @@ def test_the_latest_answer_to_a_check_counts(spark: SparkSession) -> None:
         op(None, 6, ("TICK", b"1")),
         (b"c", "2026-01-01 00:00:07", 0, 7, None),
         op(b"d", 8, ("ACTION", b"UNKNOWN"), asked, ("ACTION", b"COMMIT"), ("REMARK", b"")),  # which the job quarantines
+        op(b"e", 9, ("ACTION", b"UNKNOWN"), asked, ("PGROUP", b"g"), ("INCARNATION", b"1")),
+        op(b"e", 10, ("ACTION", b"COMMIT"), asked, ("PGROUP", b"g")),
+        op(b"e", 11, ("ACTION", b"UNKNOWN"), asked, ("PGROUP", b"another"), ("INCARNATION", b"one")),
     )
-    assert sorted(tuples(pending_frames.last_answers(ops))) == [("a", "COMMIT", None), ("d", "COMMIT", "")]
+    found = sorted(tuples(pending_frames.last_answers(ops)), key=str)
+    assert found == [
+        ("a", None, 0, "COMMIT", None),
+        ("d", None, 0, "COMMIT", ""),
+        ("e", "another", 0, "UNKNOWN", None),
+        ("e", "g", 0, "COMMIT", None),
+        ("e", "g", 1, "UNKNOWN", None),
+    ]
 
 
 def test_each_reason_why_a_group_is_stuck_has_a_row(spark: SparkSession) -> None:
@@ -120,8 +130,15 @@ def test_each_reason_why_a_group_is_stuck_has_a_row(spark: SparkSession) -> None
         ("gone", "away", 70, 2),
     )
     answers = spark.createDataFrame(
-        [("unsure", "UNKNOWN", "down"), ("odd", "COMMIT", None), ("gone", "UNKNOWN", "x"), ("settled", "COMMIT", None)],
-        "transaction_id STRING, action STRING, remark STRING",
+        [
+            ("unsure", "g", 0, "UNKNOWN", "down"),
+            ("odd", "another", 0, "COMMIT", None),
+            ("gone", "away", 0, "UNKNOWN", "x"),
+            ("settled", "g", 0, "COMMIT", None),
+            ("mute", "another", 0, "UNKNOWN", "of a stranger"),
+            ("mute2", "g", 1, "UNKNOWN", "of another incarnation"),
+        ],
+        pending_frames.ANSWERS,
     )
     assert tuples(pending_frames.stuck(pending, answers, {"away"})) == [
         ("away", Why.ABSENT, 1, 70, 2, "x", "gone"),

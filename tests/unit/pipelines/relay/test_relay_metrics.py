@@ -32,7 +32,8 @@ def test_the_active_relay_shows_its_lag_and_each_stopped_topic() -> None:
 
 
 def test_nothing_behind_is_no_lag_and_who_stands_by_has_none() -> None:
-    assert registry(RelayReport(is_active=True)).get_sample_value("halfway_relay_lag_seconds") == 0
+    assert registry(RelayReport(is_active=True, last_look_s=NOW_S)).get_sample_value("halfway_relay_lag_seconds") == 0
+    assert registry(RelayReport(is_active=True)).get_sample_value("halfway_relay_lag_seconds") is None  # It has read nothing.
     standing_by = registry(RelayReport(positions=RelayPositions("t", None, {"orders": Stop(None, "t1", Refusal.OTHER, "")})))
     assert standing_by.get_sample_value("halfway_relay_active") == 0
     assert standing_by.get_sample_value("halfway_relay_lag_seconds") is None
