@@ -68,8 +68,8 @@ page.table("Outcomes", rates.groupby(["outcome", "reason"], dropna=False)["count
 # MAGIC %md
 # MAGIC ## From half to commit
 # MAGIC The latency is the difference of the broker's times of both records. A message that was committed only after a
-# MAGIC check took longer than `transactionTimeOut`, or its own immunity. The column *asked* counts those. A message that
-# MAGIC was discarded, resent and delivered counts as both.
+# MAGIC check took longer than `transactionTimeOut`, or its own immunity. The column *asked* counts those. A message
+# MAGIC that was discarded, resent and delivered counts as both.
 
 # COMMAND ----------
 
