@@ -20,6 +20,7 @@ from halfway.clients.kafka.sender import Sender
 from halfway.clients.messages import HalfMessage, MessageFields
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import ForkedProducerError, ProducerClosedError, SettingsError
+from halfway.schemas.records import type_of
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class GroupInstance:
     Raises:
         ValueError: the group is empty or breaks the contract.
         SettingsError: `settings` names no Kafka, or requires signatures and has no key for the group.
+        TypeError: `settings` are none.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class GroupInstance:
         """Store the configuration. Does not connect."""
         half = HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group)
         half.headers()  # Refuses a group that no half could name.
+        if not isinstance(settings, KafkaSettings):
+            raise TypeError(f"a producer takes KafkaSettings, such as load_settings().kafka, not {type_of(settings)}")
         group = half.producer_group  # Of a member of an enumeration, the consumer group would have another name.
         settings.servers()
         self.settings, self.group, self._limits = settings, group, limits

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from typing_extensions import TypeVar
 
 from halfway.clients.messages import CheckRequest, HalfMessage
+from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import type_of
 
@@ -104,14 +105,18 @@ def remark_of(text: str) -> str:
 
 def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
     """Log why a listener returned no state. The message's content is not logged."""
-    if answer.state is LocalTransactionState.UNKNOWN and answer.remark is not None:
-        log.warning(
-            "event=listener_gave_no_answer transaction_id=%r check=%d error=%s",
-            message.transaction_id,
-            check_times,
-            type(answer.error).__name__ if answer.error else "no_state",
-            exc_info=answer.error,
-        )
+    if answer.state is not LocalTransactionState.UNKNOWN or answer.remark is None:
+        return
+    # The text of Halfway's own errors says it all, and the error may come with each check.
+    is_told = isinstance(answer.error, HalfwayError)
+    log.warning(
+        "event=listener_gave_no_answer transaction_id=%r check=%d error=%s detail=%r",
+        message.transaction_id,
+        check_times,
+        type(answer.error).__name__ if answer.error else "no_state",
+        str(answer.error) if is_told else None,
+        exc_info=None if is_told else answer.error,
+    )
 
 
 def hide_parameters(error: BaseException | None) -> None:

@@ -20,7 +20,7 @@ import typer
 from halfway import CheckRequest, HalfwayError, LocalTransactionState, SqlTransactions, TransactionProducer
 from halfway.pipelines.local.command_settings import command_settings
 
-GROUP = "order-service"
+GROUP = "orders-example"
 CRASHED = 9
 DATABASE = Path(os.environ.get("HALFWAY_HOME") or ".halfway", "orders.db")
 SCHEMA = "CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL, quantity INTEGER NOT NULL CHECK (quantity BETWEEN 1 AND 100))"

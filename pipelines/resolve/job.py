@@ -124,6 +124,7 @@ class ResolveJob:
             self._verify_rights(client)
             verify_topics(client, settings, adopt=self._adopt)
             spark = session()
+            log.info("event=reading_tables effect=nothing_is_read_from_kafka_yet")
             ownership = read_ownership(spark, settings.storage)
             ids = topic_ids(client, (settings.kafka.half_topic, settings.kafka.op_topic))
             verify_ownership(settings, ownership, ids, adopt=self._adopt)

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +43,16 @@ class Compaction:
     """Files deleted from the table's log, on a local disk."""
 
 
-def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compaction]:
+def compact_tables(spark: SparkSession, storage: StorageSettings, say: Callable[[str], None] = lambda _: None) -> list[Compaction]:
     """Compact each table; delete files that were replaced more than 6 hours ago, and old files of the table's log.
 
     Safe while the job runs, not on S3 (docs/cluster.md): a compaction does not conflict with appends, and changes no
     row. A second compaction of the same table at the same time fails and changes nothing.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        say: told which table is next: a large one takes minutes.
 
     Raises:
         SetupError: there is no table.
@@ -57,7 +62,11 @@ def compact_tables(spark: SparkSession, storage: StorageSettings) -> list[Compac
         place = storage.catalog_schema or storage.warehouse
         raise SetupError(f"there are no tables in {place}: `halfway resolve` creates them; or is --config another job's?")
     _configure(spark)
-    return [_compact(spark, storage, table) for table in tables]
+    done = []
+    for table in tables:
+        say(f"compacting {table_name(storage, table)} ...")
+        done.append(_compact(spark, storage, table))
+    return done
 
 
 def _configure(spark: SparkSession) -> None:

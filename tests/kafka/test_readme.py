@@ -135,7 +135,7 @@ def test_a_service_that_dies_and_the_notebooks(environ: dict[str, str]) -> None:
     printed = run_lines(NOTEBOOKS, environ)
     assert "Pending: 0." in printed
     assert re.search(r"committed +2$", printed, re.MULTILINE)
-    assert re.search(r"order-service +2 +1 ", printed)
+    assert re.search(r"orders-example +2 +1 ", printed)
 
 
 def test_the_script_that_reads_prints_each_message_once(tmp_path: Path) -> None:
