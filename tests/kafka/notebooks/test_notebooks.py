@@ -97,7 +97,7 @@ def is_drawn(file: Path) -> bool:
     return picture.shape[0] > 300 and picture.shape[1] > 800 and len({tuple(pixel) for row in picture[::7, ::7] for pixel in row}) > 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_notebooks_show_what_the_job_did(run: Run, tmp_path: Path) -> None:
     explored = run("explore_pending")

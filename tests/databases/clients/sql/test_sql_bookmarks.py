@@ -43,6 +43,16 @@ def test_effect_and_bookmark_commit_together(shop: SqlWorld) -> None:
     assert shop.orders() == ["0.7", "0.8", "1.0"]
 
 
+def test_where_to_begin_is_stored_once(shop: SqlWorld) -> None:
+    assert bookmarks(shop).load(Bookmark(0, 3)) == Bookmark(0, 3)
+    assert bookmarks(shop).load() == bookmarks(shop).load(Bookmark(0, 9)) == Bookmark(0, 3)
+    mine = bookmarks(shop)
+    mine.load()
+    with mine.advance(batch_at((0, 4), Bookmark(0, 3))):
+        pass
+    assert bookmarks(shop).load(Bookmark(0, 9)) == Bookmark(0, 4)
+
+
 def test_readers_that_start_together_make_the_table_once(shop: SqlWorld) -> None:
     for _ in range(5):
         shop.run("DROP TABLE IF EXISTS halfway_bookmarks")
