@@ -326,8 +326,8 @@ def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
         for op in ops:
             if facts.refused.get((OP, op.partition, op.offset)) or transaction_id in facts.history.still_pending or op.deleted_seq:
                 continue
-            half = names.get(name_of(op))
-            if half is None and (facts.may_be_aged_out(op) or any(map(facts.may_be_let_in, flawed[name_of(op)]))):
+            half, let_in = names.get(name_of(op)), [each for each in flawed[name_of(op)] if facts.may_be_let_in(each)]
+            if half is None and (facts.may_be_aged_out(op) or let_in):
                 continue
             if half is None:
                 yield Finding("R10 dropped", transaction_id, f"{op.header('ACTION')} of {name_of(op)} is nowhere")
@@ -338,7 +338,7 @@ def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
             if is_ordered and place_of(half) in facts.committed_at and op.header("ACTION") == "ROLLBACK":
                 yield Finding("R2 dropped", transaction_id, "a ROLLBACK of a committed message is not in quarantine")
             actions = {each.header("ACTION") for each in facts.verdicts(half)}
-            settled = set(facts.fates(half)) | {fate for each in facts.halves_of[transaction_id] for fate in facts.fates(each)}
+            settled = {fate for each in (half, *facts.halves_of[transaction_id], *let_in) for fate in facts.fates(each)}
             # The first half of an id stays, and so it is lost with it, even if the same was sent once more (R12, R17).
             is_settled = "committed" in settled or "half_lost" in settled
             if op.header("ACTION") == "COMMIT" and not is_settled and actions == {"COMMIT"} and not half.deleted_seq:
