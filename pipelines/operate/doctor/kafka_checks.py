@@ -14,11 +14,14 @@ from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, 
 from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
+from halfway.pipelines.kafka.tick_records import tick_job
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
+from halfway.pipelines.storage.file_systems import local_path
+from halfway.pipelines.storage.local_ownership import local_query_id
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings
@@ -26,6 +29,8 @@ from halfway.schemas.settings import KafkaSettings, Settings
 _TAIL = 50
 """How many of the last records are searched for a tick. In an idle partition every record is a tick."""
 _READ_LIMIT_S = 5.0
+_ALIVE_S = 60.0
+"""A job that hangs still ticks once a minute."""
 
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
@@ -44,7 +49,7 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.half_topic in descriptions:
-        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka))
+        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings))
     yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))
 
 
@@ -141,9 +146,9 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
         yield Finding("time", Health.WARNING, f"{what}; {remedy}")
 
 
-def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
-    """Show how far the broker's clock is from the clock of the tick publisher. Nothing depends on the difference."""
-    tick = _last_tick(client, settings)
+def _clock(client: Admin, settings: Settings) -> Iterator[Finding]:
+    """Show how far the broker's clock is from the tick publisher's, on which nothing depends, and whose ticks there are."""
+    tick = _last_tick(client, settings.kafka)
     if tick is None:
         yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")
         return
@@ -156,6 +161,11 @@ def _clock(client: Admin, settings: KafkaSettings) -> Iterator[Finding]:
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
     yield Finding("clock", Health.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
+    job = tick_job(tick.value())
+    if job and ago_s < _ALIVE_S and local_path(settings.storage.checkpoint) is not None and job != local_query_id(settings.storage):
+        what = f"a job of another checkpoint (query {job}) runs on these topics, with tables of its own"
+        remedy = "a job of this one beside it would ask about every transaction too, and deliver each message a second time"
+        yield Finding("jobs", Health.WARNING, f"{what}: {remedy}. Is this the right folder?")
 
 
 def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:

@@ -121,6 +121,18 @@ def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
     ]
 
 
+def test_a_running_job_of_another_checkpoint_is_found(settings: Settings) -> None:
+    client, sent = admin_client(settings.kafka), SentChecks(1_000)
+    TickPublisher(settings, client, sent, "another").publish()
+    checkpoint = Path(settings.storage.checkpoint)
+    assert "(query another) runs on these topics" in findings_of(settings)["jobs", "warning"]
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id": "this"}')
+    assert ("jobs", "warning") in findings_of(settings)
+    TickPublisher(settings, client, sent, "this").publish()
+    assert ("jobs", "warning") not in findings_of(settings)
+
+
 def test_a_forged_tick_ends_no_look_at_the_clock(world: MakeWorld) -> None:
     w = world(partitions=1)
     w.tick(1_000)
