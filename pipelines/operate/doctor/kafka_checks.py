@@ -147,7 +147,7 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
 
 
 def _clock(client: Admin, settings: Settings) -> Iterator[Finding]:
-    """Show how far the broker's clock is from the tick publisher's, on which nothing depends, and whose ticks there are."""
+    """Show how far the clocks of broker and job are apart, on which nothing depends, and whose ticks there are."""
     tick = _last_tick(client, settings.kafka)
     if tick is None:
         yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")
