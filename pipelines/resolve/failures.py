@@ -39,6 +39,8 @@ _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for par
 _NO_ANSWER = re.compile(r"kafka\.common\.errors\.TimeoutException: (.+?)(?: SQLSTATE|\n|$)")
 # An executor waits for records that the driver has planned to read.
 _NO_RECORD = re.compile(r"TimeoutException: (Cannot fetch record for offset \d+ in \d+ milliseconds)")
+_TAKEN_BY_ANOTHER = re.compile(r"FileNotFoundException: .*/status\.json\.part")
+"""In an object store another job has renamed the file that this one has just written."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")
 
@@ -90,7 +92,7 @@ def _of_storage(text: str, storage: StorageSettings) -> HalfwayError | None:
         return StateDamagedError(
             f"the state in {storage.checkpoint} cannot be read, a file there is damaged or missing ({_cause(text, found)}): {_REMEDY}"
         )
-    if "[CONCURRENT_STREAM_LOG_UPDATE]" in text:
+    if "[CONCURRENT_STREAM_LOG_UPDATE]" in text or _TAKEN_BY_ANOTHER.search(text):
         return CheckpointInUseError(
             f"another job is running on the checkpoint {storage.checkpoint}, and it goes on: this one has ended, and nothing is lost or "
             "written twice. Give this one a checkpoint, a warehouse and topics of its own"

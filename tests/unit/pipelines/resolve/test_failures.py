@@ -50,9 +50,13 @@ Timed out waiting for a node assignment. Call: listNodes SQLSTATE: XXKST
 
 JVM stacktrace:
 """
+_OTHERS_FILE = (
+    "An error occurred while calling o77.rename.\n: java.io.FileNotFoundException: No such file or directory: s3a://x/status.json.part"
+)
 _TWO_JOBS = "[STREAM_FAILED] Query terminated with exception: [CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log."
 SAID = {
     "two jobs": (_TWO_JOBS, CheckpointInUseError, ("/data/checkpoint", "a checkpoint, a warehouse and topics of its own")),
+    "two jobs on S3": (_OTHERS_FILE, CheckpointInUseError, ("/data/checkpoint", "another job is running")),
     "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
     "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
