@@ -173,7 +173,7 @@ def test_where_nothing_was_sent_a_close_does_not_wait_for_a_kafka_that_is_away(
 ) -> None:
     """Nobody needs to know the group, and no check was read."""
     producer.start()
-    assert producer.close(1.5)
+    assert producer.close(2.0)
     assert "close_incomplete" not in caplog.text
 
 
