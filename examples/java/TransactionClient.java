@@ -12,7 +12,6 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Objects;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.function.Function;
@@ -171,7 +170,7 @@ public final class TransactionClient implements AutoCloseable {
         int incarnation = header == null ? 0 : Integer.parseInt(header);
         State state = verdicts.get(incarnation + ":" + id);
         if (state == null) {
-            state = lookUp(lookUp, id);
+            state = lookUp.apply(id);
             note(id, incarnation, state);
         }
         return op(id, state, incarnation, check.headers().lastHeader("SIGNATURE"),
@@ -186,16 +185,6 @@ public final class TransactionClient implements AutoCloseable {
                 && group.equals(text(record.headers(), "PGROUP"))
                 && times != null && times.matches("[0-9]{1,9}")
                 && (incarnation == null || incarnation.matches("[0-9]{1,9}"));
-    }
-
-    /** One transaction that cannot be looked up holds no other one up: the job asks again. */
-    private static State lookUp(Function<String, State> lookUp, String id) {
-        try {
-            return Objects.requireNonNull(lookUp.apply(id), "no state");
-        } catch (RuntimeException error) {
-            System.err.println("no answer for " + id + ": " + error);
-            return State.UNKNOWN;
-        }
     }
 
     private void note(String id, int incarnation, State state) {
