@@ -170,9 +170,8 @@ class CheckAnswerer:
             log.exception("event=check_consumer_died group=%r", self._group)
         finally:
             self._workers.dismiss()
-            if (
-                self._is_making_known and not self._is_member
-            ):  # Kafka has gone meanwhile: `close` would wait for it, and there is no group to leave.
+            if self._is_making_known and not self._is_member:
+                # Kafka has gone meanwhile: `close` would wait for it, and there is no group to leave.
                 self._has_left.set()
             try:
                 consumer.close()
@@ -248,7 +247,7 @@ class CheckAnswerer:
         """Do it for a process that was shorter than an answer."""
         deadline_s = time.monotonic() + _KNOWN_AT_END_S
         while not self._may_join and time.monotonic() < deadline_s:
-            self._serve(consumer, self._make_known)
+            self._make_known(consumer)
             if not self._may_join and self._abandoned.wait(_POLL_S):
                 break
         if not self._may_join:

@@ -93,7 +93,7 @@ class MessageBatch:
         """Return True if its messages are the next ones after a position: none is before it, none was passed over."""
         if position is None:
             return self.after is None
-        first = min((Bookmark(row["epoch"], row["batch_id"]) for row in self._rows.slice(0, 1).to_pylist()), default=self.bookmark)
+        first = Bookmark(self._rows["epoch"][0].as_py(), self._rows["batch_id"][0].as_py()) if len(self) else self.bookmark
         return position < first and (self.after is None or self.after <= position)
 
     def to_arrow(self) -> "pa.Table":

@@ -29,10 +29,8 @@ class RelayMetrics(Collector):
         report, now_s = self._relay.report, self._clock()
         behind_ms, positions = report.behind_since_ms, report.positions
         yield _gauge("active", "1 for the active relay of its name, 0 for one that stands by.", float(report.is_active))
-        lag_s = None if behind_ms is None else max(0.0, now_s - behind_ms / 1000)
-        if lag_s is None and report.last_look_s is not None:
-            lag_s = 0.0
-        lag_s = lag_s if report.is_active else None
+        has_read = report.is_active and (behind_ms is not None or report.last_look_s is not None)
+        lag_s = None if not has_read else 0.0 if behind_ms is None else max(0.0, now_s - behind_ms / 1000)
         yield _gauge("lag_seconds", "Age of the newest commit that was relayed while there are more; 0 if all were.", lag_s)
         lag_batches = report.batches_behind if report.is_active else None
         yield _gauge("lag_batches", "Batches of the job that are not relayed yet, as of the last look at the table.", lag_batches)

@@ -129,12 +129,13 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
         for half in facts.flawed:
             if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
                 let_in[name_of(half)] = half.seq  # Those after it are its duplicates.
-        held = [row for row in facts.messages if row["transaction_id"] == transaction_id] if facts.was_adopted else []
+        held = [facts.records_of(row)[0] for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
         for half in halves:
             is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
-            # A new checkpoint whose Kafka has deleted the first half counts a stale one of its group as a copy.
+            # A new checkpoint whose Kafka has deleted the first half counts a later, stale one of its group as a copy.
             _, group, incarnation = name_of(half)
-            is_duplicate |= any(row["producer_group"] == group and row["incarnation"] > incarnation for row in held)
+            gone = [name_of(first) for first in held if first.deleted_seq is not None and first.seq < half.seq]
+            is_duplicate |= any(of == group and higher > incarnation for _, of, higher in gone)
             if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
 

@@ -33,17 +33,22 @@ def lose_checkpoint(world: World, folder: Path) -> None:
     world.settings = world.settings.model_copy(update={"storage": storage})
 
 
-@pytest.mark.slow
-def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_path: Path) -> None:
+def with_a_message_of_each_fate(world: MakeWorld) -> World:
+    """Return a world whose job has committed `done`, discarded `dropped`, and waits for the verdict of `open`."""
     w = world(**{"resolution.transactionCheckMax": 1})
     w.half("done", 0)
     w.op("done", b"COMMIT", 1)
     w.half("dropped", 0)
     w.half("open", 30_000)
-    w.tick(6_001)
-    w.resolve()
-    w.tick(36_001)
-    w.resolve()
+    for at_ms in (6_001, 36_001):
+        w.tick(at_ms)
+        w.resolve()
+    return w
+
+
+@pytest.mark.slow
+def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_path: Path) -> None:
+    w = with_a_message_of_each_fate(world)
     before = {table: w.rows(table) for table in Table}
     assert [row.transaction_id for row in before[Table.DISCARDED]] == ["dropped"]
     lose_checkpoint(w, tmp_path)
@@ -60,14 +65,7 @@ def test_adopt_takes_tables_over_and_writes_nothing_again(world: MakeWorld, tmp_
 @pytest.mark.slow
 def test_tables_that_were_copied_as_data_are_adopted_and_nothing_is_written_again(world: MakeWorld, tmp_path: Path) -> None:
     """Such a copy has no owner, no epoch and no `txn` of Delta: to begin at epoch 0 would repeat bookmarks and rows."""
-    w = world(**{"resolution.transactionCheckMax": 1})
-    w.half("done", 0)
-    w.op("done", b"COMMIT", 1)
-    w.half("dropped", 0)
-    w.half("open", 30_000)
-    for at_ms in (6_001, 36_001):
-        w.tick(at_ms)
-        w.resolve()
+    w = with_a_message_of_each_fate(world)
     copies = tmp_path / "copies"
     for table in Table:
         w.spark.read.format("delta").load(f"{w.settings.storage.warehouse}/{table}").write.format("delta").save(str(copies / table))
