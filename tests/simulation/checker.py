@@ -134,7 +134,7 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
             is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
             # A new checkpoint whose Kafka has deleted the first half counts a later, stale one of its group as a copy.
             _, group, incarnation = name_of(half)
-            gone = [name_of(first) for first in held if first.deleted_seq is not None and first.seq < half.seq]
+            gone = [name_of(first) for first in held if facts.was_adopted_without(first) and first.seq < half.seq]
             is_duplicate |= any(of == group and higher > incarnation for _, of, higher in gone)
             if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
@@ -282,11 +282,9 @@ def _last_checks_can_be_answered(facts: Facts) -> Iterator[Finding]:
     """No half is discarded on what was read within half an interval of its last check (R5)."""
     interval_ms = min((numbers.interval_ms for numbers in facts.numbers), default=0)
     for pointer, row in facts.discarded_at.items():
-        number = str(row["check_times"])
-        sent = [each for each in facts.requests[pointer] if each.seq < row.seq and each.header("TRANSACTION_CHECK_TIMES") == number]
-        if not sent or facts.history.clocks_jumped:
+        check = facts.request_of(row)
+        if check is None or facts.history.clocks_jumped:
             continue
-        check = sent[-1]  # A repeated batch has sent it again.
         since_ms = facts.ticks.published_since(check.seq, row["discarded_at"])
         if since_ms is not None and since_ms + facts.history.publisher_set_back_ms < interval_ms // 2:
             yield Finding("R5 unheard", pointer[0], f"discarded {since_ms} ms after check {row['check_times']} was sent")

@@ -168,6 +168,21 @@ class Facts:
             "incarnation_refused": any(number < incarnation for number in others_of_group),
         }.get(refusals[0]["reason"], False)
 
+    def was_adopted_without(self, record: Record) -> bool:
+        """Return True if an adoption that came after a record may not have found it in Kafka any more."""
+        starts = [*(act.seq for act in self.history.acts if act.name == "started"), 2**62]
+        later = (seq for seq in self._adopted_seqs if seq > record.seq)
+        return record.deleted_seq is not None and any(record.deleted_seq < min(end for end in starts if end > seq) for seq in later)
+
+    def request_of(self, row: Row) -> Record | None:
+        """Return the request of a discarded half's last check: the first that its checkpoint sent, which may repeat a batch later."""
+        started = [act for act in self.history.acts if act.name == "started" and act.seq < row.seq]
+        by_others = [act.seq for act in started if act.detail.split()[0] != started[-1].detail.split()[0]]
+        since = next((act.seq for act in started if by_others and act.seq > by_others[-1]), 0)
+        number = str(row["check_times"])
+        sent = (check for check in self.requests[pointer_of(row)] if check.header("TRANSACTION_CHECK_TIMES") == number)
+        return next((check for check in sent if since < check.seq < row.seq), None)
+
     def is_known(self, group: str, seq: int) -> bool:
         """Return True if Kafka knows a consumer group at a time: it has members, or has committed an offset."""
         if any(commit.group == group and commit.seq < seq for commit in self.history.commits):

@@ -23,6 +23,25 @@ def _send(
 
 FOUND = (
     Found(
+        "a check that was answered, and is sent again by a repeated batch right before its time is over",
+        "R5 unheard",
+        (
+            Action("set", 1000, {"name": "resolution.transactionCheckMax", "value": 1}),
+            Action("kill_at", 7000, {"step": 10}),
+            _send(100, "g2", "t7", Fate.NEVER, "op", delay_ms=0),
+            Action("wait", 7000, {"ms": 31000, "steps": 1}),
+            Action("start", 3000, {}),
+            Action("scale_service", 100, {"group": "g2", "instances": 2}),
+            Action("wait", 0, {"ms": 31000, "steps": 1}),
+            Action("start", 0, {}),
+            Action("kill", 100, {}),
+            Action("begin_tx", 100, {}),
+            _send(3000, "g2", "t17", Fate.COMMIT, "dies before", delay_ms=40000, immunity_s=1),
+            Action("wait", 0, {"ms": 31000, "steps": 1}),
+            Action("start", 0, {}),
+        ),
+    ),
+    Found(
         "a replayed message, adopted",
         "lost after an adoption",
         (

@@ -204,3 +204,18 @@ def test_a_half_that_an_adoption_lets_in_is_no_fate_of_one_before_it() -> None:
     assert findings_of(actions) == []
     with planted.in_place():
         assert "R1 no fate" in {finding.rule for finding in findings_of(actions)}
+
+
+@pytest.mark.parametrize("is_after", [False, True])
+def test_only_an_adoption_that_did_not_find_the_first_half_excuses_a_stale_one_without_a_row(is_after: bool) -> None:
+    sent = {"group": "g1", "transaction_id": "t0"}
+    first = [("half", 100, {**sent, "incarnation": 1, "size": 4}), ("op", 100, {**sent, "incarnation": 1, "action": "COMMIT"})]
+    stale, wait = ("half", 100, {**sent, "incarnation": 0, "size": 4}), ("wait", 0, {"ms": 60_000, "steps": 12})
+    adopted = LOST_CHECKPOINT if is_after else []
+    actions = [("start", 1_000, {}), *LOST_CHECKPOINT, *first, stale, wait, *adopted]
+    with in_place_of_spark():
+        history = World([Action(*action) for action in actions]).run()
+    history.rows = [row for row in history.rows if row.values.get("reason") != "stale_incarnation"]
+    half = next(record for record in history.records if record.topic == HALF and record.text_key == "t0")
+    half.deleted_seq = max(act.seq for act in history.acts if act.name == "started") - 1 if is_after else 2**60
+    assert {finding.rule for finding in judge(history)} == (set() if is_after else {"R1 no fate"})
