@@ -19,9 +19,10 @@ def tick_value(absent_groups: Collection[str], job: str, asked_ms: int) -> bytes
 def tick_job(value: bytes | None) -> str:
     """Return whose tick it is by its value; an empty text if it does not say. It may be forged."""
     try:
-        return str(json.loads(value or b"{}")["job"])
+        job = json.loads(value or b"{}")["job"]
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
+    return job if isinstance(job, str) else ""
 
 
 def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: bytes | None = None, *, keyring: Keyring | None = None) -> int:

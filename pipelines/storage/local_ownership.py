@@ -32,20 +32,10 @@ def read_local_ownership(storage: StorageSettings) -> Ownership:
         manifest = _json(checkpoint / MANIFEST_FILE)
         return Ownership(
             manifest=Manifest.from_json(manifest) if manifest else None,
-            query_id=local_query_id(storage),
+            query_id=_json(checkpoint / METADATA_FILE).get("id"),
             last_batch_id=max(LocalFiles(checkpoint).batches(OFFSETS), default=None),
             tables={table: _read_log(log).owner() for table, log in logs.items() if log.is_dir()},
         )
-
-
-def local_query_id(storage: StorageSettings) -> str | None:
-    """Return the id of a checkpoint's query; None if it has none yet.
-
-    Raises:
-        SetupError: the checkpoint is not on this machine, cannot be read or is damaged.
-    """
-    with reading(storage):
-        return _json(local_folder(storage.checkpoint) / METADATA_FILE).get("id")
 
 
 def local_history(storage: StorageSettings, query_id: str, table: Table) -> TableHistory:

@@ -21,13 +21,13 @@ from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_
 from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.file_systems import local_path
-from halfway.pipelines.storage.local_ownership import local_query_id
+from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.security import SigningSettings
-from halfway.schemas.settings import KafkaSettings, Settings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 
-_TAIL = 50
-"""How many of the last records are searched for a tick. In an idle partition every record is a tick."""
+_TAIL = 500
+"""How many of the last records are searched for ticks. In an idle partition every record is a tick."""
 _READ_LIMIT_S = 5.0
 _ALIVE_S = 60.0
 """A job that hangs still ticks once a minute."""
@@ -49,7 +49,9 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     timed = [topic for topic in (settings.kafka.half_topic, settings.kafka.op_topic) if topic in descriptions]
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.half_topic in descriptions:
-        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings))
+        ticks: list[Message] = []
+        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka, ticks))
+        yield from errors_as_findings("jobs", lambda: _other_jobs(ticks, settings.storage))
     yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))
 
 
@@ -146,37 +148,44 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
         yield Finding("time", Health.WARNING, f"{what}; {remedy}")
 
 
-def _clock(client: Admin, settings: Settings) -> Iterator[Finding]:
-    """Show how far the clocks of broker and job are apart, on which nothing depends, and whose ticks there are."""
-    tick = _last_tick(client, settings.kafka)
-    if tick is None:
-        yield Finding("clock", Health.OK, "unknown before the job has run: no tick in the half topic")
+def _clock(client: Admin, kafka: KafkaSettings, ticks: list[Message]) -> Iterator[Finding]:
+    """Show how far the clocks of broker and job are apart, on which nothing depends. Append the last ticks to `ticks`."""
+    ticks += _last_ticks(client, kafka)
+    if not ticks:
+        yield Finding("clock", Health.OK, f"unknown: no job has written a tick among the last {_TAIL} records of partition 0")
         return
-    kind, broker_ms = tick.timestamp()
+    kind, broker_ms = ticks[-1].timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         yield Finding("clock", Health.OK, "not compared: the half topic has CreateTime")
         return
-    ahead_ms = broker_ms - (_tick_ms(tick) or 0)
+    ahead_ms = broker_ms - (_tick_ms(ticks[-1]) or 0)
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
     yield Finding("clock", Health.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
-    job = tick_job(tick.value())
-    if job and ago_s < _ALIVE_S and local_path(settings.storage.checkpoint) is not None and job != local_query_id(settings.storage):
-        what = f"a job of another checkpoint (query {job}) runs on these topics, with tables of its own"
-        remedy = "a job of this one beside it would ask about every transaction too, and deliver each message a second time"
-        yield Finding("jobs", Health.WARNING, f"{what}: {remedy}. Is this the right folder?")
 
 
-def _last_tick(client: Admin, kafka: KafkaSettings) -> Message | None:
-    """Return the last tick in partition 0 of the half topic; None if there is none near the end."""
+def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Finding]:
+    """Warn of a job that ticks and has other tables than those of the settings."""
+    if storage.catalog_schema or any(local_path(uri) is None for uri in (storage.warehouse, storage.checkpoint)):
+        return
+    found = read_local_ownership(storage)
+    ours = {found.query_id, *(owner.query_id for owner in found.tables.values())}
+    ticked_ms = {job: tick.timestamp()[1] for tick in ticks if (job := tick_job(tick.value())) and job not in ours}
+    for job, at_ms in ticked_ms.items():
+        ago_s = max(0.0, time() - at_ms / 1000)
+        if ago_s < _ALIVE_S:
+            what = f"a job of another checkpoint, with other tables (query {job[:40]}), ticked on these topics {ago_s:.0f} s ago"
+            remedy = "a job of this one beside it asks about every transaction too, and delivers each message a second time"
+            yield Finding("jobs", Health.WARNING, f"{what}: {remedy}. Is this the right folder?")
+
+
+def _last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
+    """Return the ticks near the end of partition 0 of the half topic."""
     with operator_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
         tail = OffsetRange(max(first, end - _TAIL), end)
-        tick = None
-        for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S):
-            tick = record if _tick_ms(record) is not None else tick
-    return tick
+        return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if _tick_ms(record) is not None]
 
 
 def _tick_ms(record: Message) -> int | None:

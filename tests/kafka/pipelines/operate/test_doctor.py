@@ -117,7 +117,7 @@ def test_missing_topics_are_found(broker: LocalBroker, settings: Settings) -> No
 
 def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
     assert [each.text for each in kafka_findings(settings) if each.check == "clock"] == [
-        "unknown before the job has run: no tick in the half topic"
+        "unknown: no job has written a tick among the last 500 records of partition 0"
     ]
 
 
@@ -125,12 +125,23 @@ def test_a_running_job_of_another_checkpoint_is_found(settings: Settings) -> Non
     client, sent = admin_client(settings.kafka), SentChecks(1_000)
     TickPublisher(settings, client, sent, "another").publish()
     checkpoint = Path(settings.storage.checkpoint)
-    assert "(query another) runs on these topics" in findings_of(settings)["jobs", "warning"]
+    assert "(query another), ticked on these topics" in findings_of(settings)["jobs", "warning"]
     checkpoint.mkdir()
     (checkpoint / "metadata").write_text('{"id": "this"}')
-    assert ("jobs", "warning") in findings_of(settings)
     TickPublisher(settings, client, sent, "this").publish()
-    assert ("jobs", "warning") not in findings_of(settings)
+    assert "(query another), ticked on these topics" in findings_of(settings)["jobs", "warning"]  # Both may run.
+    (checkpoint / "metadata").write_text('{"id": "another"}')
+    assert "(query this), ticked on these topics" in findings_of(settings)["jobs", "warning"]
+    (checkpoint / "metadata").write_text("{")
+    assert {check for check, _ in findings_of(settings)} == {"replicas", "jobs", "ownership"}
+
+
+def test_the_job_whose_tables_an_adoption_takes_over_is_no_other_one(settings: Settings) -> None:
+    TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000), "former").publish()
+    log = Path(settings.storage.warehouse) / "messages" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text(json.dumps({"metaData": {"configuration": {"halfway.query_id": "former"}}}))
+    assert not [each for each in kafka_findings(settings) if each.check == "jobs"]
 
 
 def test_a_forged_tick_ends_no_look_at_the_clock(world: MakeWorld) -> None:
