@@ -6,6 +6,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -100,7 +101,11 @@ def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
 
 
 def sent_halves(
-    scan: TopicScan, candidates: Candidates, settings: Settings, read_to: Mapping[int, int], progress: Callable[[int, int], None]
+    scans: tuple[TopicScan, TopicScan],
+    candidates: Candidates,
+    settings: Settings,
+    read_to: Mapping[int, int],
+    progress: Callable[[int, int], None],
 ) -> Iterator[SentHalf]:
     """Yield the halves of a higher incarnation that the half topic holds since the discard, whatever their outcome.
 
@@ -111,7 +116,8 @@ def sent_halves(
     read were judged by the keys of their time, which `refused_halves` finds out too.
 
     Args:
-        scan: the half topic.
+        scans: the half topic, up to the first open transaction of each partition; and all of it, opened later: an
+            earlier replay may be behind that transaction.
         candidates: the messages to replay.
         settings: the job's.
         read_to: by partition, the offset after the last record that the job has read.
@@ -120,7 +126,9 @@ def sent_halves(
     kafka, most_apart_ms = settings.kafka, 2 * settings.resolution.max_clock_skew
     keyring = kafka.signing.keyring()
     ids = {transaction_id for transaction_id, _ in candidates}
-    for record in scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress):
+    scan, whole = scans
+    since = scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress)
+    for record in chain(since, whole.beyond({partition: end for partition, (_, end) in scan.retained.items()})):
         key, at_ms = record.key(), record.timestamp()[1]
         transaction_id = key.decode(errors="replace") if key is not None else ""
         if transaction_id not in ids:

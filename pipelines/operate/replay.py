@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.operate.earlier_replays import (
@@ -122,10 +123,11 @@ def replay_discarded(
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
         if candidates:
-            with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
+            kafka = settings.kafka
+            with TopicScan.open(kafka, kafka.half_topic) as scan, TopicScan.open(kafka, kafka.half_topic, READ_UNCOMMITTED) as whole:
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
-                _drop_sent(spark, settings, scan, candidates, say, read_to=read_to)
+                _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
         left = len(candidates)
         _drop_held(pending, candidates, say)
         for group in sorted({group for _, group in candidates} & absent_groups):
@@ -172,7 +174,7 @@ def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) ->
 def _drop_sent(
     spark: SparkSession,
     settings: Settings,
-    scan: TopicScan,
+    scans: tuple[TopicScan, TopicScan],
     candidates: Candidates,
     say: Callable[[str], None],
     *,
@@ -182,7 +184,7 @@ def _drop_sent(
     if not candidates:
         return
     progress = ProgressLine(say, "searching the half topic for earlier replays")
-    sent = list(sent_halves(scan, candidates, settings, read_to, progress))
+    sent = list(sent_halves(scans, candidates, settings, read_to, progress))
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
     for half in sent:
         if half not in refused:

@@ -175,7 +175,7 @@ class Facts:
         return record.deleted_seq is not None and any(record.deleted_seq < min(end for end in starts if end > seq) for seq in later)
 
     def request_of(self, row: Row) -> Record | None:
-        """Return the request of a discarded half's last check: the first that its checkpoint sent, which may repeat a batch later."""
+        """Return the request of a discarded half's last check: the first that its checkpoint sent. It may repeat it."""
         started = [act for act in self.history.acts if act.name == "started" and act.seq < row.seq]
         by_others = [act.seq for act in started if act.detail.split()[0] != started[-1].detail.split()[0]]
         since = next((act.seq for act in started if by_others and act.seq > by_others[-1]), 0)

@@ -23,6 +23,18 @@ def _send(
 
 FOUND = (
     Found(
+        "a replay behind an open Kafka transaction, and another one",
+        "replay",
+        (
+            Action("start", 0, {}),
+            _send(1_000, "g1", "t1", Fate.COMMIT, "op", delay_ms=250_000, size=4),
+            Action("wait", 0, {"ms": 300_000, "steps": 100}),
+            Action("begin_tx", 1_000, {}),
+            Action("replay", 60_000, {}),
+            Action("replay", 1_000, {}),
+        ),
+    ),
+    Found(
         "a check that was answered, and is sent again by a repeated batch right before its time is over",
         "R5 unheard",
         (

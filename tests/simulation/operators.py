@@ -1,13 +1,13 @@
 """`halfway replay` over simulated tables and topics: its steps and its proof of what was resent are the product's."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 
-from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange
 from halfway.pipelines.operate import earlier_replays
 from halfway.pipelines.operate import replay as product
 from halfway.pipelines.operate.earlier_replays import SentHalf, drop_if_higher
@@ -48,9 +48,12 @@ class Message:
 class Scan:
     """What `TopicScan` is to the product."""
 
-    def __init__(self, kafka: Kafka) -> None:
-        self._kafka = kafka
-        self.retained = {number: OffsetRange(each.first, each.end) for number, each in enumerate(kafka.topics[HALF])}
+    def __init__(self, kafka: Kafka, isolation_level: str = READ_COMMITTED) -> None:
+        self._kafka, self._committed_only = kafka, isolation_level == READ_COMMITTED
+        self.retained = {
+            number: OffsetRange(each.first, each.visible_end(committed_only=self._committed_only))
+            for number, each in enumerate(kafka.topics[HALF])
+        }
 
     def known_since_ms(self) -> int:
         partitions = self._kafka.topics[HALF]
@@ -60,9 +63,14 @@ class Scan:
 
     def since(self, at_ms: int, _: Callable[[int, int], None]) -> Iterator[Message]:
         for number, (first, end) in self.retained.items():
-            for record in self._kafka.read((HALF, number), first, end, committed_only=True):
+            for record in self._kafka.read((HALF, number), first, end, committed_only=self._committed_only):
                 if record.at_ms >= at_ms:
                     yield Message(record)
+
+    def beyond(self, read_to: Mapping[int, int]) -> Iterator[Message]:
+        for number, (first, end) in self.retained.items():
+            begin = max(first, read_to.get(number, 0))
+            yield from map(Message, self._kafka.read((HALF, number), begin, end, committed_only=self._committed_only))
 
 
 def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str], *, pending: Sequence[Pending], unproven: bool) -> int:
@@ -127,7 +135,7 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
         patch.object(product, "refused_halves", refused_halves),
         patch.object(product, "_send", send),
         patch.object(product, "replay_lock", lambda _: contextlib.nullcontext()),
-        patch.object(product.TopicScan, "open", lambda *_: contextlib.nullcontext(Scan(kafka))),
+        patch.object(product.TopicScan, "open", lambda _, __, *level: contextlib.nullcontext(Scan(kafka, *level))),
     ):
         wanted = product.ReplaySelection(tuple(ids), unproven=unproven)
         done = product.replay_discarded(None, settings, wanted, lambda _: None)  # type: ignore[arg-type]

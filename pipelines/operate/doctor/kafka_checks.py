@@ -149,7 +149,7 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
 
 
 def _clock(client: Admin, kafka: KafkaSettings, ticks: list[Message]) -> Iterator[Finding]:
-    """Show how far the clocks of broker and job are apart, on which nothing depends. Append the last ticks to `ticks`."""
+    """Read the last `ticks`. Show how far the clocks of broker and job are apart, on which nothing depends."""
     ticks += _last_ticks(client, kafka)
     if not ticks:
         yield Finding("clock", Health.OK, f"unknown: no job has written a tick among the last {_TAIL} records of partition 0")

@@ -18,6 +18,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
 from tests.support.commands import facts, halfway_command, invoke, options_of, records, run
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers
+from tests.support.kafka_transaction import Transaction
 
 QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
 
@@ -175,8 +176,20 @@ def test_a_half_that_the_job_has_read_is_not_judged_by_the_keys_of_today(world: 
     discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS, 0, 0, "check_max", "orders", None)}
     with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
         for read_to, is_found in ((offset + 1, True), (offset, False)):
-            found = list(sent_halves(scan, discarded, settings, {partition: read_to}, lambda *_: None))
+            found = list(sent_halves((scan, scan), discarded, settings, {partition: read_to}, lambda *_: None))
             assert [(half.partition, half.offset) for half in found] == [(partition, offset)] * is_found
+
+
+@pytest.mark.timeout(120)
+def test_a_replay_behind_an_open_kafka_transaction_is_found(world: MakeWorld) -> None:
+    """The job reads it once the transaction has ended. Until then a second one would be a second message."""
+    w = world(partitions=1, **QUICK_DISCARD)
+    discard(w, "a")
+    transaction = Transaction(w, "open").half("inside", 40_000)
+    assert replayed(w, "--all") == (1, 0, 0)
+    assert replayed(w, "--all") == (0, 1, 0)
+    transaction.abort()
+    assert replayed(w, "--all") == (0, 1, 0)
 
 
 def test_a_topic_that_was_made_anew_proves_nothing_of_what_was_discarded_before(world: MakeWorld) -> None:
