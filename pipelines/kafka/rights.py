@@ -14,6 +14,8 @@ from halfway.schemas.settings import KafkaSettings
 FETCH_GROUP, OPERATOR_GROUP = "halfway-fetch", "halfway-operator"
 """Group ids of consumers that never join a group. librdkafka still asks for the group's coordinator, and needs the
 right to Describe it."""
+_BELOW = "any"
+"""Stands for what comes after a prefix: a right to Describe a group of the prefix's own name covers none of the others."""
 JOB_GROUPS = {"groups": (FETCH_GROUP,), "group_prefixes": (check_group(""),)}
 """The groups that the job describes: its own, and those of the producer groups' instances (R15)."""
 
@@ -52,15 +54,36 @@ def missing_rights(
         # A user that sees a topic may at least Describe it: a Kafka that names no operation does not report them.
         wanted = topics[topic] if allowed else ()
         missing += [missing_right(client.user, _name(operation), "topic", topic) for operation in wanted if operation not in allowed]
-    probes = {**dict.fromkeys(groups, False), **dict.fromkeys(group_prefixes, True)}
-    for group, is_prefix in probes.items():
-        [future] = client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values()
+    for group in groups:
+        if not _may_describe(client, group):
+            missing.append(missing_right(client.user, "Describe", "group", group))
+    return missing + [_missing_prefix(client, prefix) for prefix in group_prefixes if not _may_describe(client, f"{prefix}{_BELOW}")]
+
+
+def verify_check_groups(client: Admin) -> None:
+    """Refuse to believe a list of groups from which Kafka leaves the services' out: it names no reason there.
+
+    Raises:
+        AccessError: this user may not Describe the services' groups (any more).
+        KafkaUnavailableError: Kafka cannot be reached.
+    """
+    prefix = check_group("")
+    if not _may_describe(client, f"{prefix}{_BELOW}"):
+        raise AccessError(_missing_prefix(client, prefix))
+
+
+def _may_describe(client: Admin, group: str) -> bool:
+    for future in client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values():
         try:
             client.result(future)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                missing.append(missing_right(client.user, "Describe", "group", group, is_prefix=is_prefix))
-    return missing
+                return False
+    return True
+
+
+def _missing_prefix(client: Admin, prefix: str) -> str:
+    return missing_right(client.user, "Describe", "group", prefix, is_prefix=True)
 
 
 def verify_rights(

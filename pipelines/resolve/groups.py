@@ -17,6 +17,7 @@ from confluent_kafka.admin import ListConsumerGroupsResult
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.rights import verify_check_groups
 from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
@@ -79,6 +80,8 @@ class GroupWatch:
         self._last_listing_s = clock()
         self._absent: list[str] = []
         self._is_failing = False
+        self._probe_s = -math.inf
+        """When to ask again whether Kafka leaves groups out that this user may not Describe: before one ends to be away."""
         self._left_out = 0
         self._known_s = -math.inf
         self._has_answer, self._closing = threading.Event(), threading.Event()
@@ -180,7 +183,13 @@ class GroupWatch:
         """Return since when groups are away, which ones have a member, and why a broker has not answered.
 
         A group that is not listed and was, up to `GRACE_S` ago, is away: its broker does not answer, or loads it.
+
+        Raises:
+            AccessError: Kafka leaves groups out, because this user may not Describe them.
         """
+        if self._clock() >= self._probe_s:
+            verify_check_groups(self._client)
+            self._probe_s = self._clock() + GRACE_S / 2
         answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         groups = answer.valid or ()
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))

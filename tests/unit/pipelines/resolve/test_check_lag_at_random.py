@@ -71,6 +71,9 @@ class Kafka:
     def _place(self) -> TopicPlace:
         return self.chance.choice(list(self.requests))
 
+    def describe_consumer_groups(self, _: object, **__: object) -> dict[str, Any]:
+        return {}
+
     def list_consumer_groups(self, **_: object) -> Any:
         if self.fails(0.3):
             raise FAILURE

@@ -25,6 +25,9 @@ class Brokers:
         self.is_coordinator_silent, self.lists_g = False, True
         self.state = ConsumerGroupState.STABLE
 
+    def describe_consumer_groups(self, _: object, **__: object) -> dict[str, Any]:
+        return {}
+
     def list_consumer_groups(self, **_: object) -> Any:
         of_g = SimpleNamespace(group_id=check_group("g"), state=self.state)
         other = SimpleNamespace(group_id=check_group("other"), state=ConsumerGroupState.STABLE)
