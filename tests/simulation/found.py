@@ -23,6 +23,28 @@ def _send(
 
 FOUND = (
     Found(
+        "a half that is too large, before a start that ends an adoption that was killed",
+        "R14",
+        (
+            Action("start", 7_000, {}),
+            Action("kill", 1_000, {}),
+            Action("new_checkpoint", 1_000, {}),
+            Action("kill_at", 1_000, {"step": 7}),
+            Action("start", 100, {"adopt": True}),
+            Action(
+                "broken",
+                100,
+                {
+                    "topic": "half",
+                    "key": b"t18",
+                    "value": bytes(101),
+                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
+                    "flaw": "body_too_large",
+                },
+            ),
+        ),
+    ),
+    Found(
         "a replay behind an open Kafka transaction, and another one",
         "replay",
         (

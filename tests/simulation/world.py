@@ -142,7 +142,10 @@ class World:
         self.made += 1
         self.jobs.append(job)
         if self._guard(job, lambda: job.start(adopt=adopt, in_use=self.frozen)) and job in self.jobs:
-            self.act("started", f"{job.path}{' --adopt' if adopt else ''}")
+            # A start may end an adoption that was killed.
+            is_first = not any(act.name == "started" and act.detail.split()[0] == job.path for act in self.history.acts)
+            is_adopting = adopt or (is_first and job.manifest.epoch > 0)
+            self.act("started", f"{job.path}{' --adopt' if is_adopting else ''}")
             self.history.numbers.append(
                 Numbers(*rules_of(settings.resolution)[:5], settings.resolution.max_clock_skew, settings.resolution.max_body_bytes)
             )
