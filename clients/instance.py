@@ -68,7 +68,7 @@ class GroupInstance:
     Raises:
         ValueError: the group is empty or breaks the contract.
         SettingsError: `settings` names no Kafka, or requires signatures and has no key for the group.
-        TypeError: `settings` are none.
+        TypeError: `settings` are no KafkaSettings.
     """
 
     def __init__(

@@ -107,14 +107,14 @@ def log_unknown(message: HalfMessage, check_times: int, answer: Answer) -> None:
     """Log why a listener returned no state. The message's content is not logged."""
     if answer.state is not LocalTransactionState.UNKNOWN or answer.remark is None:
         return
-    # The text of Halfway's own errors says it all, and the error may come with each check.
-    is_told = isinstance(answer.error, HalfwayError)
+    # The text of an error that Halfway itself has found says it all, and the error may come with each check.
+    is_told = isinstance(answer.error, HalfwayError) and answer.error.__cause__ is None
     log.warning(
         "event=listener_gave_no_answer transaction_id=%r check=%d error=%s detail=%r",
         message.transaction_id,
         check_times,
         type(answer.error).__name__ if answer.error else "no_state",
-        str(answer.error) if is_told else None,
+        _text_of(answer.error) if answer.error and is_told else None,
         exc_info=None if is_told else answer.error,
     )
 

@@ -78,8 +78,7 @@ if len(latencies):
     page.picture("latencies", charts.latencies(latencies, axis))
 by_group = audit.by_group(messages, discarded).toPandas()
 # Where a group has no value, pandas makes floats of a whole column, and NaN of the gap.
-whole = by_group.convert_dtypes().astype(object)
-page.table("By producer group, times in ms", whole.where(by_group.notna(), ""))
+page.table("By producer group, times in ms", by_group.convert_dtypes().astype(str).where(by_group.notna(), ""))
 
 # COMMAND ----------
 

@@ -128,7 +128,7 @@ if transaction_id:
     page.table(f"The story of {transaction_id}", pd.DataFrame(shown, columns=["at", "what", "detail", "place"]))
     if len(said):
         read = said.sort_values(["at_ms", "partition", "offset"])[["event", "producer_group", "action", "incarnation", "reason", "detail"]]
-        page.table("What the job reads in its records", read.fillna(""))
+        page.table("What the job reads in its records", read.convert_dtypes().astype(str).where(read.notna(), ""))
 states.unpersist()
 pending.unpersist()
 page.finish()

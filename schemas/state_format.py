@@ -81,6 +81,9 @@ def decode_payload(format_version: int, payload: bytes) -> tuple[pa.Table, dict[
     try:
         with pa.ipc.open_stream(payload, options=_READING) as reader:
             table = reader.read_all()
-        return table, json.loads(table.schema.metadata[_METADATA_KEY])
+        metadata = json.loads(table.schema.metadata[_METADATA_KEY])
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
         raise StateFormatError(f"a state row of the checkpoint is damaged: {type(error).__name__}") from error
+    if not table.schema.equals(ENTRY_SCHEMA):
+        raise StateFormatError(other_format("the checkpoint", f"{format_version} with other fields"))
+    return table, metadata

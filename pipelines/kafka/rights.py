@@ -15,7 +15,7 @@ FETCH_GROUP, OPERATOR_GROUP = "halfway-fetch", "halfway-operator"
 """Group ids of consumers that never join a group. librdkafka still asks for the group's coordinator, and needs the
 right to Describe it."""
 _BELOW = "any"
-"""Stands for what comes after a prefix: a right to Describe a group of the prefix's own name covers none of the others."""
+"""Stands for what comes after a prefix: a right to a group of the prefix's own name covers none of the others."""
 JOB_GROUPS = {"groups": (FETCH_GROUP,), "group_prefixes": (check_group(""),)}
 """The groups that the job describes: its own, and those of the producer groups' instances (R15)."""
 

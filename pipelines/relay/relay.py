@@ -145,6 +145,7 @@ class Relay:
             stored = active.stored()
             active.take_over(stored, self._verified(stored))
             self._begin = None  # It has begun: a bookmark that is lost later is not to send everything again.
+            self.report.behind_since_ms = self.report.last_look_s = None  # What it knew when it was active before is old.
             self.report.is_active, is_behind = True, True
             while may_go_on():
                 is_behind = is_behind or self._table.has_news()

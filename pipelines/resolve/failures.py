@@ -39,7 +39,7 @@ _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for par
 _NO_ANSWER = re.compile(r"kafka\.common\.errors\.TimeoutException: (.+?)(?: SQLSTATE|\n|$)")
 # An executor waits for records that the driver has planned to read.
 _NO_RECORD = re.compile(r"TimeoutException: (Cannot fetch record for offset \d+ in \d+ milliseconds)")
-_TAKEN_BY_ANOTHER = re.compile(r"FileNotFoundException: .*/status\.json\.part")
+_TAKEN_BY_ANOTHER = re.compile(r"FileNotFoundException: .*/\w+\.json\.part")
 """In an object store another job has renamed the file that this one has just written."""
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _STATE_DAMAGED = re.compile(r"(?=\[CANNOT_LOAD_STATE_STORE\b)")

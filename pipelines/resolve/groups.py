@@ -81,7 +81,7 @@ class GroupWatch:
         self._absent: list[str] = []
         self._is_failing = False
         self._probe_s = -math.inf
-        """When to ask again whether Kafka leaves groups out that this user may not Describe: before one ends to be away."""
+        """When to ask again whether this user may Describe groups: before one that is left out ends to be away."""
         self._left_out = 0
         self._known_s = -math.inf
         self._has_answer, self._closing = threading.Event(), threading.Event()

@@ -157,7 +157,7 @@ def last_answers(ops: DataFrame) -> DataFrame:
     )
     header, place = F.col("header"), F.struct("timestamp", "partition", "offset")
     last = F.max_by(F.struct(header[h.ACTION].alias("action"), header[h.REMARK].alias("remark")), place)
-    incarnation = F.coalesce(header[h.INCARNATION].try_cast("int"), F.lit(0))
+    incarnation = F.when(header[h.INCARNATION].isNull(), 0).otherwise(header[h.INCARNATION].try_cast("int"))
     of_checks = answers.where(F.lower(header[h.FROM_CHECK]) == "true")
     names = ("transaction_id", header[h.PGROUP].alias("producer_group"), incarnation.alias("incarnation"))
     return of_checks.groupBy(*names).agg(last.alias("last")).select(*_OF_ONE, "last.action", "last.remark")

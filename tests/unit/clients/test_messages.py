@@ -245,6 +245,30 @@ def test_anything_but_a_state_counts_as_unknown(method: Callable[[], LocalTransa
     assert (answer.state, answer.remark) == (LocalTransactionState.UNKNOWN, remark)
 
 
+class _MuteSendError(_MuteError, SendError):
+    pass
+
+
+def _caused_by(cause: BaseException) -> SendError:
+    error = SendError("Kafka is away")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "is_whole"),
+    [(SendError("Kafka is away"), False), (_caused_by(ConnectionError("db refused")), True), (_MuteSendError(), False)],
+)
+def test_what_led_to_an_error_of_halfway_in_a_listener_is_logged(
+    error: Exception, is_whole: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text of one without a cause says it all. It may have none, and the answer goes on."""
+    answer = ask(_raise(error))
+    log_unknown(HalfMessage(transaction_id="t", topic="orders", body=b"", producer_group="g"), 0, answer)
+    assert ("db refused" in caplog.text) == ("Traceback" in caplog.text) == is_whole
+    assert f"error={type(error).__name__}" in caplog.text
+
+
 @pytest.mark.parametrize("state", list(LocalTransactionState))
 def test_states_are_returned_as_they_are(state: LocalTransactionState) -> None:
     assert ask(lambda: state) == (state, None, None)
@@ -351,3 +375,9 @@ def test_an_exception_with_attributes_of_its_own_is_a_remark() -> None:
         raise FormError("no address")
 
     assert ask(listener).remark == "FormError: no address"
+
+
+@pytest.mark.parametrize("settings", ["127.0.0.1:9092", {"bootstrap_servers": "127.0.0.1:9092"}, None])
+def test_a_producer_takes_settings_of_kafka_alone(settings: Any) -> None:
+    with pytest.raises(TypeError, match=r"a producer takes KafkaSettings, such as load_settings\(\).kafka, not "):
+        TransactionProducer(settings, "shop", Listener())

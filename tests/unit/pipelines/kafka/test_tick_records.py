@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from halfway.pipelines.kafka.tick_records import tick_value, write_ticks
+from halfway.pipelines.kafka.tick_records import tick_job, tick_value, write_ticks
 from halfway.schemas import headers as h
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 
@@ -41,3 +41,14 @@ def test_ticks_are_not_signed_without_a_key_of_the_job() -> None:
         written: Any = Written()
         write_ticks(written, {"halves": 1}, keyring=keyring)
         assert [name for name, _ in written.records[0][3]] == [h.TICK, h.PARTITIONS]
+
+
+@pytest.mark.parametrize(
+    "value", [None, b"", b"{", b"[]", b"7", b'{"absent_groups": []}', b'{"job": null}', b'{"job": 7}', b"[" * 100_000, b"\xff"]
+)
+def test_a_tick_that_names_no_job_has_none(value: bytes | None) -> None:
+    assert not tick_job(value)
+
+
+def test_a_tick_of_a_job_names_it() -> None:
+    assert tick_job(tick_value(["away"], "own", 7)) == "own"

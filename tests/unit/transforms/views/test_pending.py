@@ -1,5 +1,6 @@
 """The view of what is pending, held against the plain protocol core."""
 
+import json
 from collections.abc import Iterable
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from halfway.schemas.errors import StateFormatError
 from halfway.schemas.outcomes import Phase
-from halfway.schemas.state_format import ENTRY_SCHEMA, FORMAT_VERSION
+from halfway.schemas.state_format import ENTRY_SCHEMA, FORMAT_VERSION, decode_payload
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.views.pending import PENDING_SCHEMA, GroupPending, PendingView, is_signed, pending_by_group, phase_of, view_pending
 from tests.support.scenario import Record, commit, half, lost, rollback, states_after, tick
@@ -108,6 +109,16 @@ def test_a_pending_half_is_signed_or_not() -> None:
 def test_another_format_is_refused(other: int) -> None:
     with pytest.raises(StateFormatError, match=f"format {other}, .* go on with the version that wrote it"):
         view_pending([(other, Bucket().encode()[1])])
+
+
+def test_other_fields_under_the_same_number_are_another_format() -> None:
+    table, metadata = decode_payload(*Bucket().encode())
+    sink = pa.BufferOutputStream()
+    schema = table.drop_columns(["put_off_ms"]).schema.with_metadata({b"halfway": json.dumps(metadata).encode()})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        writer.write_table(schema.empty_table())
+    with pytest.raises(StateFormatError, match=f"format {FORMAT_VERSION} with other fields, .* go on with the version that wrote it"):
+        view_pending([(FORMAT_VERSION, bytes(sink.getvalue()))])
 
 
 IDS = st.sampled_from([f"t{n}" for n in range(8)])
