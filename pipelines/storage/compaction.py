@@ -47,7 +47,7 @@ def compact_tables(spark: SparkSession, storage: StorageSettings, say: Callable[
     """Compact each table; delete files that were replaced more than 6 hours ago, and old files of the table's log.
 
     Safe while the job runs, not on S3 (docs/cluster.md): a compaction does not conflict with appends, and changes no
-    row. A second compaction of the same table at the same time fails and changes nothing.
+    row. A second compaction of the same table at the same time waits on a local disk, or fails and changes nothing.
 
     Args:
         spark: the session.

@@ -153,3 +153,9 @@ def test_the_steps_of_the_image_work_in_a_fresh_directory(tmp_path: Path) -> Non
         timeout=60,
     )
     assert "site-packages" in told.stdout
+
+
+def test_options_of_kubectl_that_need_no_value_get_theirs_with_an_equals_sign() -> None:
+    """`--cascade foreground` is `--cascade=background`, and a second object named `foreground`."""
+    assert not re.search(r"kubectl [^\n]*--(cascade|dry-run|validate|raw) ", PAGE)
+    assert "--cascade=foreground" in PAGE
