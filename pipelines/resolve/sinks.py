@@ -198,6 +198,8 @@ class BatchWriter:
             try:
                 append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin)
                 break
+            except OwnershipError:
+                raise
             except Exception as error:
                 self._verify_still_owner(rows.sparkSession, table)
                 # `halfway erase` changes a property of the table, and no lock keeps it away in an object store.

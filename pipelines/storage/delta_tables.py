@@ -291,10 +291,16 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
         app_id: what `append_id` returns.
         batch_id: the batch.
         origin: what the batch was made of, for the commit's `userMetadata`.
+
+    Raises:
+        OwnershipError: the table is gone. Spark would make another one, without an owner, for these rows.
     """
+    spark = rows.sparkSession
     options = {"txnAppId": app_id, "txnVersion": str(batch_id), **({"userMetadata": origin} if origin else {})}
     writer = rows.write.format("delta").mode("append").options(**options)
-    with commit_lock(local_warehouse(rows.sparkSession, storage), table):
+    with commit_lock(local_warehouse(spark, storage), table):
+        if not table_exists(spark, storage, table):
+            raise missing_table(storage, table_name(storage, table), has_run=True)
         save(writer, storage, table)
 
 

@@ -3,7 +3,7 @@
 An older copy would number its batches from its own position, and Delta would skip those whose numbers the tables have,
 although they hold other rows. The tables know their last batch, and what it was made of, from the commit that appended
 it: the job writes how far the batch had read into the commit's `userMetadata`. Where no commit says so, as in a copy of
-the table, its rows have the batch's number: to look at them takes some seconds.
+the table, or where it was cloned, its rows have the batch's number: to look at them takes some seconds.
 
 Tables that are older than their checkpoint lack messages that nobody would write again. The checkpoint knows the last
 batch that was appended to each table from `STATUS_FILE`, and Delta's log the last one that the table has taken. A
@@ -11,7 +11,7 @@ RESTORE leaves that as it was, so it is looked for among the commits.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import reduce
 from hashlib import sha256
@@ -111,18 +111,24 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     Raises:
         OwnershipError: the message says what to do.
     """
-    query_id = manifest.query_id
+    query_id, files = manifest.query_id, HadoopFiles(spark, storage)
+    appended = appended_in(files)
     histories = {table: history_of(spark, storage, query_id, table) for table in Table}
     origins = _origins(histories, query_id)
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
-    untold = [table for table in Table if _last_batch(histories[table].commits, query_id) is None]
-    for table, batch_id in [*held, *_batches_after(spark, storage, manifest.epoch, last, untold)]:
+    untold = {table: appended.get(table, last) for table in Table if _last_batch(histories[table].commits, query_id) is None}
+    in_rows = _batches_since(spark, storage, manifest.epoch, untold)
+    for table, batch_id in [*held, *in_rows.items()]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
-    files = HadoopFiles(spark, storage)
     _verify_read(files, storage, origins)
-    _verify_not_older(storage, query_id, appended_in(files), histories)
+    _verify_not_older(storage, query_id, appended, histories)
+    for table in untold.keys() & appended.keys() - in_rows.keys():
+        _refuse_older(storage, table, appended[table])
+    if last not in files.batches(COMMITS):
+        for table in (each for each, batch_id in in_rows.items() if batch_id == last and _is_copy(histories[each], last)):
+            _refuse_table(storage, table, f"holds batch {last}, which Delta does not know and", "is a copy, and the batch would come twice")
 
 
 def verify_histories(files: CheckpointFiles, storage: StorageSettings, query_id: str, read: Callable[[Table], TableHistory]) -> None:
@@ -179,11 +185,7 @@ def _verify_not_older(
         if held is not None and held < appended.get(table, -1):
             lacks = appended[table]
         if lacks is not None:
-            raise OwnershipError(
-                f"the table {table_name(storage, table)} lacks batch {lacks}, which the checkpoint {storage.checkpoint} has appended to "
-                "it: it was restored from a backup, and the messages since would be lost. Restore the newest one, or set "
-                "storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
-            )
+            _refuse_older(storage, table, lacks)
 
 
 def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
@@ -198,6 +200,12 @@ def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
         if origin is None and each.operation not in _WITHOUT_NEW_ROWS:
             return None
     return -1 if commits and commits[-1].version == 0 else None
+
+
+def _is_copy(history: TableHistory, batch_id: int) -> bool:
+    """Return True if another program has written a table's rows, and Delta does not know that it took a batch."""
+    written = (each.operation not in _WITHOUT_NEW_ROWS and origin_in([each.note]) is None for each in history.commits)
+    return (history.appended is None or history.appended < batch_id) and any(written)
 
 
 def _taken_back(commits: Sequence[TableCommit], query_id: str) -> int | None:
@@ -228,19 +236,17 @@ def commit_of(version: int, operation: str, note: str | None, parameters: Mappin
     return TableCommit(version, operation, note, None if restored is None else int(restored))
 
 
-def _batches_after(
-    spark: SparkSession, storage: StorageSettings, epoch: int, batch_id: int, tables: Collection[Table]
-) -> list[tuple[Table, int]]:
-    """Return the last batch of each of these tables that holds later ones. Statistics answer for nearly all files."""
-    if not tables:
-        return []
+def _batches_since(spark: SparkSession, storage: StorageSettings, epoch: int, since: Mapping[Table, int]) -> dict[Table, int]:
+    """Return the last batch of each table that has rows of a batch or later. Statistics answer for nearly all files."""
+    if not since:
+        return {}
 
     def last(table: Table) -> DataFrame:
-        later = (F.col("epoch") == epoch) & (F.col("batch_id") > batch_id)
+        later = (F.col("epoch") == epoch) & (F.col("batch_id") >= since[table])
         return read_table(spark, storage, table).where(later).agg(F.lit(str(table)), F.max("batch_id"))
 
-    found = reduce(DataFrame.union, map(last, tables)).collect()
-    return [(Table(table), number) for table, number in found if number is not None]
+    found = reduce(DataFrame.union, map(last, since)).collect()
+    return {Table(table): number for table, number in found if number is not None}
 
 
 def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
@@ -251,6 +257,17 @@ def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
             own = BatchOrigin.of(origin.query_id, batch_id, offsets)
             return own == origin if batch_id == origin.batch_id else own.read >= origin.read
     return False
+
+
+def _refuse_older(storage: StorageSettings, table: Table, batch_id: int) -> NoReturn:
+    _refuse_table(storage, table, f"lacks batch {batch_id}, which", "was restored from a backup, and the messages since would be lost")
+
+
+def _refuse_table(storage: StorageSettings, table: Table, what: str, why: str) -> NoReturn:
+    raise OwnershipError(
+        f"the table {table_name(storage, table)} {what} the checkpoint {storage.checkpoint} has appended to it: it {why}. Restore the "
+        "newest one, or set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
+    )
 
 
 def _refuse(storage: StorageSettings, what: str) -> NoReturn:

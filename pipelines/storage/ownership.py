@@ -86,9 +86,11 @@ def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Tab
         at_append: only look at what this session's last append found, which takes no time.
 
     Raises:
-        OwnershipError: the message names the new owner.
+        OwnershipError: the message names the new owner, or says that the table is another one.
     """
     owner = (owner_at_append if at_append else owner_of)(spark, storage, table)
+    if owner.query_id is None:
+        raise missing_table(storage, table_name(storage, table), "has no owner: another one is in its place", has_run=True)
     if owner.query_id != query_id:
         _refuse(
             f"another checkpoint (query {owner.query_id}, epoch {owner.epoch}) has taken over the table {table_name(storage, table)}: "

@@ -170,7 +170,8 @@ def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Find
     if storage.catalog_schema or any(local_path(uri) is None for uri in (storage.warehouse, storage.checkpoint)):
         return
     found = read_local_ownership(storage)
-    ours = {found.query_id, *(owner.query_id for owner in found.tables.values())}
+    owners = found.tables.values()
+    ours = {found.query_id, *(owner.query_id for owner in owners), *(owner.former_id for owner in owners)}
     ticked_ms = {job: tick.timestamp()[1] for tick in ticks if (job := tick_job(tick.value())) and job not in ours}
     for job, at_ms in ticked_ms.items():
         ago_s = max(0.0, time() - at_ms / 1000)

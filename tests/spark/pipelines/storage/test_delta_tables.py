@@ -23,6 +23,7 @@ from halfway.pipelines.storage.delta_tables import (
     properties_of,
     read_log_ahead,
     read_table,
+    save,
     stored_tables,
     table_exists,
     table_name,
@@ -106,6 +107,23 @@ def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, stora
     rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
     assert [row["source_offset"] for row in rows] == [1, 2, 3, 4]
     assert [tuple(header) for header in rows[0]["headers"]] == [("h", b"1"), ("n", None)]
+
+
+def test_a_table_that_was_renamed_is_not_made_anew_by_an_append(spark: SparkSession, storage: StorageSettings) -> None:
+    """It would have no owner, and one batch: who adopted it would write everything in Kafka a second time."""
+    create_tables(spark, storage, "query")
+    name = table_name(storage, Table.QUARANTINE)
+    append_once(broken(spark, 1), storage, Table.QUARANTINE, "a", 0)
+    if storage.catalog_schema:
+        spark.sql(f"ALTER TABLE {name} RENAME TO payments.former")
+    else:
+        Path(storage.warehouse, Table.QUARANTINE).rename(Path(storage.warehouse, "former"))
+    with pytest.raises(OwnershipError, match=r"quarantine` is missing: set storage\."):
+        append_once(broken(spark, 2), storage, Table.QUARANTINE, "a", 1)
+    assert not table_exists(spark, storage, Table.QUARANTINE)
+    save(broken(spark, 3).write.format("delta"), storage, Table.QUARANTINE)
+    with pytest.raises(OwnershipError, match="quarantine` has no owner: another one is in its place"):
+        verify_still_owner(spark, storage, Table.QUARANTINE, "query")
 
 
 def test_a_former_owner_appends_nothing_more(spark: SparkSession, storage: StorageSettings) -> None:

@@ -10,6 +10,7 @@ from halfway.pipelines.storage.lineage import (
     BatchOrigin,
     TableCommit,
     TableHistory,
+    _is_copy,
     _last_batch,
     _taken_back,
     appended_in,
@@ -122,6 +123,14 @@ def test_tables_lack_what_delta_says_that_they_have_not_taken(tmp_path: Path) ->
         verify_histories(LocalFiles(tmp_path), storage, "q", lambda _, newest=newest: TableHistory(newest, 5))
         with pytest.raises(OwnershipError, match=r"messages.* lacks batch 5, which the checkpoint"):
             verify_histories(LocalFiles(tmp_path), storage, "q", lambda _, newest=newest: TableHistory(newest, 4))
+
+
+@pytest.mark.parametrize("appended", [None, -1, 4, 5])
+@pytest.mark.parametrize("operation", ["CLONE", "CREATE TABLE AS SELECT", "OPTIMIZE", "VACUUM END"])
+def test_a_copy_of_a_table_does_not_know_which_batches_it_has_taken(operation: str, appended: int | None) -> None:
+    """Its last batch would be appended again if it was not committed."""
+    history = TableHistory([TableCommit(7, "VACUUM END", None), TableCommit(6, operation, None)], appended)
+    assert _is_copy(history, 5) == (operation in {"CLONE", "CREATE TABLE AS SELECT"} and appended != 5)
 
 
 class RemovedMeanwhile(LocalFiles):
