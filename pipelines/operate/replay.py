@@ -24,8 +24,10 @@ The guarantee has these limits:
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
+from confluent_kafka import Message
 from pydantic import ValidationError
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
@@ -49,7 +51,7 @@ from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError, NotPendingError, SettingsError
-from halfway.schemas.headers import HeaderList
+from halfway.schemas.headers import SIGNATURE, SIGNED_WINDOW_MS, HeaderList
 from halfway.schemas.records import HalfHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table
@@ -202,11 +204,18 @@ def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], N
 
 
 def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
-    """Send the halves. Return how many Kafka has acknowledged."""
+    """Send the halves. Return how many Kafka has acknowledged, without those that the job will refuse."""
     progress = ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
     verify_topic_writable(settings.kafka, half_topic)
     writer, max_body_bytes = RecordWriter(settings.kafka), settings.resolution.max_body_bytes
+    refused: dict[str, int] = {}
+
+    def verify_clock(transaction_id: str, signed_ms: int, half: Message) -> None:
+        ahead_ms = signed_ms - half.timestamp()[1]
+        if abs(ahead_ms) > SIGNED_WINDOW_MS:
+            refused[transaction_id] = ahead_ms
+
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
         discarded = candidates.pop((row["transaction_id"], row["producer_group"]), None)
         if discarded is not None:
@@ -226,10 +235,15 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
                 # The job would quarantine the half.
                 say(f"{row['transaction_id']} is not sent: its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
                 continue
-            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms)
+            is_signed = any(name == SIGNATURE for name, _ in headers)
+            verify = partial(verify_clock, row["transaction_id"], at_ms) if is_signed else None
+            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms, on_delivered=verify)
         progress(done, total)
     writer.flush()
-    return writer.delivered
+    for transaction_id, ahead_ms in refused.items():
+        clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
+        say(f"{transaction_id} was sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat")
+    return writer.delivered - len(refused)
 
 
 def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:
