@@ -116,6 +116,7 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
 def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
     """At the end each half is committed, rolled back, discarded, refused by name, or a counted duplicate."""
     pending = facts.history.still_pending
+    remembered_ms = max((numbers.resolved_retention_ms for numbers in facts.numbers), default=0)
     for transaction_id, halves in facts.halves_of.items():
         if transaction_id in pending:
             if facts.history.is_at_rest:
@@ -129,13 +130,16 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
         for half in facts.flawed:
             if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
                 let_in[name_of(half)] = half.seq  # Those after it are its duplicates.
-        held = [facts.records_of(row)[0] for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
+        held = [row for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
+        gone = [(row, first) for row in held if facts.was_adopted_without(first := facts.records_of(row)[0])]
         for half in halves:
             is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
-            # A new checkpoint whose Kafka has deleted the first half counts a later, stale one of its group as a copy.
-            _, group, incarnation = name_of(half)
-            gone = [name_of(first) for first in held if facts.was_adopted_without(first) and first.seq < half.seq]
-            is_duplicate |= any(of == group and higher > incarnation for _, of, higher in gone)
+            # A new checkpoint whose Kafka has deleted the first half counts a later one of its group as a copy: a stale
+            # one, or one that came while the message was remembered.
+            for row, first in gone:
+                is_near = half.at_ms <= row["committed_at"] + remembered_ms
+                is_copy = name_of(first)[1] == name_of(half)[1] and (is_near or name_of(first)[2] > name_of(half)[2])
+                is_duplicate |= is_copy and first.seq < half.seq
             if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
 

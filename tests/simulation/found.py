@@ -23,6 +23,20 @@ def _send(
 
 FOUND = (
     Found(
+        "a replay that nobody asked for, adopted when Kafka has deleted the half that was committed",
+        "R1 no fate",
+        (
+            Action("back_up", 0, {}),
+            _send(3_000, "g1", "t7", Fate.COMMIT, "unknown", delay_ms=0, immunity_s=300, size=100),
+            Action("start", 100, {}),
+            Action("wait", 1_000, {"ms": 9_000_000, "steps": 1}),
+            Action("kill", 3_000, {}),
+            Action("half", 0, {"group": "g1", "transaction_id": "t7", "incarnation": 1, "size": 4}),
+            Action("restore", 7_000, {}),
+            Action("expire", 7_000, {}),
+        ),
+    ),
+    Found(
         "a half that is too large, before a start that ends an adoption that was killed",
         "R14",
         (

@@ -6,7 +6,7 @@ is given to the product as its Spark session: what reads and writes files and pr
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -197,13 +197,12 @@ class Storage:
                     found.append((int(source), partition, offset, at_ms, discarded_ms))
         return pa.Table.from_pylist([dict(zip(FORMER_SCHEMA.names, row, strict=True)) for row in found], schema=FORMER_SCHEMA)
 
-    def batches_after(self, _: Any, epoch: int, batch_id: int, tables: Collection[Table]) -> list[tuple[Table, int]]:
-        found = []
-        for name in tables:
-            rows = self.tables[name].rows
-            later = [row["batch_id"] for row in rows if row["epoch"] == epoch and row["batch_id"] > batch_id]
+    def batches_since(self, _: Any, epoch: int, since: Mapping[Table, int]) -> dict[Table, int]:
+        found = {}
+        for table, batch_id in since.items():
+            later = [row["batch_id"] for row in self.tables[table].rows if row["epoch"] == epoch and row["batch_id"] >= batch_id]
             if later:
-                found.append((name, max(later)))
+                found[table] = max(later)
         return found
 
     def even_keys(self, state: Any) -> tuple[int, ...]:
@@ -253,7 +252,7 @@ _REPLACED = {
     ownership: ("table_exists", "owner_of", "last_epoch", "last_appended"),
     first_start: ("write_json", "create_tables", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
-    lineage: ("_batches_after", "last_appended"),
+    lineage: ("_batches_since", "last_appended"),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),
 }
