@@ -54,9 +54,15 @@ def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
     return max(horizon_ms, min(max(heard.get(place, 0), read.get(place, 0)) for place in heard.keys() | read.keys()))
 
 
-def away_of(ticks: Sequence[Tick]) -> tuple[str, ...]:
-    """Return the absent groups of the newest of the latest ticks (R15)."""
-    return max(latest_of(ticks), key=lambda tick: (tick.at_ms, tick.source, tick.partition)).absent_groups
+def away_of(batches: Sequence[Batch]) -> tuple[str, ...]:
+    """Return the absent groups of the newest tick (R15). It stands until its own partition has another one."""
+    newest: list[Tick] = []
+    for batch in batches:
+        said = latest_of(batch.ticks)
+        places = {(tick.source, tick.partition) for tick in said}
+        known = [*(tick for tick in newest if (tick.source, tick.partition) not in places), *said]
+        newest = sorted(known, key=lambda tick: (tick.at_ms, tick.source, tick.partition))[-1:]
+    return newest[0].absent_groups
 
 
 def asked_of(batches: Sequence[Batch]) -> int:
@@ -153,7 +159,7 @@ def _due(me: str, life: Life, horizon_ms: int, batches: Sequence[Batch], rules: 
     if checks and life.checks[-1] > asked_ms:
         life.waits.append(horizon_ms)
         return []
-    if life.half.producer_group in away_of([tick for batch in batches for tick in batch.ticks]):
+    if life.half.producer_group in away_of(batches):
         is_patient = is_past(horizon_ms) and (not life.patience or life.patience[-1] <= asked_ms)
         ends = is_patient and len(life.patience) == rules.check_max
         if not ends:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from operator import attrgetter
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
 from halfway.schemas.headers import LocalTransactionState, Source
@@ -93,8 +93,22 @@ def _resolve_all(batches: list[Batch]) -> tuple[list[str], BucketState, Counter[
     return sorted(lines), state, counts
 
 
+def _tick(source: Source, partition: int, at_ms: int, *absent: str) -> Tick:
+    return Tick(source, partition, PARTITIONS, at_ms, absent)
+
+
+_SET_BACK = (
+    Log((Half("a0", "g", "t", 0, 0, 0, 0), _tick(Source.HALF, 0, 11))),
+    Log((_tick(Source.HALF, 1, 1), _tick(Source.HALF, 1, 32), _tick(Source.HALF, 1, 12))),
+    Log((_tick(Source.OP, 0, 11),)),
+    Log((_tick(Source.OP, 1, 31, "g"),)),
+)
+"""The latest tick is replaced by one of a clock that was set back. What stood before it is forgotten by then."""
+
+
 @settings(max_examples=600)
 @given(_world, _cuts)
+@example(_SET_BACK, [(0, 2, 0, 1)])
 def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     batches = _split(world, cuts)
     lines, state, _ = _resolve_all(batches)
