@@ -117,17 +117,22 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     origins = _origins(histories, query_id)
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
-    untold = {table: appended.get(table, last) for table in Table if _last_batch(histories[table].commits, query_id) is None}
-    in_rows = _batches_since(spark, storage, manifest.epoch, untold)
+    untold = [table for table in Table if _last_batch(histories[table].commits, query_id) is None]
+    # Not where a hundred compactions have followed: a batch whose halves were all lost is an append without rows.
+    copies = [table for table in untold if _has_rows_of_another(histories[table])]
+    since = {table: appended.get(table, last) if table in copies else last + 1 for table in untold}
+    in_rows = _batches_since(spark, storage, manifest.epoch, since)
     for table, batch_id in [*held, *in_rows.items()]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
     _verify_read(files, storage, origins)
     _verify_not_older(storage, query_id, appended, histories)
-    for table in untold.keys() & appended.keys() - in_rows.keys():
-        _refuse_older(storage, table, appended[table])
-    if last not in files.batches(COMMITS):
-        for table in (each for each, batch_id in in_rows.items() if batch_id == last and _is_copy(histories[each], last)):
+    is_committed = last in files.batches(COMMITS)
+    for table in copies:
+        if table in appended and table not in in_rows:
+            _refuse_older(storage, table, appended[table])
+        known = histories[table].appended
+        if not is_committed and in_rows.get(table) == last and (known is None or known < last):
             _refuse_table(storage, table, f"holds batch {last}, which Delta does not know and", "is a copy, and the batch would come twice")
 
 
@@ -202,10 +207,9 @@ def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
     return -1 if commits and commits[-1].version == 0 else None
 
 
-def _is_copy(history: TableHistory, batch_id: int) -> bool:
-    """Return True if another program has written a table's rows, and Delta does not know that it took a batch."""
-    written = (each.operation not in _WITHOUT_NEW_ROWS and origin_in([each.note]) is None for each in history.commits)
-    return (history.appended is None or history.appended < batch_id) and any(written)
+def _has_rows_of_another(history: TableHistory) -> bool:
+    """Return True if another program has written rows, which may be those of a backup."""
+    return any(each.operation not in _WITHOUT_NEW_ROWS and origin_in([each.note]) is None for each in history.commits)
 
 
 def _taken_back(commits: Sequence[TableCommit], query_id: str) -> int | None:
