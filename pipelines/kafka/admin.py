@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, TopicDescription
 
 from halfway.clients.kafka.diagnosis import WRONG_LOGIN, missing_right, tls_problem
@@ -20,6 +20,7 @@ _FAILOVER_LIMIT_S = 30.0
 """While another broker answers: Kafka names a dead controller until its session ends, after 9 s by default."""
 _ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 1.0
+_GROUP_LIMIT_S = 5.0
 _POLL_S = 0.2
 _NOT_THERE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.LEADER_NOT_AVAILABLE)
 _GONE = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
@@ -72,6 +73,7 @@ class Admin(AdminClient):
             "reconnect.backoff.max.ms": 1_000,
         }
         super().__init__({**own, **config}, logger=librdkafka_log)
+        self._config = config
         self._connection = {
             name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
         }
@@ -101,6 +103,28 @@ class Admin(AdminClient):
         if error is None:
             return None
         return f"{WRONG_LOGIN} ({_text(error)})" if error.code() == KafkaError._AUTHENTICATION else tls_problem(self._connection)
+
+    def may_describe_group(self, group: str) -> bool | None:
+        """Return whether this user may Describe a consumer group; None if Kafka does not tell within 5 s.
+
+        A consumer asks that never joins the group. An admin client's own request to the coordinator of a group ends the
+        process if the connection breaks while it is sent (librdkafka #4605, #5397).
+        """
+        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False}, logger=librdkafka_log)
+        ends_s = time.monotonic() + _GROUP_LIMIT_S
+        try:
+            while time.monotonic() < ends_s:
+                with suppress(KafkaException):
+                    consumer.committed([TopicPartition("any", 0)], timeout=_POLL_S)
+                    return True
+                # Who may not Describe the group is not told its coordinator, and waits for it.
+                said = consumer.poll(0)
+                error = None if said is None else said.error()
+                if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+                    return False
+            return None
+        finally:
+            consumer.close()
 
     def result(self, future: "Future[_T]") -> _T:
         """Wait for the result of a request.

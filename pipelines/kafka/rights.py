@@ -2,12 +2,11 @@
 
 from collections.abc import Collection, Mapping
 
-from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AclOperation
 
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, describe_topics
-from halfway.schemas.errors import AccessError
+from halfway.pipelines.kafka.admin import Admin, describe_topics
+from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import check_group
 from halfway.schemas.settings import KafkaSettings
 
@@ -55,9 +54,11 @@ def missing_rights(
         wanted = topics[topic] if allowed else ()
         missing += [missing_right(client.user, _name(operation), "topic", topic) for operation in wanted if operation not in allowed]
     for group in groups:
-        if not _may_describe(client, group):
+        if client.may_describe_group(group) is False:
             missing.append(missing_right(client.user, "Describe", "group", group))
-    return missing + [_missing_prefix(client, prefix) for prefix in group_prefixes if not _may_describe(client, f"{prefix}{_BELOW}")]
+    return missing + [
+        _missing_prefix(client, prefix) for prefix in group_prefixes if client.may_describe_group(f"{prefix}{_BELOW}") is False
+    ]
 
 
 def verify_check_groups(client: Admin) -> None:
@@ -65,21 +66,14 @@ def verify_check_groups(client: Admin) -> None:
 
     Raises:
         AccessError: this user may not Describe the services' groups (any more).
-        KafkaUnavailableError: Kafka cannot be reached.
+        KafkaUnavailableError: Kafka does not tell.
     """
     prefix = check_group("")
-    if not _may_describe(client, f"{prefix}{_BELOW}"):
+    may_describe = client.may_describe_group(f"{prefix}{_BELOW}")
+    if may_describe is None:
+        raise KafkaUnavailableError(f"Kafka does not tell whether this user may Describe the groups {prefix}*")
+    if not may_describe:
         raise AccessError(_missing_prefix(client, prefix))
-
-
-def _may_describe(client: Admin, group: str) -> bool:
-    for future in client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values():
-        try:
-            client.result(future)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                return False
-    return True
 
 
 def _missing_prefix(client: Admin, prefix: str) -> str:

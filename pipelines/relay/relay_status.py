@@ -57,6 +57,7 @@ def relay_states(client: Admin, kafka: KafkaSettings) -> list[RelayStatus]:
 
 
 def _members(client: Admin, group: str) -> int:
+    # Not in what runs for long: see `Admin.may_describe_group`.
     [future] = client.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S).values()
     try:
         return len(client.result(future).members)

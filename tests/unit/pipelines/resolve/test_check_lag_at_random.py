@@ -71,8 +71,8 @@ class Kafka:
     def _place(self) -> TopicPlace:
         return self.chance.choice(list(self.requests))
 
-    def describe_consumer_groups(self, _: object, **__: object) -> dict[str, Any]:
-        return {}
+    def may_describe_group(self, _: str) -> bool:
+        return True
 
     def list_consumer_groups(self, **_: object) -> Any:
         if self.fails(0.3):

@@ -25,8 +25,8 @@ class Brokers:
         self.is_coordinator_silent, self.lists_g = False, True
         self.state = ConsumerGroupState.STABLE
 
-    def describe_consumer_groups(self, _: object, **__: object) -> dict[str, Any]:
-        return {}
+    def may_describe_group(self, _: str) -> bool:
+        return True
 
     def list_consumer_groups(self, **_: object) -> Any:
         of_g = SimpleNamespace(group_id=check_group("g"), state=self.state)

@@ -22,7 +22,6 @@ ONE_CHECK = RULES._replace(check_max=1)
 OVERRIDES = {"kafka.bootstrap_servers": "127.0.0.1:1", "kafka.half_topic": "half", "kafka.op_topic": "op"}
 SETTINGS = load_settings(environ={}, overrides=OVERRIDES)
 FAILURE = KafkaException(KafkaError(KafkaError._TIMED_OUT))
-NO_RIGHT = KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
 HOUR_S = 3_600.0
 
 
@@ -36,14 +35,15 @@ class Kafka:
         self.requests_s: list[float] = []
         self.clock_ahead_s = 0.0
         """By how much the clock of the check topic's broker is ahead of that of the half topic."""
-        self.lists_groups = self.tells_offsets = self.may_describe = True
+        self.lists_groups = self.tells_offsets = True
+        self.may_describe: bool | None = True
         self.state: ConsumerGroupState | None = ConsumerGroupState.STABLE
         """How it lists `g`; None if it does not, as a broker that still loads its groups."""
         self.errors: list[KafkaException] = []
         """Of brokers that do not answer."""
 
-    def describe_consumer_groups(self, groups: list[str], **_: object) -> dict[str, Any]:
-        return dict.fromkeys(groups, None if self.may_describe else NO_RIGHT)
+    def may_describe_group(self, _: str) -> bool | None:
+        return self.may_describe
 
     def list_consumer_groups(self, **_: object) -> Any:
         if not self.lists_groups:
@@ -52,8 +52,6 @@ class Kafka:
         return SimpleNamespace(valid=listed, errors=self.errors)
 
     def result(self, answer: Any) -> Any:
-        if answer is NO_RIGHT:
-            raise NO_RIGHT
         return answer
 
 
@@ -278,17 +276,18 @@ def test_a_group_whose_broker_restarts_during_a_pause_stays_away(monkeypatch: py
 
 @pytest.mark.parametrize("state", [ConsumerGroupState.EMPTY, ConsumerGroupState.STABLE])
 @pytest.mark.parametrize("before_s", [5, 40, 120])
+@pytest.mark.parametrize("says", [False, None], ids=["refused", "not told"])
 def test_groups_that_kafka_leaves_out_for_want_of_a_right_do_not_count_as_present(
-    before_s: int, state: ConsumerGroupState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    says: bool | None, before_s: int, state: ConsumerGroupState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It lists only those that the user may Describe, and reports no error."""
+    """It lists only those that the user may Describe, and reports no error. It may not say so either."""
     world = World(monkeypatch)
     world.kafka.state = state
     assert world.run(before_s) == []
-    world.kafka.may_describe = False
+    world.kafka.may_describe = says
     assert world.run(600) == []
     assert caplog.text.count("event=absent_groups_not_known") == 1
-    assert "may not Describe group txn-check-*" in caplog.text
+    assert ("may not Describe group txn-check-*" in caplog.text) == (says is False)
     world.kafka.may_describe, world.kafka.state = True, ConsumerGroupState.EMPTY
     assert world.run(60) == []
     assert world.watch.absent() == ["g"]

@@ -42,8 +42,8 @@ class Topics:
         found = {topic: SimpleNamespace(topic_id="of its only one", partitions=places) for topic, places in there.items() if places}
         return {**found, **{topic: AccessError(f"no right to describe {topic}") for topic in self.refused}}
 
-    def describe_consumer_groups(self, _: object, **__: object) -> dict[str, Any]:
-        return {}
+    def may_describe_group(self, _: str) -> bool:
+        return True
 
     def list_consumer_groups(self, **_: object) -> Any:
         groups = [SimpleNamespace(group_id=check_group(group), state=ConsumerGroupState.STABLE) for group in self.committed]
