@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple, Self
 
-_TEXT = re.compile(r"(\d{1,10})\.(\d{1,19})")
+_TEXT = re.compile(r"(\d{1,10})\.(-1|\d{1,19})")
 
 
 class Bookmark(NamedTuple):
@@ -34,3 +34,7 @@ class Bookmark(NamedTuple):
         if found is None or int(found[1]) >= 2**31 or int(found[2]) >= 2**63:
             raise ValueError(f"{text!r} is no bookmark: give EPOCH.BATCH as a reader has printed or kept it, such as 0.1234")
         return cls(int(found[1]), int(found[2]))
+
+
+BEGINNING = Bookmark(0, -1)
+"""The bookmark before the first row of a table."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from halfway.clients.reading.committed import MessageBatch
-from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.bookmark import BEGINNING, Bookmark
 from halfway.schemas.errors import MissingPackageError, TableError
 from halfway.schemas.settings import StorageSettings
 
@@ -109,18 +109,18 @@ class MessageReader:
         if after is not None and not has_read:
             self._look_if_ahead(after)
 
-    def end(self) -> Bookmark | None:
+    def end(self) -> Bookmark:
         """Return the bookmark of the last message that the table holds, to read only what comes later.
 
         Returns:
-            The bookmark; None if the table holds no message.
+            The bookmark; `0.-1` if the table holds no message.
 
         Raises:
             TableError: there is no table, it was recreated since this reader's first look, or needs Spark to be read.
         """
         for _ in range(_TRIES):
             with suppress(FileNotFoundError), self._storage_errors(self._uri):  # A file that is not there was replaced.
-                return self._open().end()
+                return self._open().end() or BEGINNING
         raise self._has_no_file()
 
     def follow(self, after: Bookmark | None = None, *, poll_s: float = 0.2) -> Iterator[MessageBatch]:
@@ -221,8 +221,8 @@ class MessageReader:
 
     def _look_if_ahead(self, after: Bookmark) -> None:
         end = self.end()
-        if end is None or end < after:
-            self._warn_of_ahead(after, end)
+        if end < after:
+            self._warn_of_ahead(after, None if end == BEGINNING else end)
 
     def _log_ahead(self, after: Bookmark, end: Bookmark | None) -> None:
         log.warning("event=bookmark_ahead_of_table bookmark=%s end=%s table=%r", after, end, self._told)

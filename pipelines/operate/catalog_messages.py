@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, in_order
 from halfway.pipelines.storage.delta_tables import read_table, verify_exists
-from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.bookmark import BEGINNING, Bookmark
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
@@ -48,8 +48,8 @@ def catalog_messages(
             found = rows.where(is_within).select(*MESSAGE_SCHEMA.names).toArrow().cast(MESSAGE_SCHEMA)
             yield MessageBatch(last, in_order(wanted.of(found)))
             position = last
-        if unmoved is not None and position is unmoved and ((end := _end_of(rows)) is None or end < unmoved):
-            warn_of_ahead(unmoved, end)
+        if unmoved is not None and position is unmoved and (end := _end_of(rows) or BEGINNING) < unmoved:
+            warn_of_ahead(unmoved, None if end == BEGINNING else end)
         unmoved = None
         if not goes_on():
             return

@@ -120,6 +120,20 @@ def test_a_new_bookmark_begins_at_the_end_and_stays_there_whatever_fails(shop: S
     assert shop.effects() == ["t1", "t1", "t2", "t2"]  # Each was appended twice.
 
 
+def test_a_new_bookmark_at_the_end_of_an_empty_table_stays_there_too(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """Else what is committed before its first effect would be before the end that the next start finds."""
+    append(shop.table, [])
+    for _ in range(2):
+        began = shop.bookmarks().load(shop.reader().end())
+        assert list(shop.reader().read(after=began)) == []
+    assert caplog.text == ""
+    shop.append(0)
+    bookmarks = shop.bookmarks()
+    for batch in shop.reader().read(after=bookmarks.load(shop.reader().end())):
+        write_effects(bookmarks, batch)
+    assert shop.effects() == ["t0"]
+
+
 def test_without_a_bookmark_nothing_is_passed_over(shop: Shop) -> None:
     shop.append(0, 1, 2)
     bookmarks = shop.bookmarks()
