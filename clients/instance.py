@@ -63,7 +63,7 @@ class GroupInstance:
         make_workers: makes what answers checks.
         on_served: called by the sender's thread each time that it has looked for delivery reports.
         flush: called before the connection is closed, with the time by `time.monotonic()` at which to stop waiting:
-            waits until each record is queued.
+            waits until each record is queued, and returns True if each one is.
 
     Raises:
         ValueError: the group is empty or breaks the contract.
@@ -79,7 +79,7 @@ class GroupInstance:
         make_workers: Callable[[OpenChecks], CheckWorkers],
         *,
         on_served: Callable[[], None] = lambda: None,
-        flush: Callable[[float], None] = lambda _: None,
+        flush: Callable[[float], bool] = lambda _: True,
     ) -> None:
         """Store the configuration. Does not connect."""
         half = HalfMessage(transaction_id="-", topic="-", body=b"", producer_group=group)
@@ -263,8 +263,8 @@ class GroupInstance:
         limit_s = time.monotonic() + self._limits.send_timeout_ms / 1000 + CLOSE_GRACE_S
         limit_s = limit_s if deadline_s is None else min(limit_s, deadline_s)
         has_left = self._checks.leave(limit_s)
-        self._flush(limit_s)
-        delivered = sends_done and self._sender.close(limit_s) and not self.records.lost_an_op
+        is_queued = self._flush(limit_s)
+        delivered = sends_done and self._sender.close(limit_s) and is_queued and not self.records.lost_an_op
         if not sends_done:
             threading.Thread(target=self._close_after_sends, name="halfway-close", daemon=True).start()
         done = {"sends": sends_done, "answers_to_checks": listeners_done and has_left, "acknowledgements": delivered}

@@ -201,8 +201,9 @@ class TransactionProducer(Generic[Arg_contra]):
         """Return the transaction of a SQLAlchemy `Session`, to add messages that `session.commit()` sends.
 
         For services that commit their sessions elsewhere, as web frameworks do. `session.commit()` then does what the
-        end of a block does, and raises the same errors; after one, roll the session back. Messages of a transaction
-        that is rolled back are forgotten.
+        end of a block does, and raises the same errors, but one: where the answer to the commit is lost, it raises the
+        database's error also if the row says that it is committed, or cannot be asked. Roll the session back or close
+        it after an error; `results` has the state then. Messages of a transaction that is rolled back are forgotten.
 
         Args:
             session: a `Session` whose database is the one of this producer.

@@ -222,8 +222,10 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         """Return the transaction of an `AsyncSession`, to add messages that `await session.commit()` sends.
 
         For services that commit their sessions elsewhere, as web frameworks do. The commit then does what the end of a
-        block does, and raises the same errors; after one, roll the session back or close it. Messages of a transaction
-        that is rolled back are forgotten. A commit that is cancelled may be done: closing the session looks it up.
+        block does, and raises the same errors, but one: where the answer to the commit is lost, it raises the
+        database's error also if the row says that it is committed, or cannot be asked. Roll the session back or close
+        it after an error; `results` has the state then. Messages of a transaction that is rolled back are forgotten. A
+        commit that is cancelled may be done: closing the session looks it up.
 
         Args:
             session: an `AsyncSession` whose database is the one of this producer.

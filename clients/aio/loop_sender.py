@@ -78,9 +78,9 @@ class LoopSender:
             with suppress(RuntimeError):  # The loop is closed, so that nobody waits.
                 self._loop.call_soon_threadsafe(self._drain)
 
-    def flush(self, deadline_s: float) -> None:
-        """Wait until no record waits for room, or until a time by `time.monotonic()`. A thread calls it that closes."""
-        self._has_no_backlog.wait(max(0.0, deadline_s - time.monotonic()))
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until every record has room, or until a time by `time.monotonic()`. Return True if every one has."""
+        return self._has_no_backlog.wait(max(0.0, deadline_s - time.monotonic()))
 
     def explain(self, topic: str, error: KafkaError) -> str:
         """Return why a record for `topic` was not delivered and, where that is known, what to do."""

@@ -1,10 +1,14 @@
 """The table `halfway_transactions`: what is written, looked up, and cleaned up (docs/transactions.md)."""
 
+import logging
 import secrets
+import time
 from typing import Any
 
 from halfway.clients.sql.drivers import Driver, values_of
 from halfway.schemas.headers import LocalTransactionState
+
+log = logging.getLogger(__name__)
 
 TABLE = "halfway_transactions"
 DDL = (
@@ -19,6 +23,7 @@ _DATABASE = "database"
 """The id of the row whose `born_at_ms` tells this database from those of other services. No clean-up deletes it."""
 _NEVER_MS = 1 << 62
 _LONGEST_CLEAN_UP = 1000
+_MOST_APART_MS = 3_600_000
 
 
 class TransactionTable:
@@ -82,9 +87,14 @@ class TransactionTable:
         """Delete the oldest rows of more than this age, about a thousand, and note how far the table is cleaned.
 
         Both are one transaction. The note comes first, so that two instances clean up one after the other. The clock is
-        the database's: that of one instance might be days ahead, and end the rows of all.
+        the database's: that of one instance might be days ahead, and end the rows of all. So might the database's own:
+        where the two are an hour apart, nothing is deleted.
         """
         [now_ms] = self._first(self._select_now) or [0]
+        ahead_ms = int(now_ms) - time.time_ns() // 1_000_000
+        if abs(ahead_ms) > _MOST_APART_MS:
+            log.warning("event=clean_up_put_off database_clock_ahead_s=%d", ahead_ms // 1000)
+            return
         born_before_ms = int(now_ms) - retention_s * 1000
         nth = self._first(self._nth_older, born_at_ms=born_before_ms, id=_CLEANED)
         before_ms = int(nth[0]) + 1 if nth else born_before_ms

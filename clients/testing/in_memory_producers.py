@@ -80,7 +80,7 @@ class InMemoryAsyncProducer(AsyncTransactionProducer[Arg_contra]):
 
 class _InMemoryInstance(GroupInstance):
     def __init__(
-        self, world: _World, member: _Member, settings: KafkaSettings, group: str, limits: ProducerLimits, **hooks: Callable[..., None]
+        self, world: _World, member: _Member, settings: KafkaSettings, group: str, limits: ProducerLimits, **hooks: Callable[..., Any]
     ) -> None:
         self._world, self._member = world, member
         super().__init__(settings, group, limits, _no_workers, **hooks)

@@ -234,6 +234,22 @@ def test_a_clock_that_is_ahead_deletes_no_rows(shop: SqlWorld, monkeypatch: pyte
     assert shop.outbox.outcome_of(shop.outbox.new_id(), time.time_ns() // 1_000_000) is ROLLBACK
 
 
+@pytest.mark.parametrize("days", [-8, 8])
+def test_nothing_is_deleted_where_one_of_the_clocks_must_be_wrong(
+    shop: SqlWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, days: int
+) -> None:
+    """After a failover to a server whose clock is days ahead, rows would be deleted that are minutes old."""
+    shop.outbox.create_table()
+    shop.run("INSERT INTO halfway_transactions VALUES ('old', 'COMMIT', 1)")
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda now=time.time_ns: now() + days * 86_400 * 10**9)
+        SqlTransactions(shop.given).clean_up()
+    assert "old" in shop.rows()
+    assert "event=clean_up_put_off database_clock_ahead_s=" in caplog.text
+    SqlTransactions(shop.given).clean_up()
+    assert "old" not in shop.rows()
+
+
 def test_the_row_of_an_instance_whose_clock_is_behind_is_kept(shop: SqlWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next clean-up of any instance would end it, and a message whose COMMIT was lost would be discarded."""
     with monkeypatch.context() as patch:

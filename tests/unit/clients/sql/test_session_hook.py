@@ -368,10 +368,12 @@ def test_the_row_tells_what_a_failed_commit_has_done(
 
     with Session(shop.engine) as session:
         shop.order(session, "apples")
+        transaction = shop.producer.on_commit(session)
         with monkeypatch.context() as patch:
             patch.setattr(shop.engine.dialect, "do_commit", lose_the_answer)
             with pytest.raises(ConnectionError, match="lost"):
                 session.commit()
+    assert [str(result.state) for result in transaction.results] == ["COMMIT" if is_committed else "ROLLBACK"]
     assert shop.messages() == shop.orders() == (["apples"] if is_committed else [])
     assert shop.halfway.pending() == []
     assert ("event=committed_in_spite_of_an_error" in caplog.text) == is_committed
