@@ -103,8 +103,9 @@ def erase(
         tables = stored_tables(spark, storage).items()
         found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in tables}
         if not any(each.rows for each in found.values()):
+            of_group = "" if producer_group is None else f" of the group {producer_group}"
             raise NotErasableError(
-                f"no table holds anything of the transaction {transaction_id}: if it was rolled back, its half is in the topic "
+                f"no table holds anything of the transaction {transaction_id}{of_group}: if it was rolled back, its half is in the topic "
                 f"{settings.kafka.half_topic} until Kafka deletes it"
             )
         rows = {str(table): each.filled for table, each in found.items()}
@@ -171,9 +172,12 @@ def _find(stored: DataFrame, table: Table, transaction_id: str, producer_group: 
     def counted(condition: Column) -> Column:
         return F.count(F.when(condition, 1))
 
+    to_erase = rows_to_erase(transaction_id, producer_group, table)
+    # A quarantined record names its group in a header. One without any may have been erased before.
+    is_own = to_erase | F.col("headers").isNull() if table is Table.QUARANTINE and producer_group is not None else F.lit(True)
     [row] = stored.agg(
-        F.count("*"),
-        counted(rows_to_erase(transaction_id, producer_group, table)),
+        counted(is_own),
+        counted(to_erase),
         F.coalesce(F.max(F.unix_millis(_LATEST[table])), F.lit(0)),
         counted(is_asked) > 0,
         F.collect_set(group),

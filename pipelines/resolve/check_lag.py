@@ -246,7 +246,8 @@ class CheckLag:
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
         """Return the offsets of each partition; requests are old by their timestamps."""
         answers = describe_each(self._client, topics) if topics else {}
-        described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError)}
+        # A topic that is being made or deleted may have no partitions yet.
+        described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError) and answer.partitions}
         refused = set(topics) - described.keys()
         for topic in refused - self._refused:
             cause = str(answers.get(topic, "it is missing"))

@@ -33,6 +33,7 @@ class Topics:
         self.offsets_fail: dict[TopicPlace, object] = {}
         self.unreadable: set[TopicPlace] = set()
         self.refused: set[str] = set()
+        self.without_partitions: set[str] = set()
         self.unanswered: set[str] = set()
         self.read: list[TopicPlace] = []
         self.lost_s = 0.0
@@ -40,6 +41,7 @@ class Topics:
     def describe_topics(self, topics: Any) -> dict[str, Any]:
         there = {topic: [place for place in self.requests if place[0] == topic] for topic in topics}
         found = {topic: SimpleNamespace(topic_id="of its only one", partitions=places) for topic, places in there.items() if places}
+        found.update({topic: SimpleNamespace(topic_id="of its only one", partitions=[]) for topic in self.without_partitions})
         return {**found, **{topic: AccessError(f"no right to describe {topic}") for topic in self.refused}}
 
     def may_describe_group(self, _: str) -> bool:
@@ -157,6 +159,15 @@ def test_the_groups_of_a_topic_that_is_missing_now_are_behind(topics: Topics) ->
     gone = topics.requests.pop(("own", 0))
     assert lag.round(*GROUPS) == {"a", "apart"}
     topics.requests["own", 0] = gone
+    assert lag.round(*GROUPS) == {"a"}
+
+
+def test_the_groups_of_a_topic_that_is_told_without_partitions_are_behind(topics: Topics) -> None:
+    lag = Lag(topics)
+    assert lag.round(*GROUPS) == {"a"}
+    topics.without_partitions = {"check", "own"}
+    assert lag.round(*GROUPS) == set(GROUPS)
+    topics.without_partitions = set()
     assert lag.round(*GROUPS) == {"a"}
 
 
