@@ -16,9 +16,9 @@ from halfway.pipelines.resolve.check_sender import CheckSender
 from halfway.pipelines.resolve.read_back import RecordFetcher
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import append_id, append_once, read_log_ahead, read_table
-from halfway.pipelines.storage.lineage import BatchOrigin, origin_of
+from halfway.pipelines.storage.lineage import BatchOrigin, origin_of, verify_not_skipped
 from halfway.pipelines.storage.manifest import Manifest
-from halfway.pipelines.storage.ownership import verify_not_skipped, verify_still_owner
+from halfway.pipelines.storage.ownership import verify_still_owner
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError

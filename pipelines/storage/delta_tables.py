@@ -6,6 +6,7 @@ middle of an append and wakes up much later. Delta skips an append whose `txnVer
 greatest version under each `txnAppId` of the former owner. No append of it can come after that.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -268,13 +269,27 @@ def verify_unclaimed(owner: Owner, query_id: str, epoch: int, name: str) -> None
         )
 
 
+def fence_note(query_id: str) -> str:
+    """Return the `userMetadata` of the commit that fences a query. It stays in a history that RESTORE has put back."""
+    return json.dumps({"fenced": query_id})
+
+
+def fenced_in(note: str | None) -> str | None:
+    """Return the query that a commit fences, by its `userMetadata`; None if it fences none."""
+    try:
+        found = json.loads(note or "null")
+    except ValueError:  # another program's
+        return None
+    return found.get("fenced") if isinstance(found, dict) else None
+
+
 def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str) -> None:
     """Let no append of a query come after this, also none that is under way."""
     nothing = spark.createDataFrame([], TABLE_SCHEMAS[table])
     for app_id in append_ids(query_id, table):
         for left in reversed(range(_FENCE_TRIES)):
             try:
-                append_once(nothing, storage, table, app_id, _FENCED)
+                append_once(nothing, storage, table, app_id, _FENCED, origin=fence_note(query_id))
                 break
             except ConcurrentTransactionException:  # an append of that query came first
                 if not left:
@@ -290,7 +305,7 @@ def append_once(rows: DataFrame, storage: StorageSettings, table: Table, app_id:
         table: the table.
         app_id: what `append_id` returns.
         batch_id: the batch.
-        origin: what the batch was made of, for the commit's `userMetadata`.
+        origin: what the batch was made of, or whom the commit fences, for its `userMetadata`.
 
     Raises:
         OwnershipError: the table is gone. Spark would make another one, without an owner, for these rows.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import append_ids, last_appended, read_table, table_name
+from halfway.pipelines.storage.delta_tables import append_ids, fenced_in, last_appended, read_table, table_name
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in
@@ -32,11 +32,11 @@ from halfway.schemas.tables import Table
 COMMITS_LOOKED_AT = 100
 """The newest commits of a table to look through: compactions follow the last append."""
 
-_WITHOUT_NEW_ROWS = {
-    *("CREATE TABLE", "ADD COLUMNS", "SET TBLPROPERTIES", "UPGRADE PROTOCOL"),
-    *("OPTIMIZE", "VACUUM START", "VACUUM END", "DELETE", "UPDATE", "RESTORE"),
+_WITH_ROWS = {
+    *("WRITE", "STREAMING UPDATE", "COPY INTO", "CLONE", "CONVERT", "CREATE TABLE AS SELECT"),
+    *(f"{how} TABLE{rows}" for how in ("REPLACE", "CREATE OR REPLACE") for rows in ("", " AS SELECT")),
 }
-"""Delta's names of what adds no rows of another batch."""
+"""Delta's names of what puts rows of another program, such as those of a backup, into a table or in its place."""
 
 
 class TableCommit(NamedTuple):
@@ -119,19 +119,22 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
     untold = [table for table in Table if _last_batch(histories[table].commits, query_id) is None]
     # Not where a hundred compactions have followed: a batch whose halves were all lost is an append without rows.
-    copies = [table for table in untold if _has_rows_of_another(histories[table])]
+    copies = [table for table in untold if any(map(_is_of_another, histories[table].commits))]
     since = {table: appended.get(table, last) if table in copies else last + 1 for table in untold}
     in_rows = _batches_since(spark, storage, manifest.epoch, since)
     for table, batch_id in [*held, *in_rows.items()]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
     _verify_read(files, storage, origins)
+    _verify_not_fenced(storage, query_id, histories)
     _verify_not_older(storage, query_id, appended, histories)
     is_committed = last in files.batches(COMMITS)
     for table in copies:
         if table in appended and table not in in_rows:
             _refuse_older(storage, table, appended[table])
-        known = histories[table].appended
+        known, noted = histories[table].appended, origins[table]
+        if known is None and noted is not None:  # by a commit of this very table
+            known = noted.batch_id
         if not is_committed and in_rows.get(table) == last and (known is None or known < last):
             _refuse_table(storage, table, f"holds batch {last}, which Delta does not know and", "is a copy, and the batch would come twice")
 
@@ -154,6 +157,7 @@ def verify_histories(files: CheckpointFiles, storage: StorageSettings, query_id:
     appended = appended_in(files)
     histories = {table: read(table) for table in Table}
     _verify_read(files, storage, _origins(histories, query_id))
+    _verify_not_fenced(storage, query_id, histories)
     _verify_not_older(storage, query_id, appended, histories)
 
 
@@ -181,6 +185,13 @@ def appended_in(files: CheckpointFiles) -> dict[Table, int]:
     return {table: batch_id for table, batch_id in both if batch_id <= last}
 
 
+def _verify_not_fenced(storage: StorageSettings, query_id: str, histories: Mapping[Table, TableHistory]) -> None:
+    """Refuse tables that were taken over and put back. Delta skips each append of the former owner, silently."""
+    for table, history in histories.items():
+        if any(fenced_in(each.note) == query_id for each in history.commits):
+            _refuse_fenced(storage, table, "takes no more batches")
+
+
 def _verify_not_older(
     storage: StorageSettings, query_id: str, appended: Mapping[Table, int], histories: Mapping[Table, TableHistory]
 ) -> None:
@@ -202,14 +213,14 @@ def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
         origin = origin_in([each.note])
         if origin is not None and origin.query_id == query_id:
             return origin.batch_id
-        if origin is None and each.operation not in _WITHOUT_NEW_ROWS:
+        if _is_of_another(each):
             return None
     return -1 if commits and commits[-1].version == 0 else None
 
 
-def _has_rows_of_another(history: TableHistory) -> bool:
+def _is_of_another(commit: TableCommit) -> bool:
     """Return True if another program has written rows, which may be those of a backup."""
-    return any(each.operation not in _WITHOUT_NEW_ROWS and origin_in([each.note]) is None for each in history.commits)
+    return commit.operation in _WITH_ROWS and origin_in([commit.note]) is None and fenced_in(commit.note) is None
 
 
 def _taken_back(commits: Sequence[TableCommit], query_id: str) -> int | None:
@@ -261,6 +272,32 @@ def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
             own = BatchOrigin.of(origin.query_id, batch_id, offsets)
             return own == origin if batch_id == origin.batch_id else own.read >= origin.read
     return False
+
+
+def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str, batch_id: int) -> None:
+    """Refuse to go on if Delta has left out an append, and not because it holds this very batch.
+
+    Where Delta does not tell, in a catalog, a commit of the batch is looked for if the table was put back.
+
+    Raises:
+        OwnershipError: it holds a later one, or another checkpoint has once taken the table over and fenced this one.
+    """
+    held = last_appended(spark, storage, table, app_id)
+    if held is None:
+        query_id, _, _ = app_id.rpartition(":")
+        commits = history_of(spark, storage, query_id, table).commits
+        own = origin_in((each.note for each in commits), query_id)
+        may_be_fenced = any(each.operation == "RESTORE" or _is_of_another(each) for each in commits)
+        held = batch_id if not may_be_fenced or (own is not None and own.batch_id >= batch_id) else -1
+    if held != batch_id:
+        _refuse_fenced(storage, table, f"takes no batch {batch_id}")
+
+
+def _refuse_fenced(storage: StorageSettings, table: Table, what: str) -> NoReturn:
+    raise OwnershipError(
+        f"the table {table_name(storage, table)} {what} of the checkpoint {storage.checkpoint}: it was taken over by another one, or "
+        "holds later batches. Nothing is lost: set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
+    )
 
 
 def _refuse_older(storage: StorageSettings, table: Table, batch_id: int) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import NoReturn
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.adopted_rows import last_epoch
-from halfway.pipelines.storage.delta_tables import Owner, last_appended, owner_at_append, owner_of, table_exists, table_name
+from halfway.pipelines.storage.delta_tables import Owner, owner_at_append, owner_of, table_exists, table_name
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
 from halfway.pipelines.storage.state_reader import HadoopFiles
@@ -95,20 +95,6 @@ def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Tab
         _refuse(
             f"another checkpoint (query {owner.query_id}, epoch {owner.epoch}) has taken over the table {table_name(storage, table)}: "
             f"this job has ended and appends nothing more, and its checkpoint {storage.checkpoint} can be deleted"
-        )
-
-
-def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str, batch_id: int) -> None:
-    """Refuse to go on if Delta has left out an append, and not because it holds this very batch.
-
-    Raises:
-        OwnershipError: it holds a later one, or another checkpoint has once taken the table over and fenced this one.
-    """
-    if last_appended(spark, storage, table, app_id) not in (None, batch_id):
-        _refuse(
-            f"the table {table_name(storage, table)} takes no batch {batch_id} of the checkpoint {storage.checkpoint}: it was taken over "
-            "by another one, or holds later batches. Nothing is lost: set storage.checkpoint to a new folder and start once with "
-            "`halfway resolve --adopt`"
         )
 
 

@@ -249,7 +249,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 
 _REPLACED = {
     manifest: ("read_json", "write_json"),
-    ownership: ("table_exists", "owner_of", "last_epoch", "last_appended"),
+    ownership: ("table_exists", "owner_of", "last_epoch"),
     first_start: ("write_json", "create_tables", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
     lineage: ("_batches_since", "last_appended"),

@@ -9,9 +9,8 @@ import pyarrow as pa
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
-from halfway.pipelines.storage.lineage import appended_in, origin_of
+from halfway.pipelines.storage.lineage import appended_in, origin_of, verify_not_skipped
 from halfway.pipelines.storage.manifest import Manifest
-from halfway.pipelines.storage.ownership import verify_not_skipped
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import KafkaUnavailableError

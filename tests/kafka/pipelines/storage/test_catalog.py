@@ -10,6 +10,7 @@ from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_reader import MessageReader
 from halfway.clients.reading.message_rows import Wanted
 from halfway.pipelines.operate.catalog_messages import catalog_messages
+from halfway.pipelines.storage import lineage
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.tables import Table
@@ -43,6 +44,49 @@ def test_a_repeated_batch_writes_nothing_twice_to_a_catalog(catalog_world: World
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
     assert w.resolve()
     assert {table: w.rows(table) for table in Table} == before
+
+
+def committed(w: World, name: str, at_ms: int) -> None:
+    w.half(name, at_ms)
+    w.op(name, b"COMMIT", at_ms)
+    w.tick(at_ms)
+    w.resolve()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_batch_that_was_not_committed_goes_on_although_somebody_has_changed_the_table_since(catalog_world: World, tmp_path: Path) -> None:
+    w = catalog_world
+    committed(w, "a", 1)
+    [newest] = (tmp_path / "checkpoint" / "commits").glob("[0-9]*")
+    newest.unlink()
+    (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+    w.spark.sql("ALTER TABLE spark_catalog.payments.messages ALTER COLUMN topic COMMENT 'where it goes'")
+    committed(w, "b", 2)
+    assert set(w.by_id(Table.MESSAGES)) == {"a", "b"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("looked_at", "refusal"), [(100, "takes no more batches of"), (1, "takes no batch 1 of")])
+def test_a_checkpoint_whose_tables_were_adopted_and_put_back_is_refused(
+    catalog_world: World, tmp_path: Path, looked_at: int, refusal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name it as owner, and Delta skips all that it appends. A catalog does not tell which batches it takes."""
+    w = catalog_world
+    committed(w, "a", 1)
+    names = [f"spark_catalog.payments.{table}" for table in Table]
+    versions = {name: w.spark.sql(f"DESCRIBE HISTORY {name} LIMIT 1").first().version for name in names}
+    other = w.settings.model_copy(update={"storage": w.settings.storage.model_copy(update={"checkpoint": str(tmp_path / "other")})})
+    w.resolve(other, adopt=True)
+    for name, version in versions.items():
+        w.spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
+    monkeypatch.setattr(lineage, "COMMITS_LOOKED_AT", looked_at)
+    with pytest.raises(OwnershipError, match=rf"messages` {refusal} the checkpoint .*checkpoint: it was taken over .*--adopt"):
+        committed(w, "b", 2)
+    adopting = w.settings.model_copy(update={"storage": w.settings.storage.model_copy(update={"checkpoint": str(tmp_path / "third")})})
+    w.resolve(adopting, adopt=True)
+    assert set(w.by_id(Table.MESSAGES)) == {"a", "b"}
 
 
 @pytest.mark.long

@@ -103,6 +103,20 @@ def test_tables_that_are_older_than_their_checkpoint_are_refused(world: MakeWorl
 
 
 @pytest.mark.long
+def test_a_table_whose_last_row_somebody_has_deleted_is_no_backup(world: MakeWorld) -> None:
+    w = world()
+    send(w, 1)
+    send(w, 2)
+    table = f"delta.`{w.settings.storage.warehouse}/{Table.MESSAGES}`"
+    w.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    wanted = "(SELECT 't2' AS transaction_id)"
+    w.spark.sql(f"MERGE INTO {table} AS t USING {wanted} AS s ON t.transaction_id = s.transaction_id WHEN MATCHED THEN DELETE")
+    w.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = 'true')")
+    send(w, 3)
+    assert set(w.by_id(Table.MESSAGES)) == {"t1", "t3"}
+
+
+@pytest.mark.long
 def test_of_two_copies_that_ran_on_one_is_refused(world: MakeWorld, tmp_path: Path) -> None:
     """Both have a batch 1, and the tables hold that of the second copy."""
     w = world()

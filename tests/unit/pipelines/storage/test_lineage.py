@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.storage.delta_tables import fence_note
 from halfway.pipelines.storage.lineage import (
     BatchOrigin,
     TableCommit,
     TableHistory,
-    _has_rows_of_another,
+    _is_of_another,
     _last_batch,
     _taken_back,
+    _verify_not_fenced,
     appended_in,
     commit_of,
     origin_in,
@@ -56,6 +58,7 @@ APPEND = "WRITE"
         ([("CREATE TABLE", None), (APPEND, "other")], -1),
         ([("CLONE", None)], None),
         ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, None)], None),
+        ([("CREATE TABLE", None), (APPEND, "q"), ("MERGE", None), ("CHANGE COLUMN", None), ("COMPUTE STATS", None)], 1),
         ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], 2),
     ],
 )
@@ -125,11 +128,27 @@ def test_tables_lack_what_delta_says_that_they_have_not_taken(tmp_path: Path) ->
             verify_histories(LocalFiles(tmp_path), storage, "q", lambda _, newest=newest: TableHistory(newest, 4))
 
 
-@pytest.mark.parametrize("operation", ["CLONE", "CREATE TABLE AS SELECT", "OPTIMIZE", "VACUUM END"])
-def test_a_clone_of_a_table_has_rows_that_the_job_did_not_write(operation: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "note", "is_of_another"),
+    [
+        *((operation, None, True) for operation in ("CLONE", "CREATE TABLE AS SELECT", "CREATE OR REPLACE TABLE AS SELECT", APPEND)),
+        *((operation, None, False) for operation in ("OPTIMIZE", "VACUUM END", "MERGE", "CHANGE COLUMN", "REORG")),
+        *((APPEND, note, False) for note in (fence_note("q"), fence_note("other"), BatchOrigin("q", 1, 1, "").to_json())),
+    ],
+)
+def test_a_clone_of_a_table_has_rows_that_the_job_did_not_write(operation: str, note: str | None, *, is_of_another: bool) -> None:
     """A hundred compactions are none: only rows tell then what a clone holds, and a batch may have had none."""
-    history = TableHistory([TableCommit(207, "VACUUM END", None), TableCommit(206, operation, None)], None)
-    assert _has_rows_of_another(history) == (operation in {"CLONE", "CREATE TABLE AS SELECT"})
+    assert _is_of_another(TableCommit(206, operation, note)) == is_of_another
+
+
+def test_tables_whose_adoption_was_undone_are_refused(tmp_path: Path) -> None:
+    """RESTORE puts the owner back. Delta still skips what a query appends that was fenced."""
+    storage = load_settings(environ={}, overrides={"storage.checkpoint": str(tmp_path)}).storage
+    own = BatchOrigin("q", 1, 1, "").to_json()
+    commits = [TableCommit(4, "RESTORE", None, 2), TableCommit(3, APPEND, fence_note("q")), TableCommit(2, APPEND, own)]
+    with pytest.raises(OwnershipError, match=r"messages.* takes no more batches of the checkpoint .*--adopt"):
+        _verify_not_fenced(storage, "q", {Table.MESSAGES: TableHistory(commits, None)})
+    _verify_not_fenced(storage, "other", {Table.MESSAGES: TableHistory(commits, None)})
 
 
 class RemovedMeanwhile(LocalFiles):
