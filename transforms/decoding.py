@@ -4,7 +4,6 @@ Works on columns: each check looks at all records of a batch at once. Only what 
 ticks, broken records, and records whose signature is verified. `schemas/records.py` has the same limits for clients.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,7 +17,8 @@ from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import MAX_DETAIL, Reason
 from halfway.schemas.settings import KafkaSettings, ResolutionSettings
 from halfway.schemas.signing import Keyring, Signable, binding_of
-from halfway.transforms.horizon import ALL_ASKED, SourcePartition, Tick
+from halfway.schemas.tick_value import TickValue
+from halfway.transforms.horizon import SourcePartition, Tick
 from halfway.transforms.record_columns import Integers, Mask, RecordColumns, mask_of
 
 _Problem = tuple[Mask, Reason, str | Callable[[int], str]]
@@ -193,7 +193,7 @@ def _tick_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     yield is_beyond, bad, f"{h.PARTITIONS} is not above the tick's own partition"
     yield columns["value_bytes"] > h.MAX_TICK_BYTES, bad, f"the value is over {h.MAX_TICK_BYTES // 1024} KiB"
     is_other = ticks.copy()
-    is_other[ticks] = [_tick_value(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    is_other[ticks] = [TickValue.parse(value.as_py()) is None for value in records.raw["tick_value"].filter(pa.array(ticks))]
     yield is_other, bad, 'the value is not {"absent_groups": [...], "job": "...", "asked_ms": number}'
     skew_ms = np.abs(records.numbers(h.TICK, ticks) - columns["at_ms"])
     yield skew_ms > most_ms, bad, lambda row: f"{h.TICK} is {skew_ms[row]} ms from the record's timestamp, at most {most_ms}"
@@ -288,41 +288,13 @@ def _bindings(signatures: pa.StringArray) -> Integers:
     return np.fromiter(map(binding_of, signatures.to_pylist()), np.int64, len(signatures))
 
 
-class _TickValue(NamedTuple):
-    """What the value of a tick says."""
-
-    absent_groups: tuple[str, ...] = ()
-    job: str = ""
-    asked_ms: int = ALL_ASKED
-
-    def asked_of(self, job: str) -> int:
-        """Return up to which horizon a job's checks count (R5). The tick of another one says nothing of them."""
-        return self.asked_ms if self.job in ("", job) or self.asked_ms == ALL_ASKED else 0
-
-
 def _ticks(records: RecordColumns, job: str) -> list[Tick]:
     ticks = records.are(EventKind.TICK)
     sources, partitions, times_ms = (records.columns[name][ticks].tolist() for name in ("source", "partition", "at_ms"))
     sizes = records.numbers(h.PARTITIONS, ticks)[ticks].tolist()
-    said = [_tick_value(value.as_py()) or _TickValue() for value in records.raw["tick_value"].filter(pa.array(ticks))]
+    said = [TickValue.parse(value.as_py()) or TickValue() for value in records.raw["tick_value"].filter(pa.array(ticks))]
     groups, asked_ms = [each.absent_groups for each in said], [each.asked_of(job) for each in said]
     return list(map(Tick, map(Source, sources), partitions, sizes, times_ms, groups, asked_ms))
-
-
-def _tick_value(value: bytes | None) -> _TickValue | None:
-    """Return what a tick says; None if it says something else than the contract has."""
-    try:
-        said = json.loads((value or b"{}").decode())
-        if not isinstance(said, dict):
-            return None
-        groups, job, asked_ms = said.get("absent_groups", []), said.get("job", ""), said.get("asked_ms", ALL_ASKED)
-        # Fails for other things than text, and for half a character (`"\ud800"`), which no column can hold.
-        "".join(groups).encode()
-    except (ValueError, TypeError, RecursionError):
-        return None
-    if not isinstance(groups, list) or not isinstance(job, str) or type(asked_ms) is not int or not 0 <= asked_ms <= ALL_ASKED:
-        return None
-    return _TickValue(tuple(filter(None, groups)), job, asked_ms)
 
 
 def _read_ms(records: RecordColumns) -> dict[SourcePartition, int]:

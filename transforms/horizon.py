@@ -6,15 +6,12 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from halfway.schemas.headers import Source
+from halfway.schemas.tick_value import ALL_ASKED
 
 SourcePartition = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
 """Topic → partition → time in ms."""
-
-
-ALL_ASKED = 2**63 - 1
-"""What a tick stands for that does not say which checks were sent."""
 
 
 class Tick(NamedTuple):

@@ -1,8 +1,7 @@
 """Writes ticks: the records in every partition that tell the job what time it is (decision 1)."""
 
-import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from confluent_kafka import Message
 
@@ -11,27 +10,13 @@ from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 
 
-def tick_value(absent_groups: Collection[str], job: str, asked_ms: int) -> bytes:
-    """Return the value of a job's tick: which groups are away or behind (R15), which of its checks count (R5)."""
-    return json.dumps({"absent_groups": sorted(absent_groups), "job": job, "asked_ms": asked_ms}).encode()
-
-
-def tick_job(value: bytes | None) -> str:
-    """Return whose tick it is by its value; an empty text if it does not say. It may be forged."""
-    try:
-        job = json.loads(value or b"{}")["job"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ""
-    return job if isinstance(job, str) else ""
-
-
 def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: bytes | None = None, *, keyring: Keyring | None = None) -> int:
     """Write a tick to each partition, and wait until Kafka has them.
 
     Args:
         writer: writes the records.
         partitions: the number of partitions of each topic.
-        value: what they say (`tick_value`); None where no job says anything.
+        value: what they say (`TickValue`); None where no job says anything.
         keyring: signs the ticks, with all that they say, if it has a key of the job.
 
     Returns:

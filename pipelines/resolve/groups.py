@@ -18,12 +18,11 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.rights import verify_check_groups
-from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.headers import MAX_TICK_BYTES, check_group
 from halfway.schemas.settings import KafkaSettings
-from halfway.transforms.horizon import ALL_ASKED
+from halfway.schemas.tick_value import TickValue
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +233,7 @@ def producer_groups(consumer_groups: Iterable[str]) -> list[str]:
 
 def fit(groups: Sequence[str]) -> list[str]:
     """Return the groups that fit into a tick. The first ones have precedence."""
-    room, fitting = MAX_TICK_BYTES - len(tick_value([], _ANY_JOB, ALL_ASKED)), list[str]()
+    room, fitting = MAX_TICK_BYTES - len(TickValue(job=_ANY_JOB).to_bytes()), list[str]()
     for group in groups:
         size = len(json.dumps(group)) + len(", ")
         if size <= room:  # a name that is too long hides no other

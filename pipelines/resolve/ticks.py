@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection
 from confluent_kafka import KafkaException
 
 from halfway.pipelines.kafka.admin import Admin, partition_counts
-from halfway.pipelines.kafka.tick_records import tick_value, write_ticks
+from halfway.pipelines.kafka.tick_records import write_ticks
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError
 from halfway.schemas.settings import Settings
+from halfway.schemas.tick_value import TickValue
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class TickPublisher:
             self._writer = self._writer or RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
             partitions = partition_counts(self._client, topics)
             asked_ms = self._sent.asked_ms(self.known_s())
-            value = tick_value(self.absent_groups(), self._job, asked_ms)
+            value = TickValue(tuple(self.absent_groups()), self._job, asked_ms).to_bytes()
             if self._stopped.is_set():  # The job ends, and this tick is left out: neither a failure nor a success.
                 return self._failure
             self._broker_ahead_ms = write_ticks(self._writer, partitions, value, keyring=self._keyring)

@@ -14,7 +14,8 @@ import pyarrow as pa
 from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
-from halfway.transforms import decoding, operator
+from halfway.schemas.tick_value import TickValue
+from halfway.transforms import operator
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
@@ -120,7 +121,7 @@ def _said(record: Record, config: DecoderConfig) -> Said:
     told = None  # what a tick says with its value, each of another time
     if headers[:1] and headers[0][0] == h.TICK:
         skew_ms = record.at_ms - int(headers[0][1] or b"")
-        told = decoding._tick_value(record.value) if size <= h.MAX_TICK_BYTES else None
+        told = TickValue.parse(record.value) if size <= h.MAX_TICK_BYTES else None
         value = record.value if told is None else told._replace(job="", asked_ms=0)
         shape = (*limits, record.topic, record.partition, key, value, headers[1:], skew_ms)
     else:

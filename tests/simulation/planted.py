@@ -25,6 +25,7 @@ from halfway.schemas.events import EventKind
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.tables import Table
+from halfway.schemas.tick_value import ALL_ASKED
 from halfway.transforms import bucket, decoding, horizon, packing
 from halfway.transforms import protocol as core
 from halfway.transforms import rows as row_makers
@@ -259,7 +260,7 @@ PLANTED = (
     Planted("R13 any group settles", _Resolver, "on_op", _any_group_settles),
     Planted("R14 a delay is not refused", h, "DELAY_HEADERS", ()),
     Planted("R14 any tick moves time", decoding, "_PROBLEMS", {**decoding._PROBLEMS, EventKind.TICK: lambda *_: iter(())}),
-    Planted("R5 a check counts before it is sent", horizon.Clock, "asked_horizon_ms", lambda _: horizon.ALL_ASKED),
+    Planted("R5 a check counts before it is sent", horizon.Clock, "asked_horizon_ms", lambda _: ALL_ASKED),
     Planted("R15 groups are never away", horizon.Clock, "absent_groups", lambda _: frozenset()),
     Planted("R15 what is put off counts", _Resolver, "_on_due", _put_off_counts),
     Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"]), is_full=True),

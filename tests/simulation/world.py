@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas import headers as h
 from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
+from halfway.schemas.tick_value import TickValue
 from halfway.transforms.rules import rules_of
 from tests.simulation.history import CLOCK_SET, HALF, OP, Act, Fate, Headers, History, KafkaState, Numbers
 from tests.simulation.job import Job, pending_in
@@ -113,7 +113,7 @@ class World:
     def tick(self, job: Job) -> None:
         """Publish a tick to each partition, as the job's publisher does."""
         unable, known_s = job.lag.unable()
-        value = tick_value(unable, job.manifest.query_id, job.sent.asked_ms(known_s))
+        value = TickValue(tuple(unable), job.manifest.query_id, job.sent.asked_ms(known_s)).to_bytes()
         now = str(self.clock.now_ms + self.clock.publisher_ms).encode()
         for topic in (HALF, OP):
             count = len(self.kafka.topics[topic])

@@ -7,8 +7,9 @@ from typing import Any
 
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Kind
+from halfway.schemas.tick_value import ALL_ASKED
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import ALL_ASKED, SourcePartition, Tick
+from halfway.transforms.horizon import SourcePartition, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Lost, Op, Outcome, Rules, resolve
 
 RULES = Rules(timeout_ms=6_000, check_interval_ms=30_000, check_max=2, half_retention_ms=200_000, resolved_retention_ms=60_000)

@@ -9,8 +9,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from halfway.schemas.events import EVENT_SCHEMA, EventKind
+from halfway.schemas.tick_value import ALL_ASKED
 from halfway.transforms.decoding import DecoderConfig, decode
-from halfway.transforms.horizon import ALL_ASKED, Tick
+from halfway.transforms.horizon import Tick
 from halfway.transforms.packing import to_records
 
 

@@ -14,7 +14,6 @@ from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, 
 from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
-from halfway.pipelines.kafka.tick_records import tick_job
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
@@ -25,6 +24,7 @@ from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.tick_value import TickValue
 
 _TAIL = 500
 """How many of the last records are searched for ticks. In an idle partition every record is a tick."""
@@ -172,7 +172,8 @@ def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Find
     found = read_local_ownership(storage)
     owners = found.tables.values()
     ours = {found.query_id, *(owner.query_id for owner in owners), *(owner.former_id for owner in owners)}
-    ticked_ms = {job: tick.timestamp()[1] for tick in ticks if (job := tick_job(tick.value())) and job not in ours}
+    said = [(TickValue.parse(tick.value()) or TickValue(), tick.timestamp()[1]) for tick in ticks]
+    ticked_ms = {value.job: at_ms for value, at_ms in said if value.job and value.job not in ours}
     for job, at_ms in ticked_ms.items():
         ago_s = max(0.0, time() - at_ms / 1000)
         if ago_s < _ALIVE_S:

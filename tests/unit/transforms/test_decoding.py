@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas import headers as h
 from halfway.schemas.events import EVENT_SCHEMA, RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import HalfHeaders, OpHeaders, RecordError, decode_key
 from halfway.schemas.signing import Keyring, Signable, binding_of, sha256_of, signature_of
+from halfway.schemas.tick_value import ALL_ASKED, TickValue
 from halfway.transforms.decoding import Decoded, DecoderConfig, decode
-from halfway.transforms.horizon import ALL_ASKED, Tick
+from halfway.transforms.horizon import Tick
 from tests.fuzz import judge, shapes
 
 AT_MS = 1_767_323_045_678
@@ -154,9 +154,9 @@ def test_ticks() -> None:
     events, ticks, _ = decoded(of_op, of_half)
     assert events.num_rows == 0
     assert ticks == [Tick(Source.OP, 3, 4, AT_MS - 1, ("g", "h")), Tick(Source.HALF, 3, 4, AT_MS)]
-    assert decoded(tick(*TICK, value=tick_value(["h", "g"], "", 7))).ticks[0][-2:] == (("g", "h"), 7)
+    assert decoded(tick(*TICK, value=TickValue(("h", "g"), "", 7).to_bytes())).ticks[0][-2:] == (("g", "h"), 7)
     for job, asked_ms in (("own", 7), ("another", 0)):
-        value = tick_value([], "own", 7)
+        value = TickValue((), "own", 7).to_bytes()
         assert decoded(tick(*TICK, value=value), config=replace(CONFIG, job=job)).ticks[0].asked_ms == asked_ms
     assert decoded(tick(*TICK, value=b'{"job": "own"}')).ticks[0].asked_ms == ALL_ASKED
 
@@ -372,7 +372,7 @@ GOOD = {
     "half": signed(half(*HALF, AT, ("own", b"x"), ("null", None), value=b"body")),
     "op": signed(op(*OP, ("HALF_SIGNATURE", b"00"))),
     "tick": signed(tick(*TICK), JOB_KEY, partition=3),
-    "tick of halves": signed(Sent(Source.HALF, TICK, None, tick_value(["h"], "", 7)), JOB_KEY, partition=3),
+    "tick of halves": signed(Sent(Source.HALF, TICK, None, TickValue(("h",), "", 7).to_bytes()), JOB_KEY, partition=3),
     "notice": signed(half(*LOST), JOB_KEY),
 }
 NO_FIT = "the signature does not fit this record, its topic and its cluster"
@@ -415,7 +415,7 @@ def test_r14_a_signature_is_for_one_record_only(name: str) -> None:
     if good.key is not None:
         others += [good._replace(key=b"other"), good._replace(value=b"another body")]
     else:
-        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', tick_value(["h"], "", 8))]
+        others += [good._replace(value=value) for value in (b'{"absent_groups": ["victim"]}', TickValue(("h",), "", 8).to_bytes())]
         others += [signed(good._replace(headers=headers[:-1]), JOB_KEY, partition=2)]
     unsigned = good._replace(headers=headers[:-1])
     place = None if good.key is not None else 3

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Count, Phase, Reason
 from halfway.schemas.reports import latency_counts
+from halfway.schemas.tick_value import ALL_ASKED
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import ALL_ASKED, Clock, SourcePartition, Tick
+from halfway.transforms.horizon import Clock, SourcePartition, Tick
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Rules, resolve
 from tests.support.naive_model import all_outcomes
 from tests.support.scenario import told

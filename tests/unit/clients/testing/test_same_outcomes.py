@@ -7,14 +7,13 @@ import pytest
 
 from halfway import CheckRequest, HalfMessage, HalfwayError, LocalTransactionState
 from halfway.clients.testing.in_memory import _BEGIN_MS
-from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.schemas.headers import PARTITIONS, TICK, Source
 from halfway.schemas.outcomes import Kind, Phase
 from halfway.schemas.records import Record as Sent
 from halfway.schemas.settings import KafkaSettings, ResolutionSettings
+from halfway.schemas.tick_value import TickValue
 from halfway.testing import InMemoryHalfway
 from halfway.transforms.decoding import DecoderConfig
-from halfway.transforms.horizon import ALL_ASKED
 from halfway.transforms.protocol import BucketState, Outcome, resolve
 from halfway.transforms.rules import rules_of
 from tests.simulation.decoded import to_batch
@@ -133,7 +132,7 @@ def resolved(world: Recorded, settings: ResolutionSettings) -> tuple[Told, list[
 
     def tick(at_ms: int) -> None:
         away: list[str] = next((groups for until_ms, groups in world.away if at_ms <= until_ms), [])
-        value = tick_value(away, "", ALL_ASKED)
+        value = TickValue(tuple(away)).to_bytes()
         sent = Sent(None, value, [(TICK, str(at_ms).encode()), (PARTITIONS, b"1")])  # type: ignore[arg-type]
         batch(*(record(topic, at_ms, sent) for topic in TOPICS.values()))
 

@@ -2,10 +2,9 @@
 
 from uuid import uuid4
 
-from halfway.pipelines.kafka.tick_records import tick_value
 from halfway.pipelines.resolve.groups import fit, producer_groups
 from halfway.schemas.headers import MAX_TICK_BYTES
-from halfway.transforms.horizon import ALL_ASKED
+from halfway.schemas.tick_value import TickValue
 
 
 def test_only_a_consumer_group_that_answers_checks_is_a_producer_group() -> None:
@@ -19,5 +18,5 @@ def test_the_last_groups_are_left_out_where_a_tick_is_full() -> None:
         groups = [name.format(number) for number in range(10_000)]
         fitting = fit(groups)
         assert fitting == groups[: len(fitting)]
-        size = len(tick_value(fitting, str(uuid4()), ALL_ASKED))
+        size = len(TickValue(tuple(fitting), str(uuid4())).to_bytes())
         assert MAX_TICK_BYTES - 100 < size <= MAX_TICK_BYTES
