@@ -9,7 +9,7 @@ import typer
 
 from halfway.clients.reading.committed import CommittedMessage, MessageBatch
 from halfway.clients.reading.message_reader import MessageReader, tags_in
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, parsed_by
 from halfway.pipelines.cli.output import printable, say, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
@@ -31,30 +31,21 @@ class BodyForm(StrEnum):
     NONE = "none"
 
 
-def _bookmark(text: str) -> Bookmark:
-    try:
-        return Bookmark.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def _tags(expression: str) -> str:
-    try:
-        tags_in(expression)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    tags_in(expression)
     return expression
 
 
 def messages(
     *,
     after: Annotated[
-        Bookmark | None, typer.Option(parser=_bookmark, metavar="EPOCH.BATCH", help="Only those after this bookmark. Default: all.")
+        Bookmark | None,
+        typer.Option(parser=parsed_by(Bookmark.parse), metavar="EPOCH.BATCH", help="Only those after this bookmark. Default: all."),
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
     tags: Annotated[
         str | None,
-        typer.Option(parser=_tags, metavar="TAGS", help="Only those with this tag, or one of several: 'A || B'."),
+        typer.Option(parser=parsed_by(_tags), metavar="TAGS", help="Only those with this tag, or one of several: 'A || B'."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
     body: Annotated[BodyForm, typer.Option(help="How to print bodies. With text, bytes that are not UTF-8 are escaped.")] = BodyForm.TEXT,

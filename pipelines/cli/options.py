@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 from halfway.pipelines.cli.output import say
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, override_pair
 from halfway.schemas.errors import HalfwayError, MissingPackageError, SettingsError
+
+T = TypeVar("T")
 
 
 def _checked(overrides: list[str] | None) -> list[str] | None:
@@ -45,6 +47,18 @@ def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser whose ValueError is wrong usage, which exits with code 2."""
+
+    def parse_option(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parse_option
 
 
 _OWN_FILES_ONLY = 0o077

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, LimitOption, SetOption
+from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, LimitOption, SetOption, parsed_by
 from halfway.pipelines.cli.output import say, show_table, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import Settings, parse_duration_ms
@@ -22,19 +22,16 @@ _JSON_COLUMNS = ["transaction_id", "incarnation", "producer_group", "topic", "ag
 _ROWS_AT_ONCE = 10_000
 
 
-def _duration(text: str) -> int:
-    try:
-        return parse_duration_ms(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
 def pending(
     *,
     group: Annotated[str | None, typer.Option(help="Only those of this producer group.")] = None,
     older_than: Annotated[
         int | None,
-        typer.Option(parser=_duration, metavar="DURATION", help="Only those older than this, such as 90s, 5m or 2h; a bare number is ms."),
+        typer.Option(
+            parser=parsed_by(parse_duration_ms),
+            metavar="DURATION",
+            help="Only those older than this, such as 90s, 5m or 2h; a bare number is ms.",
+        ),
     ] = None,
     limit: LimitOption = None,
     config: ConfigOption = None,

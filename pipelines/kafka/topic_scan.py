@@ -97,9 +97,8 @@ class TopicScan:
 
     def _first_ms(self, partition: int, kept: OffsetRange) -> int:
         """Return the time of the first record that a partition retains."""
-        if kept.first < kept.end:
-            for record in read_ranges(self._consumer, self._topic, {partition: kept}):
-                return int(record.timestamp()[1])
+        for record in read_ranges(self._consumer, self._topic, {partition: kept}):
+            return int(record.timestamp()[1])
         return NEVER
 
     def beyond(self, read_to: Mapping[int, int]) -> Iterator[Message]:
@@ -112,9 +111,7 @@ class TopicScan:
             KafkaUnavailableError: Kafka does not answer for a minute.
         """
         ranges = {partition: OffsetRange(max(kept.first, read_to.get(partition, 0)), kept.end) for partition, kept in self.retained.items()}
-        yield from read_ranges(
-            self._consumer, self._topic, {partition: each for partition, each in ranges.items() if each.first < each.end}
-        )
+        yield from read_ranges(self._consumer, self._topic, ranges)
 
     def since(self, at_ms: int, progress: Callable[[int, int], None]) -> Iterator[Message]:
         """Yield each record that may have a timestamp of `at_ms` or later, up to the end at `open`.

@@ -187,6 +187,11 @@ def _drop_sent(
         return
     progress = ProgressLine(say, "searching the half topic for earlier replays")
     sent = list(sent_halves(scans, candidates, settings, read_to, progress))
+    committed, _ = scans
+    unsure = {half.identity for half in sent if half.offset >= committed.retained[half.partition].end}
+    for transaction_id, _ in sorted(unsure):
+        why = "a half of a later incarnation is behind an open Kafka transaction, which `halfway status` names, and may be aborted"
+        say(f"{transaction_id} is not sent: {why}: repeat this when that transaction has ended")
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
     for half in sent:
         if half not in refused:
@@ -209,15 +214,16 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
     half_topic, total = settings.kafka.half_topic, len(candidates)
     verify_topic_writable(settings.kafka, half_topic)
     writer, max_body_bytes = RecordWriter(settings.kafka), settings.resolution.max_body_bytes
-    refused: dict[str, int] = {}
+    refused: dict[tuple[str, str], int] = {}
 
-    def verify_clock(transaction_id: str, signed_ms: int, half: Message) -> None:
+    def verify_clock(identity: tuple[str, str], signed_ms: int, half: Message) -> None:
         ahead_ms = signed_ms - half.timestamp()[1]
         if abs(ahead_ms) > SIGNED_WINDOW_MS:
-            refused[transaction_id] = ahead_ms
+            refused[identity] = ahead_ms
 
     for done, row in enumerate(_rows(spark, settings.storage, candidates)):
-        discarded = candidates.pop((row["transaction_id"], row["producer_group"]), None)
+        identity = row["transaction_id"], row["producer_group"]
+        discarded = candidates.pop(identity, None)
         if discarded is not None:
             # With CreateTime, a later replay must find this half after the discard.
             at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
@@ -236,11 +242,11 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
                 say(f"{row['transaction_id']} is not sent: its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
                 continue
             is_signed = any(name == SIGNATURE for name, _ in headers)
-            verify = partial(verify_clock, row["transaction_id"], at_ms) if is_signed else None
+            verify = partial(verify_clock, identity, at_ms) if is_signed else None
             writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms, on_delivered=verify)
         progress(done, total)
     writer.flush()
-    for transaction_id, ahead_ms in refused.items():
+    for (transaction_id, _), ahead_ms in refused.items():
         clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
         say(f"{transaction_id} was sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat")
     return writer.delivered - len(refused)
@@ -264,7 +270,7 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
 
 
 def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
-    """Return the headers of a discarded message's next incarnation. They keep everything, also `BORN_TIMESTAMP`.
+    """Return the headers of a discarded message's next incarnation. They keep all but an immunity.
 
     A half of before 1970, on a topic with CreateTime, had none: no header can say its time.
 

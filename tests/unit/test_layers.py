@@ -106,7 +106,7 @@ def test_the_core_needs_nothing_but_python() -> None:
     used = imported(ROOT / "transforms" / "protocol.py") | imported(ROOT / "transforms" / "horizon.py")
     assert {name.split(".")[0] for name in used} == {"collections", "dataclasses", "operator", "typing", "halfway"}
     own = {".".join(name.split(".")[1:3]) for name in used if name.startswith("halfway.")}
-    assert own == {"schemas.headers", "schemas.outcomes", "transforms.horizon"}
+    assert own == {"schemas.headers", "schemas.outcomes", "schemas.tick_value", "transforms.horizon"}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import platform
 import shutil
 import socket
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from halfway.pipelines.storage.file_systems import local_path
 from halfway.schemas.errors import MissingPackageError
 from halfway.schemas.settings import MetricsSettings, StorageSettings
 
-MIN_PYTHON = (3, 11)
 MIN_FREE_BYTES = 1024**3
 LITTLE_FREE_BYTES = 5 * 1024**3
 _ASK_LIMIT_S = 2.0
@@ -32,13 +30,8 @@ def machine_findings() -> Iterator[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    version = platform.python_version()
-    if sys.version_info < MIN_PYTHON:
-        wanted = ".".join(map(str, MIN_PYTHON))
-        yield Finding("python", Health.PROBLEM, f"Python {version} is too old: install {wanted} or newer, and use it for the environment")
-        return
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("pyspark", "delta-spark", "confluent-kafka"))
-    yield Finding("python", Health.OK, f"Python {version}, {packages}")
+    yield Finding("python", Health.OK, f"Python {platform.python_version()}, {packages}")
 
 
 def _java() -> Iterator[Finding]:
