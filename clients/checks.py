@@ -244,7 +244,7 @@ class CheckAnswerer:
             self._note_answer([error.args[0]])
 
     def _make_known_at_end(self, consumer: Consumer) -> None:
-        """Do it for a process that was shorter than an answer."""
+        """Make the group known before the process ends, if Kafka has not answered yet."""
         deadline_s = time.monotonic() + _KNOWN_AT_END_S
         while not self._may_join and time.monotonic() < deadline_s:
             self._make_known(consumer)

@@ -32,7 +32,8 @@ messages, discarded, quarantine = stored_tables(spark, settings.storage).values(
 
 [(first_ms, last_ms)] = audit.span(audit.outcomes(messages, discarded, quarantine)).collect()
 if last_ms is None:
-    raise HalfwayError(f"the tables in {settings.storage.warehouse} are empty: no message was committed, discarded or quarantined yet")
+    place = settings.storage.catalog_schema or settings.storage.warehouse
+    raise HalfwayError(f"the tables in {place} are empty: run the job, or give the settings of the one whose tables you mean")
 # A lost half has the time at which it was sent, days before its loss was noticed.
 lost = quarantine.where(F.col("reason") == str(Reason.HALF_LOST)).count()
 if lost:

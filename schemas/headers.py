@@ -58,13 +58,13 @@ MAX_KEY_BYTES = 255
 MAX_NAME_BYTES = 255
 """The longest `REAL_TOPIC` and `PGROUP`."""
 MAX_HEADERS_BYTES = 32_767
-"""Names and values of all headers of a record together: RocketMQ's limit for properties. Their number has it too."""
+"""Names and values of all headers of a record together: RocketMQ's limit for properties. It has no more headers either."""
 MAX_INCARNATION = 999_999
 MAX_TICK_BYTES = 32 * 1024
 """The longest value of a tick."""
 MAX_INT = 2**31 - 1
 SIGNED_WINDOW_MS = 5 * 60_000
-"""How far `SIGNED_AT` may be from the record's timestamp. This long after it, a half's signature is valid."""
+"""How far apart `SIGNED_AT` and the record's timestamp may be, and how long after `SIGNED_AT` a half is accepted."""
 MIN_TIMESTAMP_MS = -62_135_596_800_000
 """0001-01-01T00:00Z, the earliest one. A producer sets the times of its records on a CreateTime topic."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999

@@ -115,7 +115,7 @@ class Security(SettingsGroup):
 
     @property
     def login(self) -> str | None:
-        """Return who logs in: what errors about rights name. None if a certificate or nothing does."""
+        """Return the user that errors about rights name; None if a certificate, or nothing, says who the client is."""
         by_mechanism = {"OAUTHBEARER": self.oauth.client_id, "GSSAPI": self.kerberos.principal}
         return by_mechanism.get(self.sasl_mechanism or "", self.user)
 

@@ -18,7 +18,7 @@ from halfway.pipelines.kafka.topic_setup import (
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.schemas.settings import is_topic_name
 
-app = typer.Typer(no_args_is_help=True, help="Create and verify the topics.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()

@@ -4,7 +4,7 @@ import typer
 
 from halfway.clients.sql.transaction_table import DDL
 
-app = typer.Typer(no_args_is_help=True, help="Print the statements for the table that a service keeps in its own database.")
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()

@@ -46,7 +46,7 @@ def override_pair(text: str) -> tuple[str, str]:
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise SettingsError(f"{text!r} is not GROUP.NAME=VALUE")
+        raise SettingsError(f"{text!r} is not GROUP.NAME=VALUE, such as resolution.transactionTimeOut=10s")
     return name.strip(), value
 
 

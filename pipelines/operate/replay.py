@@ -162,7 +162,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in known]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
-        raise NotPendingError(f"not discarded, so nothing was sent: {named}")
+        raise NotPendingError(f"not discarded, so nothing was sent: {named}; `halfway replay --all --dry-run` lists what was")
     return found
 
 

@@ -45,7 +45,7 @@ class SentChecks:
                 self._asked_ms = min(self._asked_ms, horizon_ms - 1)
             if len(waiting) > 1 and waiting[-1][0] - waiting[-2][0] < self._wait_s / 8:
                 waiting.pop()
-            if len(waiting) > _MOST_WAITING:  # Kafka has not told for long who is absent. Fewer, later times do.
+            if len(waiting) > _MOST_WAITING:  # Kafka has not told for long who is absent. Half of the times do.
                 waiting = waiting[1::2]
             self._waiting = [*waiting, (self._clock_s(), horizon_ms)]
 

@@ -39,6 +39,8 @@ def _started(settings: Settings, say: Callable[[str], None], stack: ExitStack) -
         with log_file.open("wb") as log, redirected(log.fileno(), 1, 2):
             spark = spark_session(settings, small=True)
     except (PySparkException, OSError) as error:
-        raise SetupError(f"Spark does not start: {str(error).partition(chr(10))[0]} (its log: {log_file})") from None
+        raise SetupError(
+            f"Spark does not start: {str(error).partition(chr(10))[0]} (its log: {log_file}; `halfway doctor` looks for Java and the JARs)"
+        ) from None
     stack.callback(spark.stop)
     return spark

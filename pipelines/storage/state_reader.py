@@ -62,7 +62,7 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     try:
         exists = files.exist()
     except (PySparkException, Py4JJavaError) as error:
-        raise HalfwayError(f"cannot read {storage.checkpoint}: {first_line_of(error)}") from None
+        raise HalfwayError(f"cannot read storage.checkpoint, {storage.checkpoint}: {first_line_of(error)}") from None
     if not exists:
         raise _no_state(storage)
     for left in reversed(range(_TRIES)):
