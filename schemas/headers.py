@@ -58,7 +58,7 @@ MAX_KEY_BYTES = 255
 MAX_NAME_BYTES = 255
 """The longest `REAL_TOPIC` and `PGROUP`."""
 MAX_HEADERS_BYTES = 32_767
-"""Names and values of all headers of a record together: RocketMQ's limit for properties. It has no more headers either."""
+"""RocketMQ's limit for properties: of the names and values of all headers of a record together, and of their number."""
 MAX_INCARNATION = 999_999
 MAX_TICK_BYTES = 32 * 1024
 """The longest value of a tick."""

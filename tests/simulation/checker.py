@@ -131,15 +131,16 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
             if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
                 let_in[name_of(half)] = half.seq  # Those after it are its duplicates.
         held = [row for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
-        gone = [(row, first) for row in held if facts.was_adopted_without(first := facts.records_of(row)[0])]
+        gone = [(row, first, ends) for row in held if (ends := facts.adopted_without(first := facts.records_of(row)[0]))]
         for half in halves:
             is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
-            # A new checkpoint whose Kafka has deleted the first half counts a later one of its group as a copy: a stale
-            # one, or one that came while the message was remembered.
-            for row, first in gone:
+            # A new checkpoint whose Kafka has deleted the first half counts a later one of its group as a copy if it or
+            # its verdict came before the adoption: a stale one, or one that came while the message was remembered.
+            came = min([half.seq, *(op.seq for op in facts.verdicts(half))])
+            for row, first, ends in gone:
                 is_near = half.at_ms <= row["committed_at"] + remembered_ms
                 is_copy = name_of(first)[1] == name_of(half)[1] and (is_near or name_of(first)[2] > name_of(half)[2])
-                is_duplicate |= is_copy and first.seq < half.seq
+                is_duplicate |= is_copy and first.seq < half.seq and came < max(ends)
             if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
 

@@ -168,11 +168,11 @@ class Facts:
             "incarnation_refused": any(number < incarnation for number in others_of_group),
         }.get(refusals[0]["reason"], False)
 
-    def was_adopted_without(self, record: Record) -> bool:
-        """Return True if an adoption that came after a record may not have found it in Kafka any more."""
+    def adopted_without(self, record: Record) -> list[int]:
+        """Return when the adoptions ended that came after a record and may not have found it in Kafka any more."""
         starts = [*(act.seq for act in self.history.acts if act.name == "started"), 2**62]
-        later = (seq for seq in self._adopted_seqs if seq > record.seq)
-        return record.deleted_seq is not None and any(record.deleted_seq < min(end for end in starts if end > seq) for seq in later)
+        ends = (min(end for end in starts if end > seq) for seq in self._adopted_seqs if seq > record.seq)
+        return [end for end in ends if record.deleted_seq is not None and record.deleted_seq < end]
 
     def request_of(self, row: Row) -> Record | None:
         """Return the request of a discarded half's last check: the first that its checkpoint sent. It may repeat it."""

@@ -32,9 +32,10 @@ Step = Callable[[str], None]
 
 
 class Commit(NamedTuple):
-    """An append, as the table's history tells it."""
+    """A commit, as the table's history tells it."""
 
     metadata: str | None
+    operation: str = "WRITE"
 
 
 @dataclass
@@ -101,6 +102,7 @@ class Storage:
         self.tables = {name: DeltaTable(name) for name in Table}
         self.checkpoints: dict[str, Checkpoint] = {}
         self.step: Step = lambda _: None
+        self._asked = 0
 
     def checkpoint(self, path: str) -> Checkpoint:
         """Return a checkpoint; an empty one if nothing was written there."""
@@ -170,6 +172,7 @@ class Storage:
         if former.query_id == query_id:
             return
         table.owner = Owner(query_id, epoch, former.query_id)
+        table.commits.append(Commit(None, "SET TBLPROPERTIES"))
         self.step(f"named the owner of {table.name}")
         if former.query_id is not None:
             self._fence(table, former.query_id)
@@ -177,9 +180,11 @@ class Storage:
     def _fence(self, table: DeltaTable, query_id: str) -> None:
         for what in (table.name, Reason.HALF_LOST):
             table.txn[append_id(query_id, what)] = delta_tables._FENCED
+            table.commits.append(Commit(delta_tables.fence_note(query_id)))
 
     def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
-        return self.tables[table].txn.get(app_id, -1)
+        self._asked += 1
+        return self.tables[table].txn.get(app_id, -1) if self._asked % 2 else None  # as in a catalog
 
     def last_settled_ms(self, _: Any) -> int:
         times = [row["committed_at"] for row in self.tables[Table.MESSAGES].rows]
@@ -220,7 +225,7 @@ class Storage:
     def sql(self, statement: str) -> "_Commits":
         """Answer `DESCRIBE HISTORY`."""
         name = next(name for name in Table if f"/{name}`" in statement)
-        return _Commits(self.tables[name].commits[-100:])
+        return _Commits([(0, Commit(None, "CREATE TABLE")), *enumerate(self.tables[name].commits, 1)][-100:])
 
 
 class Broadcast(NamedTuple):
@@ -230,15 +235,14 @@ class Broadcast(NamedTuple):
 
 
 class _Commits:
-    def __init__(self, commits: Sequence[Commit]) -> None:
+    def __init__(self, commits: Sequence[tuple[int, Commit]]) -> None:
         self._commits = commits
 
     def select(self, *_: str) -> Self:
         return self
 
     def collect(self) -> list[tuple[int, str, str | None, None]]:
-        made = (0, "CREATE TABLE", None, None)
-        return [made, *((version, "WRITE", commit.metadata, None) for version, commit in enumerate(self._commits, 1))]
+        return [(version, commit.operation, commit.metadata, None) for version, commit in self._commits]
 
 
 def _place_of(row: Row) -> tuple[str, int, int, int]:
