@@ -10,7 +10,7 @@ from halfway.schemas.headers import SIGNATURE
 
 MIN_KEY_BYTES = 32
 
-_WHAT = "halfway-1"
+_SCHEME = "halfway-1"
 _NULL = b"\xff\xff\xff\xff"
 
 
@@ -51,7 +51,7 @@ def signature_of(key: bytes, cluster: str, record: Signable) -> str:
         record: the record.
     """
     place = b"" if record.partition is None else str(record.partition).encode()
-    parts = [_text(_WHAT), _text(cluster), _text(record.topic)]
+    parts = [_text(_SCHEME), _text(cluster), _text(record.topic)]
     for field in (place, record.key or b"", record.value_sha256):
         parts += (len(field).to_bytes(4, "big"), field)
     for name, value in record.headers:

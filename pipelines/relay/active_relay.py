@@ -30,7 +30,7 @@ _ALONE_FOR = 1_000
 """How many messages of a topic are sent one by one after it has refused a batch of them."""
 _ALONE_AT_ONCE = 100
 """So many messages are then in a transaction at most: each waits for the one before."""
-_SHARE_OF_TIMEOUT = 1 / 8
+_QUICK_SHARE = 1 / 8
 """While a transaction of messages that are sent one by one takes less than this, the next one has twice as many."""
 _TURN_S = 0.5
 """So long stopped topics have their turn, and then the others while stopped ones wait. What was begun is ended."""
@@ -175,7 +175,7 @@ class ActiveRelay:
                 if refused.is_alone:
                     self._part_size = len(part) // 2  # What comes before the refused message is sent.
             else:
-                is_quick = self._clock() - began_s < _SHARE_OF_TIMEOUT * self._settings.relay.transaction_timeout / 1000
+                is_quick = self._clock() - began_s < _QUICK_SHARE * self._settings.relay.transaction_timeout / 1000
                 if is_divided:
                     self._part_size = min(2 * self._part_size, _ALONE_AT_ONCE) if is_quick else max(1, self._part_size // 2)
                 messages = messages[len(part) :]

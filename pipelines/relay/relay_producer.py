@@ -19,7 +19,7 @@ from halfway.schemas.settings import Settings
 _POLL_S = 0.05
 _RETRY_S = 0.1
 _BUFFER_KBYTES = 1024 * 1024
-_SHARE_OF_TIMEOUT = 0.5
+_DELIVERY_SHARE = 0.5
 _TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
 _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 """What the end of a transaction says of the messages that it has taken back."""
@@ -77,7 +77,7 @@ class RelayProducer:
             "transactional.id": self._id,
             "transaction.timeout.ms": settings.relay.transaction_timeout,
             # What a topic does not take in time must leave time to abort.
-            "message.timeout.ms": int(settings.relay.transaction_timeout * _SHARE_OF_TIMEOUT),
+            "message.timeout.ms": int(settings.relay.transaction_timeout * _DELIVERY_SHARE),
             "linger.ms": 1,
             # librdkafka would never take a record that is larger than its buffer.
             "queue.buffering.max.kbytes": _BUFFER_KBYTES,

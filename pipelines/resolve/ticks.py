@@ -34,17 +34,17 @@ class TickPace:
     def __init__(self, interval_ms: int, hangs_ms: int) -> None:
         """Begin with a tick at each `interval_ms`, until their intervals since the last batch are `hangs_ms`."""
         self._interval_ms, self._hangs_ms = interval_ms, hangs_ms
-        self._unread_ms = self._last_ms = 0
+        self._since_batch_ms = self._last_ms = 0
         self._lock = threading.Lock()
 
     def is_due(self, now_ms: int) -> bool:
         """Return True if a tick is due."""
-        return self._unread_ms < self._hangs_ms or now_ms - self._last_ms >= _SLOW_MS
+        return self._since_batch_ms < self._hangs_ms or now_ms - self._last_ms >= _SLOW_MS
 
     def note_tick(self, now_ms: int) -> None:
         """Note that Kafka has taken the tick of an interval."""
         with self._lock:
-            was_ms, self._unread_ms = self._unread_ms, self._unread_ms + self._interval_ms
+            was_ms, self._since_batch_ms = self._since_batch_ms, self._since_batch_ms + self._interval_ms
         self._last_ms = now_ms
         if was_ms < self._hangs_ms <= was_ms + self._interval_ms:
             log.warning("event=no_batch_ends effect=one_tick_a_minute")
@@ -52,7 +52,7 @@ class TickPace:
     def note_batch(self) -> None:
         """Note that a batch has ended: the job reads its ticks."""
         with self._lock:
-            was_ms, self._unread_ms = self._unread_ms, 0
+            was_ms, self._since_batch_ms = self._since_batch_ms, 0
         if was_ms >= self._hangs_ms:
             log.info("event=batches_end_again")
 

@@ -47,10 +47,10 @@ def message_rows(at: Bookmark, count: int, **changes: Any) -> pa.Table:
     return pa.Table.from_pylist([row(at, number, **changes) for number in range(count)], schema=MESSAGE_SCHEMA)
 
 
-def batch_at(at: Sequence[int], after: Bookmark | None = None, rows: int = 1) -> MessageBatch:
-    """Return a batch as a reader yields it, with messages of one batch of the job."""
+def batch_at(at: Sequence[int], after: Bookmark | None = None) -> MessageBatch:
+    """Return a batch as a reader yields it, with one message."""
     bookmark = Bookmark(*at)
-    return MessageBatch(bookmark, message_rows(bookmark, rows), after)
+    return MessageBatch(bookmark, message_rows(bookmark, 1), after)
 
 
 def append(folder: Path | str, rows: Iterable[dict[str, Any]], storage_options: dict[str, str] | None = None) -> None:

@@ -38,9 +38,9 @@ def message(committed_at: int = 2_000, body: bytes = b"body") -> tuple[Table, di
     return Table.MESSAGES, {**pointer, **content, "committed_at": committed_at, "epoch": 0, "batch_id": 3}
 
 
-def rules_broken(told: list[Told], rows: list[tuple[Table, dict[str, object]]], fate: Fate = Fate.COMMIT) -> list[str]:
+def rules_broken(told: list[Told], rows: list[tuple[Table, dict[str, object]]]) -> list[str]:
     records = records_in_order(told, NUMBERS.max_clock_skew_ms)
-    decisions = [Decision(0, "g", "t", 0, fate)]
+    decisions = [Decision(0, "g", "t", 0, Fate.COMMIT)]
     history = History(records, rows_in_order(rows, len(records) + 1), decisions, numbers=[NUMBERS], is_at_rest=False)
     return [finding.rule for finding in judge(history)]
 

@@ -135,38 +135,24 @@ def test_while_kafka_answers_a_group_that_is_behind_loses_nothing(monkeypatch: p
     assert world.read_tick(3_600_000) == []
 
 
-def test_the_first_tick_after_an_outage_discards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("missing", ["lists_groups", "tells_offsets"])
+def test_the_first_tick_after_an_outage_discards_nothing(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka goes just after the last check was sent. When it is back, the tick comes before the answer about groups."""
     world = World(monkeypatch)
-    world.kafka.lists_groups = False
+    setattr(world.kafka, missing, False)
     world.kafka.now_s += HOUR_S
     world.watch.ask()
     assert world.read_tick(3_600_000) == []
 
 
-def test_nothing_is_discarded_while_it_is_not_known_who_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka tells no offsets any more just after the last check was sent."""
+@pytest.mark.parametrize("clock_ahead_s", [0, 40])
+def test_a_service_that_is_stuck_since_its_last_check_loses_nothing(clock_ahead_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is decided 2 s before it is sent, as batches go.
+
+    Where the clock of its check topic is ahead, its requests are new by their timestamps for longer than they count.
+    """
     world = World(monkeypatch)
-    world.kafka.tells_offsets = False
-    world.kafka.now_s += HOUR_S
-    world.watch.ask()
-    assert world.read_tick(3_600_000) == []
-
-
-def test_a_service_that_is_stuck_since_its_last_check_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kafka answers all the time. The check is decided 2 s before it is sent, as batches go."""
-    world = World(monkeypatch)
-    for _ in range(60):
-        world.kafka.now_s += 1
-        world.watch.ask()
-        at_ms = 6_001 + int(world.kafka.now_s - 1_000.0) * 1000 + 2_000
-        assert world.read_tick(at_ms) == []
-
-
-def test_a_service_that_is_stuck_loses_nothing_where_the_clock_of_its_check_topic_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their timestamps its requests are new for longer than they count."""
-    world = World(monkeypatch)
-    world.kafka.clock_ahead_s = 40
+    world.kafka.clock_ahead_s = clock_ahead_s
     for _ in range(60):
         world.kafka.now_s += 1
         world.watch.ask()
