@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from halfway.schemas.bookmark import Bookmark
+from halfway.schemas.bookmark import BEGINNING, Bookmark
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +92,7 @@ class MessageBatch:
     def follows(self, position: Bookmark | None) -> bool:
         """Return True if its messages are the next ones after a position: none is before it, none was passed over."""
         if position is None:
-            return self.after is None
+            return self.after in (None, BEGINNING)
         first = Bookmark(self._rows["epoch"][0].as_py(), self._rows["batch_id"][0].as_py()) if len(self) else self.bookmark
         return position < first and (self.after is None or self.after <= position)
 

@@ -73,7 +73,9 @@ class Admin(AdminClient):
             "reconnect.backoff.max.ms": 1_000,
         }
         super().__init__({**own, **config}, logger=librdkafka_log)
-        self._config = config
+        self._config = {name: value for name, value in {**own, **config}.items() if name != "error_cb"}
+        self._members: dict[str, Consumer] = {}
+        """Group → a consumer that never joins it."""
         self._connection = {
             name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
         }
@@ -110,21 +112,28 @@ class Admin(AdminClient):
         A consumer asks that never joins the group. An admin client's own request to the coordinator of a group ends the
         process if the connection breaks while it is sent (librdkafka #4605, #5397).
         """
-        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False}, logger=librdkafka_log)
+        consumer = self._members.pop(group, None)
+        if consumer is None:
+            consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False}, logger=librdkafka_log)
         ends_s = time.monotonic() + _GROUP_LIMIT_S
-        try:
-            while time.monotonic() < ends_s:
-                with suppress(KafkaException):
-                    consumer.committed([TopicPartition("any", 0)], timeout=_POLL_S)
-                    return True
-                # Who may not Describe the group is not told its coordinator, and waits for it.
+        while time.monotonic() < ends_s:
+            try:
+                consumer.committed([TopicPartition("any", 0)], timeout=_POLL_S)
+            except KafkaException as failure:
+                # Who may not Describe the group is not told its coordinator, and waits for it: `poll` says why.
                 said = consumer.poll(0)
-                error = None if said is None else said.error()
-                if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-                    return False
-            return None
-        finally:
+                errors = (failure.args[0], None if said is None else said.error())
+                if any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in errors):
+                    break
+            else:
+                self._members[group] = consumer
+                return True
+        else:
             consumer.close()
+            return None
+        # It says so once: the next question takes another one.
+        consumer.close()
+        return False
 
     def result(self, future: "Future[_T]") -> _T:
         """Wait for the result of a request.

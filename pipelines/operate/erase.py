@@ -103,7 +103,7 @@ def erase(
         tables = stored_tables(spark, storage).items()
         found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in tables}
         if not any(each.rows for each in found.values()):
-            of_group = "" if producer_group is None else f" of the group {producer_group}"
+            of_group = "" if producer_group is None else f" that names the group {producer_group} (leave --group out for all)"
             raise NotErasableError(
                 f"no table holds anything of the transaction {transaction_id}{of_group}: if it was rolled back, its half is in the topic "
                 f"{settings.kafka.half_topic} until Kafka deletes it"
@@ -167,21 +167,25 @@ def _find(stored: DataFrame, table: Table, transaction_id: str, producer_group: 
         is_asked, group = F.col("check_times") > 0, F.col("producer_group")
         if producer_group is not None:
             mine &= group == F.lit(producer_group)
-    stored = stored.where(mine)
 
     def counted(condition: Column) -> Column:
         return F.count(F.when(condition, 1))
 
-    to_erase = rows_to_erase(transaction_id, producer_group, table)
-    # A quarantined record names its group in a header. One without any may have been erased before.
-    is_own = to_erase | F.col("headers").isNull() if table is Table.QUARANTINE and producer_group is not None else F.lit(True)
-    [row] = stored.agg(
-        counted(is_own),
-        counted(to_erase),
-        F.coalesce(F.max(F.unix_millis(_LATEST[table])), F.lit(0)),
-        counted(is_asked) > 0,
-        F.collect_set(group),
-    ).collect()
+    to_erase = F.coalesce(rows_to_erase(transaction_id, producer_group, table), F.lit(False))
+    if table is Table.QUARANTINE and producer_group is not None:
+        # A record names its group in a header. One that holds nothing may have been erased before.
+        mine &= to_erase | (F.col("headers").isNull() & F.col("value").isNull())
+    [row] = (
+        stored.where(mine)
+        .agg(
+            F.count("*"),
+            counted(to_erase),
+            F.coalesce(F.max(F.unix_millis(_LATEST[table])), F.lit(0)),
+            counted(is_asked) > 0,
+            F.collect_set(group),
+        )
+        .collect()
+    )
     return _Found(row[0], row[1], row[2], row[3], frozenset(row[4]))
 
 

@@ -124,13 +124,15 @@ def replay_discarded(
         drop_committed(spark, settings.storage, candidates)
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
+        unsure: set[tuple[str, str]] = set()
         if candidates:
             kafka = settings.kafka
             with TopicScan.open(kafka, kafka.half_topic) as scan, TopicScan.open(kafka, kafka.half_topic, READ_UNCOMMITTED) as whole:
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
-                _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
+                unsure = _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
         left = len(candidates)
+        _drop_unsure(unsure, candidates, say)
         _drop_held(pending, candidates, say)
         for group in sorted({group for _, group in candidates} & absent_groups):
             say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
@@ -181,21 +183,34 @@ def _drop_sent(
     say: Callable[[str], None],
     *,
     read_to: Mapping[int, int],
-) -> None:
-    """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it."""
+) -> set[tuple[str, str]]:
+    """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it.
+
+    Returns:
+        The other ids of which it holds one that cannot be read yet: it may be of a transaction that will be aborted.
+    """
     if not candidates:
-        return
+        return set()
     progress = ProgressLine(say, "searching the half topic for earlier replays")
     sent = list(sent_halves(scans, candidates, settings, read_to, progress))
     committed, _ = scans
-    unsure = {half.identity for half in sent if half.offset >= committed.retained[half.partition].end}
-    for transaction_id, _ in sorted(unsure):
-        why = "a half of a later incarnation is behind an open Kafka transaction, which `halfway status` names, and may be aborted"
-        say(f"{transaction_id} is not sent: {why}: repeat this when that transaction has ended")
+    readable = {partition: end for partition, (_, end) in committed.retained.items()}
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
+    unsure = set()
     for half in sent:
-        if half not in refused:
+        if half.offset >= readable.get(half.partition, 0):
+            unsure.add(half.identity)
+        elif half not in refused:
             candidates.pop(half.identity, None)
+    return unsure & candidates.keys()
+
+
+def _drop_unsure(unsure: set[tuple[str, str]], candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Drop the ids of which the half topic holds a half that cannot be read yet, and name them."""
+    for identity in sorted(unsure):
+        why = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
+        say(f"{identity[0]} is not sent: {why}: repeat this when it has ended")
+        del candidates[identity]
 
 
 def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None]) -> None:

@@ -250,7 +250,8 @@ class CheckLag:
         described = {topic: answer for topic, answer in answers.items() if not isinstance(answer, AccessError) and answer.partitions}
         refused = set(topics) - described.keys()
         for topic in refused - self._refused:
-            cause = str(answers.get(topic, "it is missing"))
+            answer = answers.get(topic)
+            cause = str(answer) if isinstance(answer, AccessError) else "it is missing, or has no partitions yet"
             log.warning("event=check_topic_not_read topic=%r effect=its_groups_count_as_behind cause=%r", topic, cause)
         self._refused = refused
         self._forget_former({topic: str(each.topic_id) for topic, each in described.items()})

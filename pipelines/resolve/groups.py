@@ -186,10 +186,10 @@ class GroupWatch:
         Raises:
             AccessError: Kafka leaves groups out, because this user may not Describe them.
         """
+        answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         if self._clock() >= self._probe_s:
             verify_check_groups(self._client)
             self._probe_s = self._clock() + GRACE_S / 2
-        answer: ListConsumerGroupsResult = self._client.result(self._client.list_consumer_groups(request_timeout=_ANSWER_LIMIT_S))
         groups = answer.valid or ()
         empty = set(producer_groups(group.group_id for group in groups if group.state == ConsumerGroupState.EMPTY))
         listed = set(producer_groups(group.group_id for group in groups if group.state != ConsumerGroupState.DEAD))

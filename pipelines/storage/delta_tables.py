@@ -32,7 +32,7 @@ _OWNER_PROPERTY = "halfway.query_id"
 _EPOCH_PROPERTY = "halfway.epoch"
 _FORMER_PROPERTY = "halfway.former_query_id"
 _STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
-_FENCED = 2**63 - 1
+FENCED = 2**63 - 1
 """The greatest `txnVersion`."""
 _FENCE_TRIES = 100
 _COMMIT_LOCK_LIMIT_S = 60.0
@@ -289,7 +289,7 @@ def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id
     for app_id in append_ids(query_id, table):
         for left in reversed(range(_FENCE_TRIES)):
             try:
-                append_once(nothing, storage, table, app_id, _FENCED, origin=fence_note(query_id))
+                append_once(nothing, storage, table, app_id, FENCED, origin=fence_note(query_id))
                 break
             except ConcurrentTransactionException:  # an append of that query came first
                 if not left:

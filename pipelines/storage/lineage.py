@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import append_ids, fenced_in, last_appended, read_table, table_name
+from halfway.pipelines.storage.delta_tables import FENCED, append_ids, fenced_in, last_appended, read_table, table_name
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in
@@ -33,7 +33,7 @@ COMMITS_LOOKED_AT = 100
 """The newest commits of a table to look through: compactions follow the last append."""
 
 _WITH_ROWS = {
-    *("WRITE", "STREAMING UPDATE", "COPY INTO", "CLONE", "CONVERT", "CREATE TABLE AS SELECT"),
+    *("WRITE", "MERGE", "STREAMING UPDATE", "COPY INTO", "CLONE", "CONVERT", "CREATE TABLE AS SELECT"),
     *(f"{how} TABLE{rows}" for how in ("REPLACE", "CREATE OR REPLACE") for rows in ("", " AS SELECT")),
 }
 """Delta's names of what puts rows of another program, such as those of a backup, into a table or in its place."""
@@ -48,6 +48,8 @@ class TableCommit(NamedTuple):
     """Its `userMetadata`."""
     restored: int | None = None
     """The version to which it has put the table back, if its operation is RESTORE and it says so."""
+    inserts: bool = True
+    """False for a MERGE that inserts nothing."""
 
 
 class TableHistory(NamedTuple):
@@ -188,7 +190,7 @@ def appended_in(files: CheckpointFiles) -> dict[Table, int]:
 def _verify_not_fenced(storage: StorageSettings, query_id: str, histories: Mapping[Table, TableHistory]) -> None:
     """Refuse tables that were taken over and put back. Delta skips each append of the former owner, silently."""
     for table, history in histories.items():
-        if any(fenced_in(each.note) == query_id for each in history.commits):
+        if history.appended == FENCED or any(fenced_in(each.note) == query_id for each in history.commits):
             _refuse_fenced(storage, table, "takes no more batches")
 
 
@@ -220,7 +222,8 @@ def _last_batch(commits: Sequence[TableCommit], query_id: str) -> int | None:
 
 def _is_of_another(commit: TableCommit) -> bool:
     """Return True if another program has written rows, which may be those of a backup."""
-    return commit.operation in _WITH_ROWS and origin_in([commit.note]) is None and fenced_in(commit.note) is None
+    is_own = origin_in([commit.note]) is not None or fenced_in(commit.note) is not None
+    return commit.operation in _WITH_ROWS and commit.inserts and not is_own
 
 
 def _taken_back(commits: Sequence[TableCommit], query_id: str) -> int | None:
@@ -247,8 +250,10 @@ def history_of(spark: SparkSession, storage: StorageSettings, query_id: str, tab
 
 def commit_of(version: int, operation: str, note: str | None, parameters: Mapping[str, Any] | None) -> TableCommit:
     """Return a commit from what Delta notes of it. A RESTORE by a time does not tell its version."""
-    restored = (parameters or {}).get("version") if operation == "RESTORE" else None
-    return TableCommit(version, operation, note, None if restored is None else int(restored))
+    said = parameters or {}
+    restored = said.get("version") if operation == "RESTORE" else None
+    inserts = operation != "MERGE" or said.get("notMatchedPredicates") != "[]"
+    return TableCommit(version, operation, note, None if restored is None else int(restored), inserts)
 
 
 def _batches_since(spark: SparkSession, storage: StorageSettings, epoch: int, since: Mapping[Table, int]) -> dict[Table, int]:

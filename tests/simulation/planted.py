@@ -281,7 +281,7 @@ PLANTED = (
     Planted("adopt: the former owner is not fenced", storage.Storage, "_fence", lambda *_: None),
     Planted("adopt: a start takes what another one has taken meanwhile", delta_tables, "verify_unclaimed", lambda *_: None),
     Planted("restore: an older checkpoint is taken", job, "verify_lineage", lambda *_: None),
-    Planted("replay: does not look into the topic", replay, "_drop_sent", lambda *_, **__: None),
+    Planted("replay: does not look into the topic", replay, "_drop_sent", lambda *_, **__: set()),
     Planted("replay: the same incarnation", replay, "next_half", _same_incarnation),
     Planted("client: commits what it has read", open_checks.PartitionProgress, "begin", _commits_what_it_has_read),
     Planted("client: commits the newest answer", open_checks.PartitionProgress, "finish", _commits_the_newest_answer),

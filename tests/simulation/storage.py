@@ -102,7 +102,8 @@ class Storage:
         self.tables = {name: DeltaTable(name) for name in Table}
         self.checkpoints: dict[str, Checkpoint] = {}
         self.step: Step = lambda _: None
-        self._asked = 0
+        self._histories = 0
+        """How often a history was read: each start reads that of each table."""
 
     def checkpoint(self, path: str) -> Checkpoint:
         """Return a checkpoint; an empty one if nothing was written there."""
@@ -179,12 +180,12 @@ class Storage:
 
     def _fence(self, table: DeltaTable, query_id: str) -> None:
         for what in (table.name, Reason.HALF_LOST):
-            table.txn[append_id(query_id, what)] = delta_tables._FENCED
+            table.txn[append_id(query_id, what)] = delta_tables.FENCED
             table.commits.append(Commit(delta_tables.fence_note(query_id)))
 
     def last_appended(self, _: Any, table: Table, app_id: str) -> int | None:
-        self._asked += 1
-        return self.tables[table].txn.get(app_id, -1) if self._asked % 2 else None  # as in a catalog
+        # At every second start it does not tell, as in a catalog.
+        return self.tables[table].txn.get(app_id, -1) if (self._histories - 1) // len(Table) % 2 else None
 
     def last_settled_ms(self, _: Any) -> int:
         times = [row["committed_at"] for row in self.tables[Table.MESSAGES].rows]
@@ -224,6 +225,7 @@ class Storage:
 
     def sql(self, statement: str) -> "_Commits":
         """Answer `DESCRIBE HISTORY`."""
+        self._histories += 1
         name = next(name for name in Table if f"/{name}`" in statement)
         return _Commits([(0, Commit(None, "CREATE TABLE")), *enumerate(self.tables[name].commits, 1)][-100:])
 

@@ -117,7 +117,7 @@ def test_what_is_pending_unknown_or_of_another_group_stays(w: World, monkeypatch
         erase(w, "nothing")
     with pytest.raises(NotErasableError, match="no table holds anything"):
         erase(w, "committed", "another-group")
-    with pytest.raises(NotErasableError, match="no table holds anything of the transaction refused of the group another-group"):
+    with pytest.raises(NotErasableError, match="no table holds anything of the transaction refused that names the group another-group"):
         erase(w, "refused", "another-group")
     assert erase(w, "refused", "g").rows["quarantine"] == 1
     with monkeypatch.context() as patch:

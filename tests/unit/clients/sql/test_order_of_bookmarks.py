@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from halfway import Bookmark, BookmarkMovedError, MessageReader, SqlBookmarks
 from halfway.clients.reading.committed import MessageBatch
+from halfway.schemas.bookmark import BEGINNING
 from tests.support.message_tables import append, batch_at, row
 
 
@@ -132,6 +133,12 @@ def test_a_new_bookmark_at_the_end_of_an_empty_table_stays_there_too(shop: Shop,
     for batch in shop.reader().read(after=bookmarks.load(shop.reader().end())):
         write_effects(bookmarks, batch)
     assert shop.effects() == ["t0"]
+    shop.connect().execute("DELETE FROM halfway_bookmarks").connection.commit()
+    again = shop.bookmarks()
+    assert again.load() is None
+    for batch in shop.reader().read(after=BEGINNING):  # the same as no bookmark
+        write_effects(again, batch)
+    assert shop.effects() == ["t0", "t0"]
 
 
 def test_without_a_bookmark_nothing_is_passed_over(shop: Shop) -> None:

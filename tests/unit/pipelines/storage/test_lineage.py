@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage.delta_tables import fence_note
+from halfway.pipelines.storage.delta_tables import FENCED, fence_note
 from halfway.pipelines.storage.lineage import (
     BatchOrigin,
     TableCommit,
@@ -58,7 +58,7 @@ APPEND = "WRITE"
         ([("CREATE TABLE", None), (APPEND, "other")], -1),
         ([("CLONE", None)], None),
         ([("CREATE TABLE", None), (APPEND, "q"), (APPEND, None)], None),
-        ([("CREATE TABLE", None), (APPEND, "q"), ("MERGE", None), ("CHANGE COLUMN", None), ("COMPUTE STATS", None)], 1),
+        ([("CREATE TABLE", None), (APPEND, "q"), ("REORG", None), ("CHANGE COLUMN", None), ("COMPUTE STATS", None)], 1),
         ([("CREATE TABLE", None), (APPEND, None), (APPEND, "q")], 2),
     ],
 )
@@ -131,8 +131,11 @@ def test_tables_lack_what_delta_says_that_they_have_not_taken(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("operation", "note", "is_of_another"),
     [
-        *((operation, None, True) for operation in ("CLONE", "CREATE TABLE AS SELECT", "CREATE OR REPLACE TABLE AS SELECT", APPEND)),
-        *((operation, None, False) for operation in ("OPTIMIZE", "VACUUM END", "MERGE", "CHANGE COLUMN", "REORG")),
+        *(
+            (operation, None, True)
+            for operation in ("CLONE", "CREATE TABLE AS SELECT", "CREATE OR REPLACE TABLE AS SELECT", "MERGE", APPEND)
+        ),
+        *((operation, None, False) for operation in ("OPTIMIZE", "VACUUM END", "CHANGE COLUMN", "REORG")),
         *((APPEND, note, False) for note in (fence_note("q"), fence_note("other"), BatchOrigin("q", 1, 1, "").to_json())),
     ],
 )
@@ -149,6 +152,13 @@ def test_tables_whose_adoption_was_undone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OwnershipError, match=r"messages.* takes no more batches of the checkpoint .*--adopt"):
         _verify_not_fenced(storage, "q", {Table.MESSAGES: TableHistory(commits, None)})
     _verify_not_fenced(storage, "other", {Table.MESSAGES: TableHistory(commits, None)})
+    with pytest.raises(OwnershipError, match="takes no more batches"):  # The note is out of sight, and Delta tells.
+        _verify_not_fenced(storage, "q", {Table.MESSAGES: TableHistory(commits[:1], FENCED)})
+
+
+@pytest.mark.parametrize(("predicates", "is_of_another"), [("[]", False), ('[{"actionType":"insert"}]', True), (None, True)])
+def test_a_merge_that_inserts_nothing_brings_no_rows(predicates: str | None, *, is_of_another: bool) -> None:
+    assert _is_of_another(commit_of(7, "MERGE", None, {"notMatchedPredicates": predicates})) == is_of_another
 
 
 class RemovedMeanwhile(LocalFiles):
