@@ -83,7 +83,8 @@ def decode_payload(format_version: int, payload: bytes) -> tuple[pa.Table, dict[
             table = reader.read_all()
         metadata = json.loads(table.schema.metadata[_METADATA_KEY])
     except (pa.ArrowInvalid, KeyError, TypeError, ValueError) as error:
-        raise StateFormatError(f"a state row of the checkpoint is damaged: {type(error).__name__}") from error
+        remedy = "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
+        raise StateFormatError(f"a state row of the checkpoint is damaged ({type(error).__name__}): {remedy}") from error
     if not table.schema.equals(ENTRY_SCHEMA):
         raise StateFormatError(other_format("the checkpoint", f"{format_version} with other fields"))
     return table, metadata

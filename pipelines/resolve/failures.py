@@ -14,6 +14,7 @@ from halfway.schemas.errors import (
     RecordTooLargeError,
     SetupError,
     StateDamagedError,
+    StateFormatError,
 )
 from halfway.schemas.settings import Settings, StorageSettings
 
@@ -31,7 +32,7 @@ _RECORDS_LOST = re.compile(
 # What `PartitionReader` says of a body that is wanted.
 _ENDS_EARLY = re.compile(r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before")
 # An error of an executor arrives as a traceback.
-_ERRORS = {error.__name__: error for error in (KafkaUnavailableError, RecordTooLargeError)}
+_ERRORS = {error.__name__: error for error in (KafkaUnavailableError, RecordTooLargeError, StateFormatError)}
 _RAISED = re.compile(rf"schemas\.errors\.({'|'.join(_ERRORS)}): (.+)")
 # A broker is down; or the topic is gone, and the executor is the first to ask for it.
 _NO_POSITION = re.compile(r"Timeout of \d+ms expired before the position for partition (\S+) could be determined")

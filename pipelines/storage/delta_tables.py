@@ -225,11 +225,13 @@ def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) ->
     known = read_table(spark, storage, table).columns
     new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
     counted = properties_of(spark, storage, table).get(_STATISTICS_PROPERTY, "").split(",")
-    name = table_name(storage, table)
+    name, is_counted = table_name(storage, table), set(SEARCHED_COLUMNS[table]) <= set(counted)
+    if not new and is_counted:  # A start beside a compaction does not wait for it.
+        return
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
         if new:
             spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
-        if set(SEARCHED_COLUMNS[table]) - set(counted):
+        if not is_counted:
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
 
 

@@ -34,7 +34,8 @@ class Ownership:
     @property
     def complete_manifest(self) -> Manifest | None:
         """Return the manifest; None if the checkpoint's first start has not come to its end, and must be done again."""
-        return self.manifest if all(self._owns(table) for table in Table) else None
+        is_own = self.manifest is not None and self.manifest.query_id == self.query_id
+        return self.manifest if is_own and all(self._owns(table) for table in Table) else None
 
     def next_epoch(self, query_id: str) -> int:
         """Return the epoch of a new checkpoint: above that of every table that it takes over.

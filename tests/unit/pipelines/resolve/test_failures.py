@@ -14,6 +14,7 @@ from halfway.schemas.errors import (
     RecordTooLargeError,
     SetupError,
     StateDamagedError,
+    StateFormatError,
 )
 
 SETTINGS = load_settings(environ={}, overrides={"storage.checkpoint": "/data/checkpoint", "storage.warehouse": "/data/tables"})
@@ -60,6 +61,11 @@ SAID = {
     "deleted": (_DELETED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset was changed from 40 to 0")),
     "truncated": (_TRUNCATED, RecordsLostError, ("halfway resolve --adopt", "transactions.half", "offset [77, 251)")),
     "state": (_STATE, StateDamagedError, ("halfway resolve --adopt", "/data/checkpoint")),
+    "state row": (
+        _EXECUTOR.replace("KafkaUnavailableError: transactions.half ends at offset 3", "StateFormatError: a state row is damaged: --adopt"),
+        StateFormatError,
+        ("a state row is damaged: --adopt",),
+    ),
     "away": (_AWAY, KafkaUnavailableError, ("transactions.half-0", "halfway resolve --adopt", "when it is back")),
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
     "gone": (_GONE, KafkaUnavailableError, ("offset 0 of partition 0", "halfway resolve --adopt", "`halfway topics create` first")),

@@ -63,6 +63,8 @@ def test_a_first_start_is_done_again_until_it_has_come_to_its_end() -> None:
     assert ownership(MINE, MINE, MINE).complete_manifest is not None
     for unfinished in (ownership(MINE, MINE, OTHERS), ownership(MINE, None, MINE), ownership(MINE, MINE, MINE, has_manifest=False)):
         assert unfinished.complete_manifest is None
+    again = ownership(*[Owner("anew", 3)] * 3, query_id="anew")  # Its manifest is of a start before it lost its tables.
+    assert again.complete_manifest is None
 
 
 def test_what_a_start_is_refused_for() -> None:
