@@ -138,3 +138,9 @@ def test_one_definition_of_each_row() -> None:
     timer = ["check_times", "due_ms", "checked_ms", "late_put_offs", "put_off_ms"]
     assert ENTRY_SCHEMA.names == ["transaction_id", "entry", *(start_ms.get(name, name) for name in of_half), *timer]
     assert max(Phase) < WAITING_COMMIT
+
+
+def test_no_admin_client_of_librdkafka_asks_a_groups_coordinator_but_in_a_command() -> None:
+    """It ends the process where the connection breaks at that moment (librdkafka #4605, #5040, #5397)."""
+    asks = re.compile(r"\.(describe_consumer_groups|list_consumer_group_offsets|alter_consumer_group_offsets|delete_consumer_groups)\(")
+    assert [path.name for path in modules(*FOLDERS) if asks.search(path.read_text())] == ["relay_status.py"]
