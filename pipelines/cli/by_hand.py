@@ -98,10 +98,10 @@ def replay(
 
     The command is idempotent: it can be interrupted and repeated, and resends no message twice.
     """
-    if bool(transaction_ids) == all_of_them:
-        raise typer.BadParameter("give ids, or --all", param_hint="ID")
     if not all_of_them and (reason or group):
         raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
+    if bool(transaction_ids) == all_of_them:
+        raise typer.BadParameter("give ids, or --all", param_hint="ID")
     from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
     from halfway.pipelines.runtime.reader_session import reader_session
 

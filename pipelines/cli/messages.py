@@ -60,10 +60,11 @@ def messages(
     """
     settings = command_settings(config, overrides)
     show = _show_json if as_json else _Lines()
-    position, shown = after, 0
+    position, shown = None, 0
     received: list[int] = []
     try:
         with _batches(settings, after, topic, tags, received, follow=follow) as batches:
+            position = after
             for batch in batches:
                 show(batch.messages, body)
                 position, shown = batch.bookmark, shown + len(batch)

@@ -13,6 +13,7 @@ from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, headers_of
 from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics
+from halfway.pipelines.operate.find_pending import block_of
 from halfway.pipelines.operate.settle import by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import stored_tables
@@ -103,6 +104,8 @@ def erase(
         tables = stored_tables(spark, storage).items()
         found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in tables}
         if not any(each.rows for each in found.values()):
+            if ask := block_of((stored for _, stored in tables), transaction_id):
+                raise NotErasableError(f"no table holds anything of the transaction {transaction_id}{ask}")
             of_group = "" if producer_group is None else f" that names the group {producer_group} (leave --group out for all)"
             raise NotErasableError(
                 f"no table holds anything of the transaction {transaction_id}{of_group}: if it was rolled back, its half is in the topic "

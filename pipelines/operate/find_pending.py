@@ -1,9 +1,10 @@
 """Looks a pending transaction up in the state, to settle it by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
 
 import pyarrow.compute as pc
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.operate.settle import Target
@@ -36,6 +37,14 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
         raise NotPendingError(f"the transaction {transaction_id} is not pending, did you mean {' or '.join(of_block)}?")
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
+
+
+def block_of(rows: Iterable[DataFrame], transaction_id: str) -> str:
+    """Return what to ask who gives the id of a block: its messages are `<its id>.0`, `<its id>.1`, …; else nothing."""
+    messages = reduce(DataFrame.union, (each.select("transaction_id") for each in rows))
+    found = messages.where(F.col("transaction_id").startswith(f"{transaction_id}.")).distinct().orderBy("transaction_id").limit(_SHOWN)
+    ids = [row[0] for row in found.collect()]
+    return f", did you mean {' or '.join(ids)}?" if ids else ""
 
 
 def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:

@@ -47,6 +47,7 @@ from halfway.pipelines.operate.earlier_replays import (
     rows_of,
     sent_halves,
 )
+from halfway.pipelines.operate.find_pending import block_of
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
@@ -164,7 +165,8 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in known]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
-        raise NotPendingError(f"not discarded, so nothing was sent: {named}; `halfway replay --all --dry-run` lists what was")
+        ask = block_of([stored_tables(spark, storage)[Table.DISCARDED]], missing[0])
+        raise NotPendingError(f"not discarded, so nothing was sent: {named}{ask or '; `halfway replay --all --dry-run` lists what was'}")
     return found
 
 

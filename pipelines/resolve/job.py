@@ -1,6 +1,7 @@
 """The job: one streaming query from the half and op topics to the tables and the check topic (decision 5)."""
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -27,8 +28,9 @@ from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.resolve.sources import former_records_to_read, read_records, unread_records
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
+from halfway.pipelines.runtime.session import is_submitted
 from halfway.pipelines.storage.delta_tables import upgrade_tables
-from halfway.pipelines.storage.file_systems import on_local_disk, read_text, write_text
+from halfway.pipelines.storage.file_systems import local_path, on_local_disk, read_text, verify_local_folder_writable, write_text
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
@@ -40,7 +42,7 @@ from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import JobFailedError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
-from halfway.schemas.settings import Settings
+from halfway.schemas.settings import Settings, StorageSettings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
@@ -119,6 +121,8 @@ class ResolveJob:
         storage = settings.storage
         places = (settings.kafka.servers(), storage.checkpoint, storage.catalog_schema or storage.warehouse)
         log.info("event=start kafka=%s checkpoint=%s tables=%s", *places)
+        if not is_submitted() and "HADOOP_CONF_DIR" not in os.environ:  # else a path without a scheme may be elsewhere
+            _verify_folders_writable(storage)
         with job_lock(settings.storage):
             client = admin_client(settings.kafka)
             self._verify_rights(client)
@@ -291,3 +295,14 @@ def stop_between_batches(query: StreamingQuery) -> None:
         pause.wait(0.005)
     with suppress(StreamingQueryException):
         query.stop()
+
+
+def _verify_folders_writable(storage: StorageSettings) -> None:
+    """Refuse folders that cannot be written before Spark starts, which would say so a minute later in its own words."""
+    places = {"storage.checkpoint": storage.checkpoint}
+    if not storage.catalog_schema:
+        places["storage.warehouse"] = storage.warehouse
+    for name, uri in places.items():
+        folder = local_path(uri)
+        if folder is not None:
+            verify_local_folder_writable(name, folder)

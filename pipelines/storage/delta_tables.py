@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import StructType
 
-from halfway.pipelines.storage.file_systems import on_local_disk
+from halfway.pipelines.storage.file_systems import first_line_of, on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
 from halfway.pipelines.storage.state_reader import HadoopFiles
@@ -203,16 +203,20 @@ def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, 
 def create_table(
     spark: SparkSession, storage: StorageSettings, table: str, schema: StructType, properties: Mapping[str, str] | None = None
 ) -> None:
-    """Create an append-only table, unless it exists, or another process creates it at the same time."""
+    """Create an append-only table, unless it exists, or another process creates it at the same time.
+
+    Raises:
+        SetupError: Spark or the file system refuses.
+    """
     # DeltaTable's builder takes no names of three parts.
     columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in schema)
     name, own = table_name(storage, table), _sql_map({**_PROPERTIES, **(properties or {})})
     try:
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta TBLPROPERTIES ({own})")
-    except (PySparkException, Py4JJavaError):
+    except (PySparkException, Py4JJavaError) as error:
         # Delta fails if another process has created the table meanwhile, with other properties.
         if not table_exists(spark, storage, table):
-            raise
+            raise SetupError(f"the table {name} cannot be created: {first_line_of(error)}") from error
 
 
 def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,27 @@ def on_local_disk(spark: SparkSession, uri: str) -> Path | None:
     """
     path, file_system = _open(spark, uri)
     return Path(path.toUri().getPath()) if file_system.getUri().getScheme() == "file" else None
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+def verify_local_folder_writable(setting: str, folder: Path) -> None:
+    """Refuse a folder on this machine in which this user cannot make a file. Makes no folder.
+
+    Raises:
+        SetupError: the message names the setting, and gives the system's reason.
+    """
+    there = nearest_existing(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        way_out = f"let this user write to {there}, or " if there.is_dir() else ""
+        what = f"{setting} {folder} cannot be written ({error.strerror})"
+        raise SetupError(f"{what}: {way_out}set {setting} to another folder") from None
 
 
 def read_json(spark: SparkSession, uri: str) -> dict[str, Any] | None:

@@ -7,13 +7,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from importlib import metadata, util
-from pathlib import Path
 
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.runtime.jars import jars_present
 from halfway.pipelines.runtime.java import MIN_VERSION, find_java
 from halfway.pipelines.runtime.session import is_submitted
-from halfway.pipelines.storage.file_systems import local_path
+from halfway.pipelines.storage.file_systems import local_path, nearest_existing
 from halfway.schemas.errors import MissingPackageError
 from halfway.schemas.settings import MetricsSettings, StorageSettings
 
@@ -65,11 +64,6 @@ def disk_findings(storage: StorageSettings) -> Iterator[Finding]:
             yield Finding("disk", Health.WARNING, f"only {text}: free some space soon")
         else:
             yield Finding("disk", Health.OK, text)
-
-
-def nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def metrics_findings(settings: MetricsSettings) -> Iterator[Finding]:

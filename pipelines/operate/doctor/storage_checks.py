@@ -3,22 +3,20 @@
 Local folders are read as plain files, because Spark takes 10 s to start. Other places are read with Spark.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 
 from halfway.pipelines.kafka.admin import admin_client, topic_ids
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
-from halfway.pipelines.operate.doctor.machine_checks import nearest_existing
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable
+from halfway.pipelines.storage.file_systems import local_path, nearest_existing, verify_folder_writable, verify_local_folder_writable
 from halfway.pipelines.storage.lineage import TableHistory, history_of, verify_histories
 from halfway.pipelines.storage.local_ownership import local_folder, local_history, read_local_ownership, reading
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
 from halfway.pipelines.storage.state_reader import CheckpointFiles, HadoopFiles, LocalFiles
-from halfway.schemas.errors import HalfwayError, SetupError
+from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table
 
@@ -40,17 +38,11 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
         verify_folder_writable(spark_session(settings), uri)
         yield Finding(name, Health.OK, f"{uri} can be written")
         return
-    there = nearest_existing(folder)
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        what = f"storage.{name} {folder} cannot be written ({error.strerror})"
-        raise SetupError(f"{what}: let this user write to {there}, or set storage.{name} to another folder") from None
+    verify_local_folder_writable(f"storage.{name}", folder)
     if name == "checkpoint" and is_in_use(settings.storage):
         yield Finding(name, Health.OK, f"{folder} is in use: a job is running on it, and a second one would be refused")
     else:
-        yield Finding(name, Health.OK, f"{folder} can be written" + ("" if there == folder else "; the job creates it"))
+        yield Finding(name, Health.OK, f"{folder} can be written" + ("" if nearest_existing(folder) == folder else "; the job creates it"))
 
 
 def _ownership(settings: Settings) -> Iterator[Finding]:
