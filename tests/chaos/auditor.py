@@ -140,11 +140,14 @@ def audit(evidence: Evidence, settled: Iterable[str] | None = None) -> Findings:
 def first_verdicts(evidence: Evidence) -> dict[str, Verdict]:
     """Return the verdict that counts for each half (R2).
 
-    It is the first one of the half's group, in order of time, partition and offset.
+    It is the first one of the half's group, in order of time, partition and offset. Where a clock was wrong, it may
+    be an orphan, and the answer to a check count (docs/reliability.md).
     """
     groups = {half.transaction_id: half.group for half in evidence.halves}
+    clock_was_wrong = any(row.reason == Reason.BAD_TICK for row in evidence.quarantine)
+    orphans = {row[2:4] for row in evidence.quarantine if row.reason == Reason.ORPHAN_OP and clock_was_wrong}
     first: dict[str, Verdict] = {}
-    for verdict in sorted(evidence.verdicts, key=lambda verdict: verdict[1:4]):
+    for verdict in sorted(evidence.verdicts, key=lambda verdict: (verdict[2:4] in orphans, verdict[1:4])):
         if verdict.transaction_id not in groups or verdict.group == groups[verdict.transaction_id]:
             first.setdefault(verdict.transaction_id, verdict)
     return first

@@ -68,6 +68,16 @@ def test_it_finds_nothing_if_all_is_well() -> None:
     assert audit(GOOD) == Findings()
 
 
+@pytest.mark.parametrize("clock_was_wrong", [False, True])
+def test_an_orphan_is_not_the_first_verdict_where_a_clock_was_wrong(*, clock_was_wrong: bool) -> None:
+    """An earlier COMMIT of `a` was refused, and the answer to its check counts."""
+    early = verdict("a", 1_100)._replace(offset=77)
+    refused = [*GOOD.quarantine, Refused("a", "op", early.partition, early.offset, "orphan_op")]
+    refused += [Refused(None, "op", 0, 78, "bad_tick")] if clock_was_wrong else []
+    findings = found(verdicts=[*GOOD.verdicts, early], quarantine=refused)
+    assert findings.ok == clock_was_wrong, findings
+
+
 LOST = {
     "a committed message without a row": {"messages": GOOD.messages[:1]},
     "a committed message that was discarded for want of an answer": {
