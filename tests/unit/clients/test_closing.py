@@ -121,7 +121,7 @@ def test_a_producer_that_a_signal_handler_closes_while_it_starts_does_not_run(
 
 
 def until_none_is_left(producer: TransactionProducer) -> None:
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + 30
     while threads_of(producer) and time.monotonic() < end_s:
         time.sleep(0.05)
     assert threads_of(producer) == []
