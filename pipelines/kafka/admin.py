@@ -66,19 +66,16 @@ class Admin(AdminClient):
         self._last_error = _LastError()
         own: dict[str, Any] = {
             "client.id": "halfway-admin",
-            "error_cb": self._last_error,
             "socket.connection.setup.timeout.ms": 5_000,
             # librdkafka prefers the broker that it used last, also a frozen one until a request to it times out.
             "socket.timeout.ms": 3_000,
             "reconnect.backoff.max.ms": 1_000,
         }
-        super().__init__({**own, **config}, logger=librdkafka_log)
-        self._config = {name: value for name, value in {**own, **config}.items() if name != "error_cb"}
-        self._members: dict[str, Consumer] = {}
+        self._config: dict[str, Any] = {**own, **config}
+        callbacks: dict[str, Any] = {"error_cb": self._last_error}
+        super().__init__({**callbacks, **self._config}, logger=librdkafka_log)
+        self._askers: dict[str, Consumer] = {}
         """Group → a consumer that never joins it."""
-        self._connection = {
-            name: config.get(name) for name in ("bootstrap.servers", "security.protocol", "ssl.ca.location") if name in config
-        }
         self.servers = str(config.get("bootstrap.servers", ""))
         self._has_answered = False
         names = ("sasl.username", "sasl.oauthbearer.client.id", "sasl.kerberos.principal")
@@ -104,7 +101,7 @@ class Admin(AdminClient):
         error = self.last_error()
         if error is None:
             return None
-        return f"{WRONG_LOGIN} ({_text(error)})" if error.code() == KafkaError._AUTHENTICATION else tls_problem(self._connection)
+        return f"{WRONG_LOGIN} ({_text(error)})" if error.code() == KafkaError._AUTHENTICATION else tls_problem(self._config)
 
     def may_describe_group(self, group: str) -> bool | None:
         """Return whether this user may Describe a consumer group; None if Kafka does not tell within 5 s.
@@ -112,28 +109,15 @@ class Admin(AdminClient):
         A consumer asks that never joins the group. An admin client's own request to the coordinator of a group ends the
         process if the connection breaks while it is sent (librdkafka #4605, #5397).
         """
-        consumer = self._members.pop(group, None)
-        if consumer is None:
-            consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False}, logger=librdkafka_log)
-        ends_s = time.monotonic() + _GROUP_LIMIT_S
-        while time.monotonic() < ends_s:
-            try:
-                consumer.committed([TopicPartition("any", 0)], timeout=_POLL_S)
-            except KafkaException as failure:
-                # Who may not Describe the group is not told its coordinator, and waits for it: `poll` says why.
-                said = consumer.poll(0)
-                errors = (failure.args[0], None if said is None else said.error())
-                if any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in errors):
-                    break
-            else:
-                self._members[group] = consumer
-                return True
-        else:
-            consumer.close()
-            return None
-        # It says so once: the next question takes another one.
-        consumer.close()
-        return False
+        asker = self._askers.pop(group, None)
+        if asker is None:
+            asker = Consumer({**self._config, "group.id": group, "enable.auto.commit": False}, logger=librdkafka_log)
+        answer = _may_describe(asker)
+        if answer:
+            self._askers[group] = asker
+        else:  # It says once that it may not: the next question takes another one.
+            asker.close()
+        return answer
 
     def result(self, future: "Future[_T]") -> _T:
         """Wait for the result of a request.
@@ -152,6 +136,23 @@ class Admin(AdminClient):
             else:
                 self._has_answered, self._last_error.error = True, None
                 return answer
+
+
+def _may_describe(asker: Consumer) -> bool | None:
+    """Return whether a consumer's user may Describe its group; None if Kafka does not tell in time."""
+    ends_s = time.monotonic() + _GROUP_LIMIT_S
+    while time.monotonic() < ends_s:
+        try:
+            asker.committed([TopicPartition("any", 0)], timeout=_POLL_S)
+        except KafkaException as failure:
+            # Who may not Describe the group is not told its coordinator, and waits for it: `poll` says why.
+            said = asker.poll(0)
+            errors = (failure.args[0], None if said is None else said.error())
+            if any(error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED for error in errors):
+                return False
+        else:
+            return True
+    return None
 
 
 def admin_client(kafka: KafkaSettings) -> Admin:

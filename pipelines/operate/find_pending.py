@@ -1,6 +1,6 @@
 """Looks a pending transaction up in the state, to settle it by hand."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 
 import pyarrow.compute as pc
@@ -32,9 +32,8 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
     if pending is not None:
         return Target(transaction_id, pending["producer_group"], pending["incarnation"], is_signed(stored.rows, transaction_id))
     ids = view.transactions["transaction_id"]
-    if of_block := ids.filter(pc.starts_with(ids, f"{transaction_id}."))[:_SHOWN].to_pylist():
-        # A block's messages are `<its id>.0`, `<its id>.1`, …
-        raise NotPendingError(f"the transaction {transaction_id} is not pending, did you mean {' or '.join(of_block)}?")
+    if ask := _ask(ids.filter(pc.starts_with(ids, f"{transaction_id}."))[:_SHOWN].to_pylist()):
+        raise NotPendingError(f"the transaction {transaction_id} is not pending{ask}")
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 
@@ -43,7 +42,10 @@ def block_of(rows: Iterable[DataFrame], transaction_id: str) -> str:
     """Return what to ask who gives the id of a block: its messages are `<its id>.0`, `<its id>.1`, …; else nothing."""
     messages = reduce(DataFrame.union, (each.select("transaction_id") for each in rows))
     found = messages.where(F.col("transaction_id").startswith(f"{transaction_id}.")).distinct().orderBy("transaction_id").limit(_SHOWN)
-    ids = [row[0] for row in found.collect()]
+    return _ask([row[0] for row in found.collect()])
+
+
+def _ask(ids: Sequence[str]) -> str:
     return f", did you mean {' or '.join(ids)}?" if ids else ""
 
 

@@ -165,7 +165,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in known]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
-        ask = block_of([stored_tables(spark, storage)[Table.DISCARDED]], missing[0])
+        ask = block_of([read_table(spark, storage, Table.DISCARDED)], missing[0])
         raise NotPendingError(f"not discarded, so nothing was sent: {named}{ask or '; `halfway replay --all --dry-run` lists what was'}")
     return found
 

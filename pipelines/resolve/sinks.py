@@ -193,10 +193,10 @@ class BatchWriter:
 
     def _append_once(self, rows: DataFrame, table: Table, batch_id: int, what: Table | Reason | None = None) -> None:
         """Append a batch's rows to a table, exactly once. A second append of the batch is of something else: `what`."""
-        origin, app_id = self._origin(rows.sparkSession, batch_id).to_json(), append_id(self._query_id, what or table)
+        origin, app_id = self._origin(rows.sparkSession, batch_id), append_id(self._query_id, what or table)
         for left in reversed(range(_APPEND_TRIES)):
             try:
-                append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin)
+                append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin.to_json())
                 break
             except OwnershipError:
                 raise
@@ -208,7 +208,7 @@ class BatchWriter:
         # Delta may have skipped the append, because a new owner has fenced this job.
         self._verify_still_owner(rows.sparkSession, table, at_append=True)
         if app_id not in self._proved:
-            verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, batch_id)
+            verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, origin)
             self._proved.add(app_id)
         self._log_to_read.add(table)
         self.appended[table] = batch_id

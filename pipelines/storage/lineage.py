@@ -127,9 +127,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     for table, batch_id in [*held, *in_rows.items()]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
-    _verify_read(files, storage, origins)
-    _verify_not_fenced(storage, query_id, histories)
-    _verify_not_older(storage, query_id, appended, histories)
+    _verify_histories(files, storage, query_id, appended, histories)
     is_committed = last in files.batches(COMMITS)
     for table in copies:
         if table in appended and table not in in_rows:
@@ -158,6 +156,16 @@ def verify_histories(files: CheckpointFiles, storage: StorageSettings, query_id:
     # The tables after what says which batches they have, and before which batches were planned: a job may run.
     appended = appended_in(files)
     histories = {table: read(table) for table in Table}
+    _verify_histories(files, storage, query_id, appended, histories)
+
+
+def _verify_histories(
+    files: CheckpointFiles,
+    storage: StorageSettings,
+    query_id: str,
+    appended: Mapping[Table, int],
+    histories: Mapping[Table, TableHistory],
+) -> None:
     _verify_read(files, storage, _origins(histories, query_id))
     _verify_not_fenced(storage, query_id, histories)
     _verify_not_older(storage, query_id, appended, histories)
@@ -279,23 +287,31 @@ def _has_read(files: CheckpointFiles, origin: BatchOrigin) -> bool:
     return False
 
 
-def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str, batch_id: int) -> None:
+def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Table, app_id: str, origin: BatchOrigin) -> None:
     """Refuse to go on if Delta has left out an append, and not because it holds this very batch.
 
     Where Delta does not tell, in a catalog, a commit of the batch is looked for if the table was put back.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        table: the table.
+        app_id: of the append.
+        origin: of the batch.
 
     Raises:
         OwnershipError: it holds a later one, or another checkpoint has once taken the table over and fenced this one.
     """
     held = last_appended(spark, storage, table, app_id)
     if held is None:
-        query_id, _, _ = app_id.rpartition(":")
-        commits = history_of(spark, storage, query_id, table).commits
-        own = origin_in((each.note for each in commits), query_id)
-        may_be_fenced = any(each.operation == "RESTORE" or _is_of_another(each) for each in commits)
-        held = batch_id if not may_be_fenced or (own is not None and own.batch_id >= batch_id) else -1
-    if held != batch_id:
-        _refuse_fenced(storage, table, f"takes no batch {batch_id}")
+        commits = history_of(spark, storage, origin.query_id, table).commits
+        own = origin_in((each.note for each in commits), origin.query_id)
+        is_there = own is not None and own.batch_id >= origin.batch_id
+        is_skipped = not is_there and any(each.operation == "RESTORE" or _is_of_another(each) for each in commits)
+    else:
+        is_skipped = held != origin.batch_id
+    if is_skipped:
+        _refuse_fenced(storage, table, f"takes no batch {origin.batch_id}")
 
 
 def _refuse_fenced(storage: StorageSettings, table: Table, what: str) -> NoReturn:

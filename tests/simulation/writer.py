@@ -161,11 +161,11 @@ class SimulatedWriter(BatchWriter):
         """Append once, and fail if the table has another owner by then, as `_append_once` does."""
         self._job.step(f"before {table}")
         storage: Any = self._job.storage
-        origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id).to_json()
+        origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id)
         app_id = append_id(self._query_id, what)
-        storage.append(table, app_id, report.batch_id, rows, self._job.name, origin)
+        storage.append(table, app_id, report.batch_id, rows, self._job.name, origin.to_json())
         self._verify_still_owner(storage, table)
-        verify_not_skipped(storage, self._settings.storage, table, app_id, report.batch_id)
+        verify_not_skipped(storage, self._settings.storage, table, app_id, origin)
         self.appended[table] = report.batch_id
         self._job.step(f"after {table}")
 

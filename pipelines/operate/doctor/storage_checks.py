@@ -10,7 +10,7 @@ from functools import partial
 from halfway.pipelines.kafka.admin import admin_client, topic_ids
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.runtime.session import spark_session
-from halfway.pipelines.storage.file_systems import local_path, nearest_existing, verify_folder_writable, verify_local_folder_writable
+from halfway.pipelines.storage.file_systems import local_path, verify_folder_writable, verify_local_folder_writable
 from halfway.pipelines.storage.lineage import TableHistory, history_of, verify_histories
 from halfway.pipelines.storage.local_ownership import local_folder, local_history, read_local_ownership, reading
 from halfway.pipelines.storage.locks import is_in_use
@@ -42,7 +42,7 @@ def _writable(name: str, uri: str, settings: Settings) -> Iterator[Finding]:
     if name == "checkpoint" and is_in_use(settings.storage):
         yield Finding(name, Health.OK, f"{folder} is in use: a job is running on it, and a second one would be refused")
     else:
-        yield Finding(name, Health.OK, f"{folder} can be written" + ("" if nearest_existing(folder) == folder else "; the job creates it"))
+        yield Finding(name, Health.OK, f"{folder} can be written" + ("" if folder.exists() else "; the job creates it"))
 
 
 def _ownership(settings: Settings) -> Iterator[Finding]:
