@@ -108,6 +108,21 @@ class GroupRecords:
             **fields,
         )
 
+    def verify(self, message: HalfMessage) -> None:
+        """Refuse a message that could not be sent.
+
+        Raises:
+            RecordError: a field breaks the contract (docs/contract.md). It is a ValueError too.
+            SendError: the body is too large.
+        """
+        self._verify_body(message)
+        message.to_record()
+
+    def _verify_body(self, message: HalfMessage) -> None:
+        if len(message.body) > self._max_body_bytes:
+            what = f"its body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}"
+            raise SendError(f"the half was not sent: {what}")
+
     def to_send(self, messages: Sequence[HalfMessage]) -> tuple[list[HalfMessage], list[Record]]:
         """Return halves, signed now if the group has a key, and their records. Kafka must get them soon (R14).
 
@@ -116,9 +131,7 @@ class GroupRecords:
             SendError: a body is too large.
         """
         for message in messages:
-            if len(message.body) > self._max_body_bytes:
-                what = f"its body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}"
-                raise SendError(f"the half was not sent: {what}")
+            self._verify_body(message)
         if self._keyring is not None:
             now_ms = time.time_ns() // 1_000_000
             messages = [message.signed(self.half_topic, self._keyring, now_ms) for message in messages]

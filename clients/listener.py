@@ -1,5 +1,6 @@
 """Defines the listener that an application implements, and turns what it returns or raises into an answer."""
 
+import inspect
 import logging
 import unicodedata
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from typing_extensions import TypeVar
 
+from halfway.clients.listener_by_topic import ListenerByTopic
 from halfway.clients.messages import CheckRequest, HalfMessage
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import LocalTransactionState
@@ -57,6 +59,23 @@ class TransactionListener(Protocol[Arg_contra]):
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState | None:
         """Return the outcome of the local transaction. None and an exception count as UNKNOWN: the job asks again."""
         ...
+
+
+def verify_listener(listener: Any, *, takes_coroutines: bool) -> None:
+    """Refuse what cannot answer, before a half is sent: its checks would bring no verdict, and end in a discard.
+
+    Raises:
+        TypeError: a method is missing, or is a coroutine where none is awaited.
+    """
+    for name in ("execute_local_transaction", "check_local_transaction"):
+        method = getattr(listener, name, None)
+        if not callable(method):
+            database = "AsyncSqlTransactions" if takes_coroutines else "SqlTransactions"
+            raise TypeError(f"{type_of(listener)} is no listener, because it has no {name}, and no database, which is {database} here")
+        if inspect.iscoroutinefunction(method) and not takes_coroutines:
+            raise TypeError(f"{name} of {type_of(listener)} is a coroutine: use an AsyncTransactionProducer")
+    for each in listener.listeners if isinstance(listener, ListenerByTopic) else ():
+        verify_listener(each, takes_coroutines=takes_coroutines)
 
 
 class Answer(NamedTuple):

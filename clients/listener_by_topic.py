@@ -1,6 +1,6 @@
 """One producer for several listeners: each has the messages of its topics, or of one tag."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from halfway.clients.messages import CheckRequest, HalfMessage
@@ -35,6 +35,11 @@ class ListenerByTopic(Generic[Returned_co]):
     def __init__(self, listeners: Mapping[str, _Listener[Returned_co]]) -> None:
         """Store the listeners."""
         self._listeners = dict(listeners)
+
+    @property
+    def listeners(self) -> Collection[_Listener[Returned_co]]:
+        """Return the listeners."""
+        return self._listeners.values()
 
     def execute_local_transaction(self, message: HalfMessage, arg: Any) -> Returned_co:
         """Run the local transaction of the type's listener.

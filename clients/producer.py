@@ -13,7 +13,7 @@ from halfway.clients.check_threads import Answers, CheckThreads
 from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
-from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask
+from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask, verify_listener
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
 from halfway.clients.transaction import LocalTransaction, Outcomes, TransactionDatabase
@@ -43,6 +43,7 @@ class TransactionProducer(Generic[Arg_contra]):
         session_timeout_ms: when Kafka gives a dead instance's checks to another one.
 
     Raises:
+        TypeError: `listener` is neither a listener nor a database of this kind of producer.
         ValueError: the group is empty, or a number is too small.
         SettingsError: `settings` names no Kafka, or requires signatures and has no key for the group.
 
@@ -79,6 +80,8 @@ class TransactionProducer(Generic[Arg_contra]):
         )
         self._listener = listener
         self._database = listener if isinstance(listener, TransactionDatabase) else None
+        if self._database is None:
+            verify_listener(listener, takes_coroutines=False)
         answers = Answers(self._look_up, self._send_answer)
         self._instance = self._make_instance(settings, group, limits, lambda checks: CheckThreads(group, answers, checks, check_threads))
         self._records = self._instance.records

@@ -3,6 +3,7 @@
 Names and attributes are those of OpenTelemetry's conventions for messaging. Without the package nothing is done.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,6 +14,8 @@ from halfway.clients.listener import Answer
 from halfway.clients.messages import HalfMessage
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.settings import KafkaSettings
+
+log = logging.getLogger(__name__)
 
 _SCOPE = "halfway"
 
@@ -124,6 +127,13 @@ class OpenTelemetry(Telemetry):
 
     def op(self, message: HalfMessage, state: LocalTransactionState) -> OpSpan:
         """Begin the span of an op, in the caller's trace or else in that of its half."""
+        try:
+            return self._op(message, state)
+        except Exception as error:
+            _log_failure(error)
+            return _NO_OP_SPAN
+
+    def _op(self, message: HalfMessage, state: LocalTransactionState) -> OpSpan:
         is_in_a_trace = self._trace.get_current_span().get_span_context().is_valid
         context = self._context.get_current() if is_in_a_trace else self._context_of(message)
         span = self._tracer.start_span(
@@ -134,9 +144,12 @@ class OpenTelemetry(Telemetry):
         )
 
         def end(error: object) -> None:
-            if error is not None:
-                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
-            span.end()
+            try:
+                if error is not None:
+                    span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+                span.end()
+            except Exception as failure:
+                _log_failure(failure)
 
         return OpSpan(self._headers_of(self._trace.set_span_in_context(span, context)), end)
 
@@ -181,3 +194,8 @@ def telemetry_of(settings: KafkaSettings, group: str) -> Telemetry:
         return OpenTelemetry(settings, group)
     except ModuleNotFoundError:
         return Telemetry()
+
+
+def _log_failure(error: Exception) -> None:
+    """Log an error of the service's own span processor. When an op is sent, the local transaction is committed."""
+    log.warning("event=span_failed error=%s", type(error).__name__, exc_info=error)

@@ -177,6 +177,7 @@ class LocalTransaction:
             RuntimeError: the transaction has ended, or its messages are being sent.
             TypeError: it is in a savepoint.
             ValueError: an argument breaks the contract (docs/contract.md).
+            SendError: the body is larger than the producer's `max_body_bytes`.
         """
         if not self._is_open:
             raise RuntimeError(
@@ -188,7 +189,7 @@ class LocalTransaction:
         name = f"{self.transaction_id}.{next(self._numbers)}"
         fields = MessageFields(tags=tags, keys=keys, queue_id=queue_id, immunity_s=immunity_s)
         message = self._records.message(name, topic, body, properties, self._born_at_ms, **fields)
-        message.headers()
+        self._records.verify(message)
         self._messages.append(message)
         return message.transaction_id
 

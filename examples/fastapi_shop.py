@@ -18,7 +18,8 @@ from halfway import AsyncSqlTransactions, AsyncTransactionProducer, load_setting
 engine = create_async_engine(os.environ.get("DATABASE_URL", "sqlite+aiosqlite:///fastapi_shop.db"))
 metadata = MetaData()
 orders = Table("orders", metadata, Column("id", Integer, primary_key=True), Column("item", String(40)), Column("quantity", Integer))
-producer = AsyncTransactionProducer(load_settings().kafka, "order-api", AsyncSqlTransactions(engine))
+transactions = AsyncSqlTransactions(engine)
+producer = AsyncTransactionProducer(load_settings().kafka, "order-api", transactions)
 
 
 class Order(BaseModel):
@@ -33,6 +34,7 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
     """Answer checks for as long as the service runs."""
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)
+    await transactions.create_table()
     async with producer:
         yield
 

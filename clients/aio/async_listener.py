@@ -1,6 +1,7 @@
 """Defines the listener that an application with asyncio implements, and asks it."""
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -38,13 +39,17 @@ async def ask_in_loop(
 ) -> Answer:
     """Await a listener's method. None, an exception, or anything but a LocalTransactionState counts as UNKNOWN.
 
+    A plain function's answer counts too: it has run by then, and what it has committed must not be discarded.
+
     Args:
         method: a bound method of the listener.
         *arguments: the method's arguments.
         catch: the exceptions that count as UNKNOWN. Others are raised, and so is the cancellation of the task.
     """
     try:
-        returned = await method(*arguments)
+        returned: object = method(*arguments)
+        if inspect.isawaitable(returned):
+            returned = await returned
     except catch as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():

@@ -17,7 +17,7 @@ from halfway.clients.aio.loop_sender import LoopSender
 from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.group_records import ANOTHER_ID, StoredHalf
 from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, ProducerLimits
-from halfway.clients.listener import Answer, Arg_contra
+from halfway.clients.listener import Answer, Arg_contra, verify_listener
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
 from halfway.clients.transaction import LocalTransaction, Outcomes, unscoped
@@ -48,6 +48,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         session_timeout_ms: when Kafka gives a dead instance's checks to another one.
 
     Raises:
+        TypeError: `listener` is neither a listener nor a database of this kind of producer.
         ValueError: the group is empty, or a number is too small.
         SettingsError: `settings` names no Kafka, or requires signatures and has no key for the group.
 
@@ -84,6 +85,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         )
         self._listener = listener
         self._database = listener if isinstance(listener, AsyncTransactionDatabase) else None
+        if self._database is None:
+            verify_listener(listener, takes_coroutines=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_bound = False
         self._starting: asyncio.Task[None] | None = None
@@ -205,6 +208,9 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
         telemetry = self._records.telemetry
         await self.start()
         with telemetry.sending("transaction"), self._instance.sending(asyncio.current_task()):
+            # The first id takes a second connection, to look the mark up: many blocks that begin at once could wait for
+            # each other's in the pool.
+            await database.run(database.database.new_id)
             async with database.connection(using) as connection:
                 begin = (LocalTransaction, database.database, connection, self._records, self._sender, store)
                 block = await database.run(*begin)

@@ -86,6 +86,7 @@ class AsyncLocalTransaction:
 
         Raises:
             ValueError: an argument breaks the contract (docs/contract.md).
+            SendError: the body is larger than the producer's `max_body_bytes`.
             RuntimeError: the transaction has ended, or its messages are being sent.
             TypeError: it is in a savepoint.
         """

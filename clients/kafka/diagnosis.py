@@ -74,7 +74,8 @@ def _handshake(address: str, ca: str | None) -> tuple[bool, str | None]:
             return True, error.verify_message
         except TimeoutError:
             raise  # It does not answer: a broker may be frozen.
-        except OSError:
-            # SSLError is an OSError. A port without TLS answers something else, or hangs up.
-            return False, None
+        except OSError as error:
+            # SSLError is an OSError. A port without TLS answers something else, or hangs up. An alert is TLS: a broker
+            # may want a certificate, which this handshake does not show.
+            return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""), None
     return True, None

@@ -205,3 +205,42 @@ with in_memory_halfway() as halfway:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+class _FailingProcessor(SimpleSpanProcessor):
+    """A service's own, which fails at the spans of ops."""
+
+    def __init__(self, fails_at: str) -> None:
+        super().__init__(InMemorySpanExporter())
+        self._fails_at = fails_at
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        del parent_context
+        self._fail("start", span)
+
+    def on_end(self, span: Any) -> None:
+        self._fail("end", span)
+
+    def _fail(self, at: str, span: Any) -> None:
+        if at == self._fails_at and span.name == "send transactions.op":
+            raise RuntimeError("no place left")
+
+
+@pytest.mark.parametrize("fails_at", ["start", "end"])
+def test_a_span_processor_that_fails_after_the_commit_takes_nothing_back(
+    fails_at: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracers = TracerProvider()
+    tracers.add_span_processor(_FailingProcessor(fails_at))
+    monkeypatch.setattr(trace, "get_tracer", tracers.get_tracer)
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "shop.db", check_same_thread=False)
+
+    with in_memory_halfway() as halfway:
+        with halfway.producer(SqlTransactions(connect)).transaction() as tx:
+            tx.send("orders", b"apples")
+            tx.send("orders", b"pears")
+        assert [message.body for message in halfway.messages()] == [b"apples", b"pears"], "both COMMITs are sent"
+    tracers.shutdown()
+    assert caplog.text.count("event=span_failed") == 2
