@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 from halfway import Bookmark
 
-ORDER = "item STRING, amount INT"
+ORDER = "item STRING, quantity INT"
 
 
 def messages_after(messages: DataFrame, bookmark: Bookmark | None) -> DataFrame:
@@ -50,7 +50,8 @@ def stream(spark: SparkSession, messages: str, orders: str, checkpoint: str, aft
     """Append as a stream what comes after a bookmark. It ends when it has read everything; a later run goes on.
 
     From its first run on, the checkpoint knows what was read. Give the same bookmark with the same checkpoint: a stream
-    may be in the middle of a large batch, of which the table has some rows.
+    that was killed may be in the middle of a large batch, of which the table has some rows. `last_bookmark` is right
+    only if the last run has ended by itself.
     """
     # An erasure changes rows, which would end the stream.
     table = spark.readStream.format("delta").option("skipChangeCommits", "true").load(messages)

@@ -78,7 +78,8 @@ class MessageFiles:
                 "`halfway resolve`, once with this version, which adds them"
             )
         store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
-        return cls(uri, options, table, _log=store, _data=store, _commit=_commit_in(store, table.version()))
+        with storage_errors(uri):
+            return cls(uri, options, table, _log=store, _data=store, _commit=_commit_in(store, table.version()))
 
     @property
     def id(self) -> str:
@@ -110,9 +111,10 @@ class MessageFiles:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
             raise TableError(f"the log of {one_line(self.uri)} cannot be read on: {one_line(error)}") from None
-        if _commit_in(self._log, version) != self._commit:
-            raise TableError(f"the log of {one_line(self.uri)} is another one since version {version}")
-        self._commit = _commit_in(self._log, self.version)
+        with storage_errors(self.uri):
+            if _commit_in(self._log, version) != self._commit:
+                raise TableError(f"the log of {one_line(self.uri)} is another one since version {version}")
+            self._commit = _commit_in(self._log, self.version)
         return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _OPEN_AGAIN_S = 30.0
 _EMPTY_EVERY_S = 5.0
+_LOOK_FOR_STOP_S = 0.2
 _TRIES = 5
 _Step = TypeVar("_Step", MessageBatch, MessageBatch | None)
 
@@ -49,7 +51,7 @@ class MessageReader:
 
     def __init__(
         self,
-        source: StorageSettings | str,
+        source: StorageSettings | str | os.PathLike[str],
         *,
         topic: str | None = None,
         tags: str | None = None,
@@ -62,6 +64,7 @@ class MessageReader:
             from halfway.clients.reading import message_files, message_merge, message_rows  # noqa: PLC0415  # deltalake is an extra
         except ModuleNotFoundError as error:
             raise MissingPackageError("a MessageReader", error.name, "tables") from None
+        source = os.fspath(source) if isinstance(source, os.PathLike) else source
         if not isinstance(source, (StorageSettings, str)):
             raise TypeError(f"a MessageReader reads storage settings, as load_settings().storage, or a table's folder: not {source!r:.60}")
         if max_rows < 1 or max_bytes < 1:
@@ -137,7 +140,9 @@ class MessageReader:
             TypeError: `after` is no bookmark.
         """
         for batch in _each_after_the_last(self._steps(after), after):
-            if self._stopping.is_set() or (batch is None and self._stopping.wait(poll_s)):
+            if batch is None:
+                self._wait(poll_s)
+            if self._stopping.is_set():
                 return
             if batch is not None:
                 yield batch
@@ -177,6 +182,12 @@ class MessageReader:
                     continue
             # The next commit may be gone from the log, or the table be another one.
             files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
+
+    def _wait(self, poll_s: float) -> None:
+        """Wait. Not for the event: a signal handler that sets it could meet its lock in this thread."""
+        ends_s = time.monotonic() + poll_s
+        while not self._stopping.is_set() and (left_s := ends_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_FOR_STOP_S))
 
     def stop(self) -> None:
         """End `follow` for good, after the batch that it yields now. Any thread, or a signal handler, may call it."""

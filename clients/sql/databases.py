@@ -20,7 +20,10 @@ def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatab
         TypeError: it is no SQLAlchemy engine, no connection of Django, and no function.
     """
     if hasattr(given, "sync_engine"):
-        raise TypeError("an AsyncEngine is for AsyncSqlTransactions, with an AsyncTransactionProducer")
+        raise TypeError(
+            "an AsyncEngine is for AsyncSqlTransactions, with an AsyncTransactionProducer; for bookmarks give a synchronous Engine of the "
+            "same database"
+        )
     if hasattr(given, "raw_connection"):
         return SqlAlchemyDatabase(given)
     if hasattr(given, "settings_dict"):

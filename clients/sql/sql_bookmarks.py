@@ -40,7 +40,8 @@ class SqlBookmarks:
         bookmarks = SqlBookmarks(engine, "shipping")
         for batch in reader.follow(after=bookmarks.load()):
             with bookmarks.advance(batch) as tx:
-                tx.execute(insert(shipments), [shipment_of(message) for message in batch.messages])
+                for message in batch.messages:
+                    tx.execute(insert(shipments).values(shipment_of(message)))
     """
 
     def __init__(self, database: Any, name: str) -> None:

@@ -45,7 +45,7 @@ def catalog_messages(
         rows = read_table(spark, storage, Table.MESSAGES).withColumn("epoch", F.coalesce("epoch", F.lit(0)))
         for first, last in _spans(rows if position is None else rows.where(_is_after(position)), wanted.max_rows):
             is_within = _is_after(Bookmark(first.epoch, first.batch_id - 1)) & ~_is_after(last)
-            found = rows.where(is_within).select(*MESSAGE_SCHEMA.names).toArrow().cast(MESSAGE_SCHEMA)
+            found = rows.where(is_within & _is_wanted(wanted)).select(*MESSAGE_SCHEMA.names).toArrow().cast(MESSAGE_SCHEMA)
             yield MessageBatch(last, in_order(wanted.of(found)))
             position = last
         if unmoved is not None and position is unmoved and (end := _end_of(rows) or BEGINNING) < unmoved:
@@ -59,6 +59,12 @@ def catalog_messages(
 def _end_of(rows: DataFrame) -> Bookmark | None:
     [[last]] = rows.agg(F.max(F.struct("epoch", "batch_id"))).collect()
     return None if last is None else Bookmark(*last)
+
+
+def _is_wanted(wanted: Wanted) -> Column:
+    """Return the condition on what is wanted, so that the rest does not pass through the driver."""
+    is_topic = F.lit(True) if wanted.topic is None else F.col("topic") == F.lit(wanted.topic)
+    return is_topic & (F.col("tags").isin(sorted(wanted.tags)) if wanted.tags else F.lit(True))
 
 
 def _is_after(bookmark: Bookmark) -> Column:
