@@ -105,7 +105,10 @@ def _from_file(path: Path | None) -> Iterator[tuple[str, object, str]]:
         raise SettingsError(f"{path}{where}: {told}") from None
     if content is not None and not isinstance(content, dict):
         raise SettingsError(f"{path}: expected groups of settings ({', '.join(Settings.model_fields)})")
-    yield from _flatten(content or {}, (), str(path))
+    try:
+        yield from list(_flatten(content or {}, (), str(path)))
+    except RecursionError:
+        raise SettingsError(f"{path}: a group contains itself, by an alias") from None
 
 
 def _once(found: Iterable[tuple[str, object, str]]) -> Iterator[tuple[str, object, str]]:
@@ -185,8 +188,8 @@ def _put(merged: dict[str, Any], dotted: str, value: object, origin: str) -> Non
         merged, model = merged.setdefault(field, {}), group
     field = _field(model, last, dotted, origin)
     if _group(model.model_fields[field]) is None:
-        # An environment variable cannot be null, so an empty one stands for it.
-        given = None if value == "" and field in ("max_offsets_per_trigger", "catalog_schema") else value
+        # An environment variable cannot be null, so an empty one is. As a path it would be the current folder.
+        given = None if value == "" and type(None) in get_args(model.model_fields[field].annotation) else value
         merged[field] = _united(merged.get(field), given) if _is_mapping((*groups, last)) else given
     elif value is not None:
         raise SettingsError(f"{origin}: {dotted} is a group of settings, not one value")

@@ -24,6 +24,9 @@ class SettingsGroup(BaseModel):
 def parse_text(expected: str) -> Callable[[object], object]:
     """Return a parser for a setting with several values: a string, as from the environment, is JSON, and None is empty.
 
+    A text that says nothing is refused, such as a variable whose secret or template value is not there: messages would
+    go elsewhere, or nothing would be verified.
+
     Args:
         expected: an example, for the error.
     """
@@ -34,7 +37,9 @@ def parse_text(expected: str) -> Callable[[object], object]:
                 value = read_yaml(value)
             except yaml.YAMLError:
                 raise ValueError(f"expected {expected}") from None
-            if not isinstance(value, dict | list | None):
+            if value is None:
+                raise ValueError("it is blank: take it away, or set {} or [] if there are to be none")
+            if not isinstance(value, dict | list):
                 raise ValueError(f"expected {expected}")
         return value if value is not None else {}
 
@@ -161,7 +166,6 @@ class Security(SettingsGroup):
 
 def _read_keys(value: object) -> object:
     """Parse keys: `{group: key}` or `{group: [key, …]}`."""
-    _refuse_blank(value)
     value = by_group(value)
     if not isinstance(value, Mapping):
         return value
@@ -170,16 +174,9 @@ def _read_keys(value: object) -> object:
     return {group: keys if isinstance(keys, list | tuple) else [keys] for group, keys in value.items()}
 
 
-def _refuse_blank(value: object) -> None:
-    """Refuse a blank text, as a secret that is not there leaves it in the environment: nothing would be verified."""
-    if isinstance(value, str) and not value.strip():
-        raise ValueError("it is blank: take it away, or set {} or [] if there are to be none")
-
-
 def _as_list(value: object) -> object:
     """Read one key, or several: a string that is a JSON list, as from the environment, holds several."""
-    _refuse_blank(value)
-    if not isinstance(value, str) or value.lstrip().startswith("["):
+    if not isinstance(value, str) or not value.strip() or value.lstrip().startswith("["):
         value = parse_text('a key or ["new key", "old key"]')(value)
     return value if isinstance(value, list | tuple) else [value] if value else []
 

@@ -5,6 +5,7 @@ RocketMQ's names keep their spelling. A duration is an integer in ms, or a strin
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -159,9 +160,14 @@ class StateSettings(SettingsGroup):
 def _absolute(location: str) -> str:
     """Return a path in absolute form, and a URI as it is.
 
-    Spark's JVM, Delta and other readers resolve relative paths differently.
+    Spark's JVM, Delta and other readers resolve relative paths differently. A shell replaces `~` only where a word
+    begins with it.
     """
-    return location if re.match(r"[a-z][a-z0-9+.-]*:", location, re.IGNORECASE) else str(Path(location).absolute())
+    if re.match(r"[a-z][a-z0-9+.-]*:", location, re.IGNORECASE):
+        return location
+    with suppress(RuntimeError):  # There is no such home.
+        location = str(Path(location).expanduser())
+    return str(Path(location).absolute())
 
 
 Location = Annotated[str, Field(min_length=1), AfterValidator(_absolute)]

@@ -52,3 +52,5 @@ def read_yaml(text: str) -> object:
         return yaml.load(text, _Loader)  # a subclass of SafeLoader
     except (ValueError, KeyError, AttributeError, TypeError):  # of what makes a value from its text, and quotes it
         raise yaml.YAMLError from None
+    except RecursionError:  # too many brackets
+        raise yaml.YAMLError from None

@@ -1,5 +1,6 @@
 """Runs a local single-node Kafka for development and tests: from Maven artifacts, on loopback, in its own process."""
 
+import json
 import logging
 import os
 import re
@@ -74,9 +75,11 @@ class LocalBroker:
             limit_s: how long it may take to answer, in seconds. A broker that takes longer is stopped.
 
         Raises:
-            SetupError: Java or a JAR is missing, the port is taken, or the disk is nearly full.
+            SetupError: Java or a JAR is missing, the port is taken, the disk is nearly full, or the folder has a comma.
             BrokerError: the broker ended or did not answer in time, or it is already running on another port.
         """
+        if "," in str(self.directory):
+            raise SetupError(f"the folder {self.directory} has a comma, at which Kafka would part its name: use another one")
         with locked(self.directory / ".lock"):
             if self.pid() is not None:
                 if port not in (None, self._port()):
@@ -171,7 +174,8 @@ class LocalBroker:
         _write(self._properties, f"{conf_file('broker.properties').read_text()}\n# Of this machine\n{lines}{self._data_line()}\n")
 
     def _data_line(self) -> str:
-        return f"log.dirs={self.directory / 'data'}"
+        # Java reads ISO-8859-1 and its own escapes, which JSON's are too.
+        return f"log.dirs={json.dumps(str(self.directory / 'data'))[1:-1]}"
 
     # The tests' brokers override the next four methods: one with TLS and passwords, and the nodes of a cluster.
 

@@ -411,11 +411,35 @@ def test_a_login_in_an_address_is_not_said() -> None:
     assert "S3cret" not in told
 
 
-@pytest.mark.parametrize("name", ["keys", "job_keys", "topics"])
-def test_a_blank_key_is_refused(name: str) -> None:
-    """A variable is blank where a secret is missing, and nothing would be verified."""
-    for blank in ("", " "):
-        refused(f"kafka.signing.{name}: it is blank", environ={f"HALFWAY__KAFKA__SIGNING__{name.upper()}": blank})
+@pytest.mark.parametrize(
+    "name", ["kafka.signing.keys", "kafka.signing.job_keys", "kafka.signing.topics", "kafka.check_topics", "relay.topics", "relay.allow"]
+)
+@pytest.mark.parametrize("blank", ["", " ", "null", "~", "# to do"])
+def test_a_variable_that_says_nothing_replaces_no_mapping(name: str, blank: str) -> None:
+    """So is one whose secret or template value is missing: nothing would be verified, or bodies would go elsewhere."""
+    told = "is shorter than" if name.endswith("job_keys") and blank.strip() else "it is blank"
+    refused(told, environ={f"HALFWAY__{name.replace('.', '__').upper()}": blank})
+
+
+@pytest.mark.parametrize("name", ["ca", "certificate", "key", "kerberos.keytab", "user", "password"])
+def test_an_empty_variable_is_no_path_and_no_login(name: str) -> None:
+    """As a path it would be the current folder."""
+    security = load(environ={f"HALFWAY__KAFKA__SECURITY__{name.replace('.', '__').upper()}": ""}).kafka.security
+    assert security == load().kafka.security
+
+
+def test_a_file_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("kafka: &itself {security: *itself}")
+    refused("own.yaml: a group contains itself, by an alias", path=path)
+    path.write_text("kafka: " + 5_000 * "[")
+    refused("own.yaml: this is not YAML", path=path)
+
+
+def test_a_location_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell replaces `~` only where a word begins with it, as it does not in `--set storage.warehouse=~/tables`."""
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert load(overrides={"storage.warehouse": "~/tables"}).storage.warehouse == "/home/ann/tables"
 
 
 def test_sasl_needs_mechanism_user_and_password() -> None:
