@@ -107,6 +107,7 @@ class ActiveRelay:
 
         Raises:
             KafkaUnavailableError: Kafka cannot be reached.
+            TopicError: Kafka does not know the relay's own topic, or not yet.
         """
         relay, kafka = self._settings.relay, self._settings.kafka
         return read_positions(self._client, kafka, relay_id(kafka, relay.name), relay.transaction_timeout / 1000).get(relay.name)

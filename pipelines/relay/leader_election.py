@@ -1,6 +1,8 @@
 """Chooses one active relay of those with one name: the member of a consumer group that gets the only partition."""
 
 import logging
+import math
+import time
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -14,6 +16,8 @@ from halfway.schemas.settings import KafkaSettings, Settings
 log = logging.getLogger(__name__)
 
 _SESSION_MS = 10_000
+_STANDS_BY_S = 15.0
+"""After this time at a start another one must be active: one that has died is out of the group by then."""
 _PARTITION = 0
 
 
@@ -37,6 +41,7 @@ class LeaderElection:
         """Join in the background."""
         self._user, self._group = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
         self.is_leader = False
+        self._stands_by_from_s = time.monotonic() + _STANDS_BY_S
         options: dict[str, Any] = {
             **librdkafka_config(settings.kafka, ClientLog()),
             **FOLLOW_LEADERS,
@@ -61,6 +66,8 @@ class LeaderElection:
         error = None if message is None else message.error()
         if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             raise AccessError(missing_right(self._user, "Read", "group", self._group))
+        if not self.is_leader and time.monotonic() > self._stands_by_from_s:
+            self._stand_by()
         return self.is_leader
 
     def close(self) -> None:
@@ -74,10 +81,13 @@ class LeaderElection:
             return
         # Only the assignment counts: positions are read by offset.
         consumer.pause(partitions)
-        self.is_leader = True
+        self.is_leader, self._stands_by_from_s = True, math.inf
         log.info("event=relay_active")
 
     def _leave(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         if any(each.partition == _PARTITION for each in partitions):
-            self.is_leader = False
-            log.info("event=relay_standing_by")
+            self._stand_by()
+
+    def _stand_by(self) -> None:
+        self.is_leader, self._stands_by_from_s = False, math.inf
+        log.info("event=relay_standing_by")

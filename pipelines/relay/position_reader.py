@@ -9,10 +9,15 @@ from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.pipelines.relay.positions import RelayPositions, positions_of
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.settings import KafkaSettings
 
 _POLL_S = 0.05
+
+
+def missing_relay_topic(topic: str) -> TopicError:
+    """Return the error for the relay's own topic that does not exist."""
+    return TopicError(f"no topic {topic}: `halfway topics create --relay` makes it")
 
 
 def read_positions(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GROUP, wait_s: float = 0.0) -> dict[str, RelayPositions]:
@@ -31,12 +36,15 @@ def read_positions(client: Admin, kafka: KafkaSettings, group: str = OPERATOR_GR
         KafkaUnavailableError: Kafka cannot be reached, or a transaction is open for too long.
     """
     topic = kafka.relay_topic
-    with ranges_consumer(kafka, group) as consumer:
-        if wait_s:
-            with ranges_consumer(kafka, group, READ_UNCOMMITTED) as whole:
-                ends = {partition: kept.end for partition, kept in retained(whole, client, topic).items()}
-            _wait_for(consumer, client, topic, ends, time.monotonic() + wait_s)
-        return positions_of(_records(consumer, topic, client))
+    try:
+        with ranges_consumer(kafka, group) as consumer:
+            if wait_s:
+                with ranges_consumer(kafka, group, READ_UNCOMMITTED) as whole:
+                    ends = {partition: kept.end for partition, kept in retained(whole, client, topic).items()}
+                _wait_for(consumer, client, topic, ends, time.monotonic() + wait_s)
+            return positions_of(_records(consumer, topic, client))
+    except TopicError:
+        raise missing_relay_topic(topic) from None
 
 
 def _wait_for(consumer: Consumer, client: Admin, topic: str, ends: dict[int, int], deadline_s: float) -> None:

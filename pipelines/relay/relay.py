@@ -1,6 +1,7 @@
 """Runs the relay: verifies where it begins, waits until it is active, and starts again after an interruption."""
 
 import logging
+import math
 import threading
 import time
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from halfway.pipelines.kafka.rights import verify_rights
 from halfway.pipelines.kafka.topic_setup import verify_one_partition
 from halfway.pipelines.relay.active_relay import ActiveRelay, RelayReport
 from halfway.pipelines.relay.leader_election import LeaderElection, relay_id
-from halfway.pipelines.relay.position_reader import read_positions
+from halfway.pipelines.relay.position_reader import missing_relay_topic, read_positions
 from halfway.pipelines.relay.positions import BEFORE_THE_FIRST, RelayPositions, TablePosition
 from halfway.pipelines.relay.relay_producer import TransactionLostError
 from halfway.pipelines.relay.relay_table import RelayTable
@@ -22,6 +23,8 @@ from halfway.schemas.settings import Settings
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 1.0
+_UNKNOWN_LIMIT_S = 60.0
+"""A broker that has just started knows no topic for a moment."""
 _BEGIN_COUNTS_S = 60.0
 """So long after its start a relay takes `--begin`. One that stands by must not send all again after a lost bookmark."""
 
@@ -60,7 +63,7 @@ class Relay:
         """Relay until `stop`; with `available_now` until all messages that there are were read. Return True then.
 
         Raises:
-            TopicError: the relay's own topic is missing.
+            TopicError: the relay's own topic is missing at the start, or for a minute.
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             AccessError: a right is missing.
             KafkaUnavailableError: Kafka cannot be reached at the start.
@@ -68,6 +71,7 @@ class Relay:
         client = admin_client(self._settings.kafka)
         self._verify(client)
         election = LeaderElection(self._settings)
+        unknown_since_s = math.inf
         try:
             while not self._stopping.is_set():
                 try:
@@ -75,10 +79,15 @@ class Relay:
                         self._run_active(client, election, available_now=available_now)
                         if available_now and not self._stopping.is_set() and election.is_leader:
                             return True
-                except (TransactionLostError, KafkaUnavailableError, TableError, OSError) as error:
+                        unknown_since_s = math.inf
+                except (TransactionLostError, KafkaUnavailableError, TableError, TopicError, OSError) as error:
+                    if isinstance(error, TopicError):
+                        unknown_since_s = min(unknown_since_s, time.monotonic())
+                        if time.monotonic() > unknown_since_s + _UNKNOWN_LIMIT_S:
+                            raise
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
-                    self._stopping.wait(_AGAIN_S)
+                    time.sleep(_AGAIN_S)  # Not for the event: a signal handler that sets it could meet its lock in this thread.
                 finally:
                     self.report.is_active = False
         finally:
@@ -91,7 +100,7 @@ class Relay:
         group = relay_id(kafka, relay.name)
         partitions = partition_counts(client, [kafka.relay_topic]).get(kafka.relay_topic)
         if partitions is None:
-            raise TopicError(f"no topic {kafka.relay_topic}: `halfway topics create --relay` makes it")
+            raise missing_relay_topic(kafka.relay_topic)
         verify_one_partition(kafka.relay_topic, partitions)
         verify_rights(client, {kafka.relay_topic: (AclOperation.READ, AclOperation.WRITE)}, groups=(group,))
         positions = read_positions(client, kafka, group).get(relay.name)
@@ -132,6 +141,7 @@ class Relay:
         Raises:
             TransactionLostError: a transaction did not end, or another relay has taken over.
             KafkaUnavailableError: Kafka cannot be reached.
+            TopicError: Kafka does not know the relay's own topic, or not yet.
             RelayError: Kafka holds no bookmark, or only a part of it, or one of another table.
             TableError: the table is gone, was recreated, or cannot be read.
         """

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.relay import relay as module
 from halfway.pipelines.relay import relay_producer
+from halfway.pipelines.relay.active_relay import ActiveRelay
+from halfway.pipelines.relay.position_reader import missing_relay_topic
 from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.relay.relay_producer import RelayProducer
@@ -104,5 +106,35 @@ def test_a_relay_does_not_begin_on_a_topic_in_which_an_older_bookmark_may_come_l
     """Partitions were added: its key is in another one now."""
     monkeypatch.setattr(module, "partition_counts", lambda _, topics: dict.fromkeys(topics, 3))
     with pytest.raises(TopicError, match="has 3 partitions, and the relay needs one"):
+        Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
+    assert not kafka.sent
+
+
+def test_a_broker_that_has_just_started_and_knows_no_topic_ends_no_relay(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, asked = ActiveRelay.stored, []
+
+    def unknown_at_first(self: ActiveRelay) -> Any:
+        asked.append(self)
+        if len(asked) == 1:
+            raise missing_relay_topic("transactions.relay")
+        return stored(self)
+
+    monkeypatch.setattr(ActiveRelay, "stored", unknown_at_first)
+    Election.may_lead.set()
+    relay = Relay(settings_for(tmp_path), Begin(None))
+    assert relay.run(available_now=True)
+    assert (relay.report.interruptions, kafka.sent["orders"]) == (1, ["m0", "m1", "m2"])
+
+
+def test_a_relay_whose_topic_is_gone_ends(tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: ActiveRelay) -> Any:
+        raise missing_relay_topic("transactions.relay")
+
+    monkeypatch.setattr(ActiveRelay, "stored", gone)
+    monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 0.5)
+    Election.may_lead.set()
+    with pytest.raises(TopicError, match="halfway topics create --relay"):
         Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
     assert not kafka.sent
