@@ -85,7 +85,8 @@ def test_targets_and_the_users_of_dev_share_no_tables_no_checkpoint_and_no_topic
 
 
 def test_two_people_who_deploy_prod_make_one_job() -> None:
-    assert "user" not in TARGETS["prod"]["workspace"]["root_path"]
+    assert TARGETS["prod"]["workspace"]["root_path"].startswith("/Workspace/Users/${var.service_principal}/"), "nobody else writes there"
+    assert "current_user" not in TARGETS["prod"]["workspace"]["root_path"]
     assert TARGETS["prod"]["run_as"] == {"service_principal_name": "${var.service_principal}"}
     assert [job["max_concurrent_runs"] for job in JOBS.values()] == [1] * len(JOBS)
 

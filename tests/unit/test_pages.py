@@ -176,7 +176,7 @@ def test_a_page_names_commands_options_and_targets_that_exist(page: Path) -> Non
     unknown, targets = [], set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for text in code_of(page):
         unknown += [f"make {target}" for target in re.findall(r"\bmake ([a-z-]+)", text) if target not in targets]
-        for words in re.findall(r"(?<![\w./=-])(?<!put-secret )halfway ([^#|;&`]+)", text):
+        for words in re.findall(r"(?<![\w./=-])(?<!put-secret )(?<!put-acl )halfway ([^#|;&`]+)", text):
             command: Any = typer.main.get_command(app)
             for word in words.split():
                 options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
