@@ -40,6 +40,7 @@ if lost:
     page.say(f"Lost halves (half_lost), whenever they were sent: {lost:,}.")
 if page.parameters["hours"]:
     first_ms = max(first_ms, last_ms - int(float(page.parameters["hours"]) * 3_600_000))
+    first_ms -= first_ms % audit.step_ms(last_ms - first_ms)  # or else the first step would look like a dip
     messages = audit.since(messages, "committed_at", first_ms)
     discarded = audit.since(discarded, "discarded_at", first_ms)
     quarantine = audit.since(quarantine, "source_timestamp", first_ms)

@@ -2,6 +2,7 @@
 
 import argparse
 import html
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,7 +63,7 @@ class Page:
         if dbutils is None:
             sys.excepthook = _print_error
         values = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
-        settings = command_settings(Path(values["config"]) if values["config"] else None, values["set"].split())
+        settings = command_settings(Path(values["config"]) if values["config"] else None, shlex.split(values["set"]))
         if dbutils is None:
             mpl.use("Agg")
         folder = None if dbutils is not None else Path(values["out"])
@@ -133,4 +134,4 @@ def _options(name: str, parameters: Mapping[str, str]) -> dict[str, str]:
         if parameter != "set":
             parser.add_argument(f"--{parameter.replace('_', '-')}", default=default)
     values = vars(parser.parse_args(sys.argv[1:]))
-    return {**values, "set": " ".join(values["set"])}
+    return {**values, "set": shlex.join(values["set"])}

@@ -19,9 +19,11 @@ def header_texts() -> Column:
     """Return the column `headers` of Kafka's records as a map of texts. Of two with one name the last one counts.
 
     The topics hold records of every kind, and `map_from_entries` alone would end the query at a name that occurs twice.
+    What is no UTF-8 becomes U+FFFD: pandas takes no other text.
     """
     is_last = "(header, n) -> NOT exists(slice(headers, n + 2, size(headers)), later -> later.key = header.key)"
-    return F.expr(f"CAST(map_from_entries(filter(headers, {is_last})) AS map<string,string>)").alias("header")
+    text = "header -> struct(header.key, make_valid_utf8(CAST(header.value AS string)))"
+    return F.expr(f"map_from_entries(transform(filter(headers, {is_last}), {text}))").alias("header")
 
 
 def decoded_records(records: DataFrame, config: DecoderConfig, op_topic: str) -> DataFrame:

@@ -81,6 +81,15 @@ def test_units_are_round() -> None:
     assert len(shown) >= 10
 
 
+@pytest.mark.parametrize("ms", [0.4, 3, 30, 5_000, 10_000_000_000])
+def test_the_axis_of_one_message_has_numbers(ms: float) -> None:
+    row = pd.DataFrame([(AXIS[3], 1, ms, ms, ms, ms)], columns=["at", "messages", "p50", "p95", "p99", "worst"])
+    axes = charts.latencies(row, AXIS).axes[0]
+    low, high = axes.get_ylim()
+    assert sum(low <= tick <= high for tick in axes.get_yticks()) >= (2 if ms < 10_000 else 1)
+    assert low < max(ms, 1) < high
+
+
 def pictures() -> list[Figure]:
     found = outcomes()
     reasons = [charts.reasons(found, outcome, AXIS) for outcome in ("discarded", "quarantined")]

@@ -7,7 +7,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from halfway.schemas.tables import HEADERS_TYPE
 from halfway.transforms.decoding import DecoderConfig
-from halfway.transforms.views.decoded import decoded_records
+from halfway.transforms.views.decoded import decoded_records, header_texts
 
 KAFKA_SCHEMA = StructType(
     [
@@ -46,3 +46,11 @@ def test_one_row_for_each_record_with_what_was_read_or_why_it_is_refused(spark: 
         ("OP", 1, "a", "g", None, 0, "UNKNOWN", None, None),
         ("TICK", 1, None, None, None, 0, None, None, '{"absent_groups": ["away"]}'),
     ]
+
+
+def test_a_header_that_is_no_utf8_does_not_end_a_notebook(spark: SparkSession) -> None:
+    """Anyone who may write to the topic can send one, and the job only refuses its record."""
+    headers = [("REMARK", "für später".encode("latin-1")), ("TAGS", b"a"), ("TAGS", b"b"), ("KEYS", None)]
+    records = spark.createDataFrame([(b"a", None, "op", 0, 0, AT, 1, headers)], KAFKA_SCHEMA)
+    found = records.select(header_texts()).select("header.REMARK", "header.TAGS", "header.KEYS").toPandas()
+    assert found.to_dict("records") == [{"REMARK": "f\ufffdr sp\ufffdter", "TAGS": "b", "KEYS": None}]
