@@ -3,6 +3,7 @@
 It writes an order and publishes it, both or neither. Halfway's checks are answered from the database: no code here.
 """
 
+import json
 import os
 import sys
 
@@ -40,7 +41,7 @@ def place(request: HttpRequest, item: str) -> JsonResponse:  # noqa: ARG001  # D
     """Place an order."""
     with producer.transaction() as tx:
         Order.objects.create(item=item)
-        tx.send("orders", item.encode(), tags="placed")
+        tx.send("orders", json.dumps({"item": item, "quantity": 1}).encode(), tags="placed")
     return JsonResponse({"transaction": tx.transaction_id})
 
 

@@ -1,5 +1,6 @@
 """The shortest service: `python -m examples.script apples` writes an order and publishes it, both or neither."""
 
+import json
 import sqlite3
 import sys
 
@@ -16,4 +17,4 @@ if len(sys.argv) != 2:
 connect().execute("CREATE TABLE IF NOT EXISTS orders (item TEXT)")
 with TransactionProducer(load_settings().kafka, "order-script", SqlTransactions(connect)) as producer, producer.transaction() as tx:
     tx.execute("INSERT INTO orders VALUES (?)", (sys.argv[1],))
-    tx.send("orders", sys.argv[1].encode())
+    tx.send("orders", json.dumps({"item": sys.argv[1], "quantity": 1}).encode())

@@ -12,6 +12,7 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.function.Function;
@@ -25,9 +26,13 @@ import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.InvalidRecordException;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.errors.TimeoutException;
+import org.apache.kafka.common.errors.AuthorizationException;
+import org.apache.kafka.common.errors.InvalidTopicException;
+import org.apache.kafka.common.errors.NotEnoughReplicasException;
+import org.apache.kafka.common.errors.RecordTooLargeException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.Headers;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -38,7 +43,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * answers checks.
  *
  * <p>It needs Kafka's client alone:
- * {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK}.
+ * {@code java -cp 'kafka-clients.jar:slf4j-api.jar' TransactionClient.java SERVERS HALF OP CHECK [PREFIX]}. The ids begin
+ * with PREFIX, a new one by default: an id must never be used again.
  *
  * <p>Where the group has a key, it is in the environment as {@code HALFWAY_KEY}, and the name of the cluster as {@code
  * HALFWAY_CLUSTER}. The client then signs halves and ops, and skips checks that the job has not signed.
@@ -46,6 +52,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class TransactionClient implements AutoCloseable {
     public enum State { COMMIT, ROLLBACK, UNKNOWN }
 
+    /** A body of 4 MiB, its key and its headers. Kafka's client takes 1 MiB by default. */
+    private static final int MAX_RECORD_BYTES = 5 * 1024 * 1024;
     private static final int REMEMBERED_VERDICTS = 100_000;
     private static final long SIGNED_WINDOW_MS = 5 * 60_000;
 
@@ -68,6 +76,9 @@ public final class TransactionClient implements AutoCloseable {
                     });
 
     public TransactionClient(String servers, String group, String halfTopic, String opTopic, String checkTopic) {
+        if (signingKey != null && cluster == null) {
+            throw new IllegalArgumentException("HALFWAY_KEY needs HALFWAY_CLUSTER, the kafka.signing.cluster of the job");
+        }
         this.group = group;
         this.halfTopic = halfTopic;
         this.opTopic = opTopic;
@@ -75,7 +86,8 @@ public final class TransactionClient implements AutoCloseable {
         // The default partitioner is murmur2 of the key, as the contract requires. Each call waits for its half, so a
         // record waits for those of other threads for 2 ms only.
         producer = new KafkaProducer<>(
-                Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true, "linger.ms", 2),
+                Map.of("bootstrap.servers", servers, "acks", "all", "enable.idempotence", true, "linger.ms", 2,
+                        "max.request.size", MAX_RECORD_BYTES),
                 new ByteArraySerializer(), new ByteArraySerializer());
         checks = new KafkaConsumer<>(
                 Map.of("bootstrap.servers", servers, "group.id", "txn-check-" + group,
@@ -122,15 +134,25 @@ public final class TransactionClient implements AutoCloseable {
                         + " ms off that of Kafka, or the send took as long");
             }
         } catch (ExecutionException error) {
-            if (error.getCause() instanceof TimeoutException) {
-                producer.send(op(id, State.ROLLBACK, 0, signature));  // the half may be stored nevertheless
+            if (!isCertainlyNotStored(error.getCause())) {
+                producer.send(op(id, State.ROLLBACK, 0, signature));
             }
+            throw error;
+        } catch (InterruptedException error) {
+            producer.send(op(id, State.ROLLBACK, 0, signature));
             throw error;
         }
         State state = localTransaction.apply(id);
         note(id, 0, state);
         producer.send(op(id, state, 0, signature));
         return state;
+    }
+
+    /** After any other error the topic may hold the half. */
+    private static boolean isCertainlyNotStored(Throwable error) {
+        return error instanceof RecordTooLargeException || error instanceof AuthorizationException
+                || error instanceof InvalidTopicException || error instanceof InvalidRecordException
+                || error.getClass() == NotEnoughReplicasException.class;
     }
 
     /** Answers the checks that have arrived, from durable data. Returns how many it answered. */
@@ -275,8 +297,9 @@ public final class TransactionClient implements AutoCloseable {
     /** Sends one message of each state, then answers checks until the job has asked about the UNKNOWN one. */
     public static void main(String[] arguments) throws Exception {
         try (var client = new TransactionClient(arguments[0], "java-service", arguments[1], arguments[2], arguments[3])) {
+            String prefix = arguments.length > 4 ? arguments[4] : "java-" + UUID.randomUUID() + "-";
             for (State state : State.values()) {
-                String id = "java-" + state.name().toLowerCase();
+                String id = prefix + state.name().toLowerCase();
                 client.sendInTransaction(id, "orders", ("body of " + id).getBytes(UTF_8), any -> state);
                 System.out.println("half " + id);
             }

@@ -229,7 +229,7 @@ def test_the_java_client_works(world: MakeWorld) -> None:
     jars = [str(jar) for jar in ensure_jars("kafka") if jar.name.startswith(("kafka-clients", "slf4j", "lz4", "snappy", "zstd"))]
     source = ROOT / "examples" / "java" / "TransactionClient.java"
     command = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", ":".join(jars), str(source)]
-    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic]
+    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic, "java-"]
     send_poison(kafka)
     service = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -11,7 +11,7 @@ def orders() -> DataFrame:
     spark = SparkSession.active()
     # An erasure changes rows, which would end the stream. Of an erased message the body is NULL.
     messages = spark.readStream.format("delta").option("skipChangeCommits", "true").load(spark.conf.get("halfway.messages"))
-    order = F.from_json(F.col("body").cast("string"), "item STRING, amount INT")
+    order = F.from_json(F.col("body").cast("string"), "item STRING, quantity INT")
     return (
         messages.where((F.col("topic") == "orders") & F.col("body").isNotNull())
         .select("transaction_id", "epoch", "batch_id", "committed_at", order.alias("order"))

@@ -246,7 +246,7 @@ def test_the_java_client_signs(world: MakeWorld, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("HALFWAY_CLUSTER", "test")
     program = java_program("TransactionClient", (CLIENT_SOURCE,), tmp_path / "java")
     service = subprocess.Popen(
-        [*program, kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic], stdout=subprocess.PIPE, text=True
+        [*program, kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic, "java-"], stdout=subprocess.PIPE, text=True
     )
     try:
         assert service.stdout is not None

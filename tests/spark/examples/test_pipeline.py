@@ -19,7 +19,7 @@ PLACES = {"/var/lib/orders-pipeline": "storage", "/var/lib/halfway/warehouse/mes
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_pipeline_makes_a_typed_table_of_one_topic(tmp_path: Path) -> None:
-    append(tmp_path / "messages", [row((0, 0), 0, body=b'{"item": "apples", "amount": 3}'), row((0, 0), 1, topic="other")])
+    append(tmp_path / "messages", [row((0, 0), 0, body=b'{"item": "apples", "quantity": 3}'), row((0, 0), 1, topic="other")])
     shutil.copytree(ROOT / "examples" / "pipeline", tmp_path / "pipeline")
     spec = tmp_path / "pipeline" / "spark-pipeline.yml"
     text = spec.read_text()
@@ -45,4 +45,4 @@ def test_a_pipeline_makes_a_typed_table_of_one_topic(tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows = DeltaTable(str(tmp_path / "warehouse" / "orders")).to_pyarrow_table().to_pylist()
-    assert [(each["transaction_id"], each["item"], each["amount"], each["batch_id"]) for each in rows] == [("t0", "apples", 3, 0)]
+    assert [(each["transaction_id"], each["item"], each["quantity"], each["batch_id"]) for each in rows] == [("t0", "apples", 3, 0)]

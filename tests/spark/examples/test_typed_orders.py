@@ -18,12 +18,12 @@ def test_batch_and_stream_go_on_from_one_bookmark(spark: SparkSession, tmp_path:
     messages, orders, checkpoint = (str(tmp_path / name) for name in ("messages", "orders", "checkpoint"))
 
     def commit(at: Bookmark) -> None:
-        rows = message_rows(at, 2, body=b'{"item": "apples", "amount": 3}')
+        rows = message_rows(at, 2, body=b'{"item": "apples", "quantity": 3}')
         append_once(spark.createDataFrame(rows, MESSAGES_SCHEMA), storage, Table.MESSAGES, "query", at.batch_id)
 
     def written() -> list[tuple[int, str, int]]:
         rows = spark.read.format("delta").load(orders).orderBy("batch_id", "transaction_id").collect()
-        return [(row["batch_id"], row["order"]["item"], row["order"]["amount"]) for row in rows]
+        return [(row["batch_id"], row["order"]["item"], row["order"]["quantity"]) for row in rows]
 
     for batch_id in range(2):
         commit(Bookmark(0, batch_id))
