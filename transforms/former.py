@@ -1,5 +1,6 @@
 """What former checkpoints did to records that a new one reads again, after its tables were adopted (decision 6)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,14 +30,17 @@ class FormerRecords:
     records: dict[SourcePartition, _Records] = field(default_factory=dict)
     halves_since_ms: int = 0
     """Verdicts before this time are of halves that Kafka has deleted, and that a former checkpoint has settled."""
+    op_ends: Mapping[int, int] = field(default_factory=dict)
+    """Where the partitions of the op topic ended then. A later verdict of such a time is that of a wrong clock."""
 
     @classmethod
-    def of(cls, table: pa.Table, halves_since_ms: int) -> "FormerRecords":
+    def of(cls, table: pa.Table, halves_since_ms: int, op_ends: Mapping[int, int]) -> "FormerRecords":
         """Sort the records by partition and offset.
 
         Args:
             table: FORMER_SCHEMA, in any order.
             halves_since_ms: see the field.
+            op_ends: see the field.
         """
         columns = [column.to_numpy() for column in table.sort_by([(name, "ascending") for name in FORMER_SCHEMA.names]).columns]
         sources, partitions, *rest = columns
@@ -44,7 +48,7 @@ class FormerRecords:
         parts = zip(*(np.split(column, edges) for column in rest), strict=True)
         begins = [0, *edges.tolist()] if len(sources) else []
         places = [(Source(int(sources[begin])), int(partitions[begin])) for begin in begins]
-        return cls({place: _Records(*part) for place, part in zip(places, parts, strict=False)}, halves_since_ms)
+        return cls({place: _Records(*part) for place, part in zip(places, parts, strict=False)}, halves_since_ms, op_ends)
 
     def mark(self, events: pa.RecordBatch) -> pa.RecordBatch:
         """Return events (EVENT_SCHEMA) of which the ones that former checkpoints have dealt with are marked.
@@ -55,6 +59,8 @@ class FormerRecords:
         kinds, discarded_ms = np.array(events["event"]), np.array(events["discarded_ms"])
         sources, partitions, offsets, at_ms = (np.array(events[name]) for name in ("source", "partition", "offset", "at_ms"))
         aged_out = (kinds == EventKind.OP) & (at_ms < self.halves_since_ms)
+        early = np.flatnonzero(aged_out)
+        aged_out[early] = [offsets[row] < self.op_ends.get(int(partitions[row]), 0) for row in early]
         refused = np.zeros(len(kinds), bool)
         for (source, partition), known in self.records.items():
             rows = np.flatnonzero((sources == source) & (partitions == partition))

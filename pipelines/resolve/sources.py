@@ -12,7 +12,6 @@ from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.storage.adopted_rows import former_records
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.state_reader import last_read
-from halfway.schemas.events import FORMER_SCHEMA
 from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.transforms.former import FormerRecords
 
@@ -46,16 +45,15 @@ def former_records_to_read(
     to_read = any(
         read_to.get(topic, {}).get(partition, 0) < end for topic, ends in manifest.taken_at.items() for partition, end in ends.items()
     )
-    if not to_read and not manifest.halves_since_ms:
+    if not to_read:
         return None
-    records = FORMER_SCHEMA.empty_table()
-    if to_read:
-        first = {
-            topic: {partition: max(kept.first, read_to.get(topic, {}).get(partition, 0)) for partition, kept in ranges.items()}
-            for topic, ranges in retained().items()
-        }
-        records = former_records(spark, storage, kafka, manifest.epoch, first)
-    return spark.sparkContext.broadcast(FormerRecords.of(records, manifest.halves_since_ms))
+    first = {
+        topic: {partition: max(kept.first, read_to.get(topic, {}).get(partition, 0)) for partition, kept in ranges.items()}
+        for topic, ranges in retained().items()
+    }
+    records = former_records(spark, storage, kafka, manifest.epoch, first)
+    found = FormerRecords.of(records, manifest.halves_since_ms, manifest.taken_at.get(kafka.op_topic, {}))
+    return spark.sparkContext.broadcast(found)
 
 
 def source_options(kafka: KafkaSettings) -> dict[str, str]:

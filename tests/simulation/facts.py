@@ -213,7 +213,8 @@ class Facts:
 
     def may_be_aged_out(self, op: Record) -> bool:
         """Return True if a new checkpoint may count a verdict as one of a half that Kafka has deleted."""
-        return self.was_adopted and op.at_ms < min(self._halves_since_ms, self._last_settled_ms)
+        was_there = op.seq < max(self._adopted_seqs, default=0)
+        return was_there and op.at_ms < min(self._halves_since_ms, self._last_settled_ms)
 
     def may_be_let_in(self, half: Record) -> bool:
         """Return True if a half above the limit may be taken for a good one.

@@ -173,8 +173,8 @@ class Job:
 
     def _reads_again(self, records: list[Record]) -> bool:
         """Return True if a former checkpoint may have dealt with one of these records."""
-        taken_at, since_ms = self.manifest.taken_at, self.manifest.halves_since_ms
-        return any(record.offset < taken_at.get(record.topic, {}).get(record.partition, 0) or record.at_ms < since_ms for record in records)
+        taken_at = self.manifest.taken_at
+        return any(record.offset < taken_at.get(record.topic, {}).get(record.partition, 0) for record in records)
 
     def _with_operator(self, before: dict[int, Any], records: list[Record], batch_id: int) -> Resolved:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""

@@ -16,7 +16,7 @@ HALF, OP = int(Source.HALF), int(Source.OP)
 def former(*rows: tuple[int, int, int, int, int], since_ms: int = 0) -> FormerRecords:
     """Return records from (source, partition, offset, at_ms, discarded_ms)."""
     columns = zip(*rows, strict=True) if rows else [()] * len(FORMER_SCHEMA)
-    return FormerRecords.of(pa.table([list(column) for column in columns], schema=FORMER_SCHEMA), since_ms)
+    return FormerRecords.of(pa.table([list(column) for column in columns], schema=FORMER_SCHEMA), since_ms, {0: 3})
 
 
 def event(kind: EventKind, source: int, partition: int, offset: int, at_ms: int, **more: Any) -> dict[str, Any]:
@@ -67,6 +67,13 @@ def test_of_two_records_of_one_offset_the_topic_has_the_later_one() -> None:
 def test_verdicts_from_before_the_first_half_are_only_counted() -> None:
     events = [event(EventKind.OP, OP, 0, 1, 99), event(EventKind.OP, OP, 0, 2, 100), event(EventKind.HALF, HALF, 0, 1, 99)]
     assert marked(former(since_ms=100), *events) == [AGED_OUT, (EventKind.OP, 0, None), UNTOUCHED]
+
+
+@pytest.mark.parametrize(("partition", "offset", "is_old"), [(0, 2, True), (0, 3, False), (1, 0, False)])
+def test_a_verdict_that_came_after_the_adoption_counts_whatever_its_clock_says(partition: int, offset: int, is_old: bool) -> None:
+    """A broker that starts with a wrong clock, or a producer on a CreateTime topic, gives it a time of long ago."""
+    told = marked(former(since_ms=100), event(EventKind.OP, OP, partition, offset, 5))
+    assert told == [AGED_OUT if is_old else (EventKind.OP, 0, None)]
 
 
 def test_no_events() -> None:
