@@ -61,6 +61,10 @@ class StateDamagedError(HalfwayError):
     """Spark cannot load the state: a file of the checkpoint is damaged or missing."""
 
 
+class SparkFailedError(HalfwayError):
+    """Spark, a table or its store has failed, for a reason that only Spark's text has."""
+
+
 class JobFailedError(HalfwayError):
     """A batch failed, for a reason that only Spark's text has."""
 

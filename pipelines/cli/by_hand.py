@@ -9,7 +9,7 @@ import typer
 from halfway.pipelines.cli.options import SHOWN_ROWS, ConfigOption, JsonOption, SetOption, one_of
 from halfway.pipelines.cli.output import say, show_first, show_json, tell, utc_text
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.pipelines.operate.settle import Target, settle
+from halfway.pipelines.operate.settle import Target, argument_of, settle
 from halfway.pipelines.storage.missing_tables import verify_table_exists
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import DISCARD_REASONS
@@ -59,7 +59,7 @@ def _command(action: LocalTransactionState, help_text: str) -> Callable[..., Non
         if group is not None:
             effect += (
                 ". Nothing was looked up: for another group or incarnation it changes nothing, and "
-                f"`halfway quarantine {sent.transaction_id}` shows why"
+                f"`halfway quarantine {argument_of(sent.transaction_id)}` shows why"
             )
         tell(
             f"sent {sent.action} of {sent.transaction_id} (group {sent.producer_group}, incarnation {sent.incarnation}) to "
@@ -89,7 +89,9 @@ def replay(
             "--unproven", help="Also resend messages discarded before the half topic's oldest record, which may have been resent before."
         ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the discarded messages that would be resent, and send none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be resent, without a check that each can be, and send nothing.")
+    ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -106,6 +108,8 @@ def replay(
     from halfway.pipelines.runtime.reader_session import reader_session
 
     settings = command_settings(config, overrides)
+    for transaction_id in transaction_ids or ():
+        encode_key(transaction_id)
     settings.kafka.servers()
     verify_table_exists(settings.storage, "discarded")
     wanted = ReplaySelection(transaction_ids or (), group, reason, unproven)
@@ -164,7 +168,8 @@ def erase(
 def _lines(done: "Erasure") -> list[str]:
     erased = ", ".join(f"{count} in {table}" for table, count in done.rows.items() if count)
     did = "would erase" if done.dry_run else "erased"
-    lines = [f"{did} what was sent for {done.transaction_id}: {erased}" if erased else f"{done.transaction_id} was erased before"]
+    nothing = f"the tables hold nothing more that was sent for {done.transaction_id}"
+    lines = [f"{did} what was sent for {done.transaction_id}: {erased}" if erased else nothing]
     if done.files_until_ms is not None:
         lines.append(f"`halfway optimize` deletes the files that held it if it runs after {utc_text(done.files_until_ms)}")
     elif not done.dry_run:

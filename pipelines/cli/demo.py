@@ -50,9 +50,7 @@ def demo(
     with ended_by_signals(), _shown(is_quiet=as_json) as (say, show):
         result = run_demo(settings, messages, job_options, say=say, show=show)
     if as_json:
-        show_json(
-            {"ok": result.ok, "expected": asdict(result.expected), "found": asdict(result.found), "tables": result.tables},
-        )
+        show_json({"ok": result.ok, **asdict(result)})
         _show_problems(result)
     else:
         _show_result(result)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from confluent_kafka import KafkaError, KafkaException
 from typer.core import TyperGroup
 
 from halfway.pipelines.cli.output import say
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, override_pair
+from halfway.pipelines.runtime.paths import not_permitted
 from halfway.schemas.errors import HalfwayError, MissingPackageError, SettingsError
 
 T = TypeVar("T")
@@ -68,6 +70,8 @@ _EXTRA_OF = {
     "prometheus_client": "metrics",
 }
 """Package → the extra that brings it. A command imports what it needs when it runs."""
+_MISUSED = (KafkaError._INVALID_ARG, KafkaError._STATE)
+"""What librdkafka says where it is called wrongly."""
 
 
 def _warn_of_other_code() -> None:
@@ -81,13 +85,21 @@ def _warn_of_other_code() -> None:
 
 
 class HalfwayGroup(TyperGroup):
-    """The top command. A HalfwayError or a missing extra prints one line and exits with code 1.
+    """The top command. Prints in one line, and exits with code 1, for what its user can do something about.
 
-    Other errors keep their traceback.
+    That is a HalfwayError, a missing extra, a file that this user may not use, and a failure of Kafka that nothing else
+    has explained. Other errors keep their traceback.
 
     Tables, checkpoints, logs and the local broker's data hold bodies. What a command and the processes that it starts
     write to a local disk is for its user alone.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an argument that no id, group, remark or setting can be. Spark and Kafka take text as UTF-8."""
+        for number, text in enumerate(args, 1):
+            if any("\ud800" <= character <= "\udfff" for character in text):
+                raise typer.BadParameter(f"argument {number} is not UTF-8")  # It may be a secret.
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command of `ctx`."""
@@ -97,6 +109,14 @@ class HalfwayGroup(TyperGroup):
             return super().invoke(ctx)
         except HalfwayError as error:
             told = str(error)
+        except PermissionError as error:
+            if error.filename is None:
+                raise
+            told = not_permitted(error)
+        except KafkaException as error:
+            if error.args[0].code() in _MISUSED:
+                raise
+            told = f"Kafka refuses this, or has failed: {error.args[0].str()}"
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _EXTRA_OF:

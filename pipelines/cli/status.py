@@ -72,11 +72,16 @@ def _show_groups(now: "Status") -> None:
 def _show_relays(relays: "list[RelayStatus]") -> None:
     from halfway.pipelines.relay.positions import BEFORE_THE_FIRST
 
-    rows = [(each.name, each.after or BEFORE_THE_FIRST, each.instances or "none: nothing is relayed") for each in relays]
+    rows = [(each.name, each.after or BEFORE_THE_FIRST, _instances(each)) for each in relays]
     show_table(["relay", "bookmark", "instances"], rows)
     stopped = [(topic.topic, topic.transaction_id, topic.cause) for each in relays for topic in each.stopped]
     if stopped:
         show_first(["stopped topic", "at message", ""], stopped, "more stopped topics", at_most=_SHOWN_ROWS)
+
+
+def _instances(relay: "RelayStatus") -> str:
+    lost = f"; another one does not start, because Kafka has lost {relay.lost} of its stopped topics" if relay.lost else ""
+    return f"{relay.instances or 'none: nothing is relayed'}{lost}"
 
 
 def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str]]:

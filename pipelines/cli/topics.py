@@ -16,7 +16,7 @@ from halfway.pipelines.kafka.topic_setup import (
     create_topics,
 )
 from halfway.pipelines.local.command_settings import command_settings
-from halfway.schemas.settings import is_topic_name
+from halfway.pipelines.relay.route import Router
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -44,10 +44,10 @@ def create(
     """Create the missing topics, and verify the existing ones."""
     if replication == 0:
         raise typer.BadParameter("must be -1 or at least 1", param_hint="--replication")
-    for topic in real or ():
-        if not is_topic_name(topic):
-            raise typer.BadParameter(f"{topic!r} is no name of a Kafka topic", param_hint="--real")
     settings = command_settings(config, overrides)
+    for topic in real or ():
+        if refusal := Router(settings).refusal(topic):
+            raise typer.BadParameter(refusal[1], param_hint="--real")
     reports = create_topics(settings, partitions, replication)
     if relay:
         reports.append(create_relay_topic(settings, replication))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from halfway.pipelines.demo.own_job import job_log, own_job
 from halfway.pipelines.demo.traffic import DemoCounts, Traffic
 from halfway.pipelines.demo.verdict import DemoJudge, DemoVerdict
+from halfway.pipelines.demo.watch import read_status
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.schemas.errors import SettingsError
@@ -73,6 +74,8 @@ def run_demo(
     """
     if job_options is not None and settings.resolution.tick_interval == 0:
         raise SettingsError("resolution.tick_interval is 0, so that no check would ever be due: set it to 1s")
+    tables = {str(table): table_path(settings.storage, table) for table in Table}
+    read_status(settings.storage)
     for report in create_topics(settings):
         if report.created:
             say(f"created the topic {report.topic} with {report.partitions} partitions")
@@ -90,7 +93,6 @@ def run_demo(
     problems = list(verdict.problems)
     if not verdict.is_settled:
         problems.append(f"not everything was settled in {seconds:.0f} s: check that the job works, and with these settings")
-    tables = {str(table): table_path(settings.storage, table) for table in Table}
     return DemoResult(traffic.prefix, traffic.expected(), verdict.found, tuple(problems), tables, seconds)
 
 

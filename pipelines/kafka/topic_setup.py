@@ -82,7 +82,8 @@ def create_real_topic(settings: Settings, topic: str, partitions: int, replicati
     """
     client = admin_client(settings.kafka)
     created = _create_missing(client, {topic: {}}, partitions, replication)
-    return _report(topic, partition_counts(client, [topic])[topic], _configs(client, [topic])[topic], created=topic in created)
+    count = partition_counts(client, [topic]).get(topic, partitions)  # Not every broker may know it yet.
+    return _report(topic, count, _configs(client, [topic])[topic], created=topic in created)
 
 
 def _report(topic: str, partitions: int, config: Mapping[str, str], *, created: bool) -> TopicReport:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.kafka.admin import admin_client
@@ -14,7 +14,7 @@ from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.find_pending import block_of
-from halfway.pipelines.operate.settle import by_whom
+from halfway.pipelines.operate.settle import argument_of, by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, restore_append_only, rows_to_erase
@@ -26,12 +26,10 @@ from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import ERASURES_SCHEMA, Table
 from halfway.transforms.views.pending import view_pending
 
-_LATEST = {Table.MESSAGES: "committed_at", Table.DISCARDED: "discarded_at", Table.QUARANTINE: "source_timestamp"}
-
 
 @dataclass(frozen=True)
 class Remains:
-    """A topic that may still hold the body. Kafka deletes whole segments, so it may do so later than `until_ms`."""
+    """A topic that may hold the body. Kafka deletes whole segments, so it may do so later than `until_ms`."""
 
     topic: str
     until_ms: int | None
@@ -59,8 +57,6 @@ class _Found:
 
     rows: int
     filled: int
-    latest_ms: int
-    was_asked: bool
     groups: frozenset[str]
 
 
@@ -121,7 +117,8 @@ def erase(
                 values |= {"transaction_id": transaction_id, "producer_group": producer_group}
                 note_erasure(spark, storage, Row(**{name: values[name] for name in ERASURES_SCHEMA.names}))
             until_ms = _erase(spark, storage, transaction_id, producer_group, rows, vacuum=vacuum)
-        return Erasure(transaction_id, producer_group, rows, until_ms, list(_remains(settings, found)), dry_run)
+        remains = list(_remains(settings, found, producer_group))
+        return Erasure(transaction_id, producer_group, rows, until_ms, remains, dry_run)
 
 
 def _erase(
@@ -144,7 +141,7 @@ def _verify_settled(state: StoredState, transaction_id: str, producer_group: str
     if pending is not None and producer_group in (None, pending["producer_group"]):
         raise NotErasableError(
             f"the transaction {transaction_id} of the group {pending['producer_group']} is pending: settle it first, with "
-            f"`halfway rollback {transaction_id}`, and erase it when the job has read that"
+            f"`halfway rollback {argument_of(transaction_id)}`, and erase it when the job has read that"
         )
 
 
@@ -165,41 +162,33 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
 
 def _find(stored: DataFrame, table: Table, transaction_id: str, producer_group: str | None) -> _Found:
     mine = F.col("transaction_id") == F.lit(transaction_id)
-    is_asked, group = F.lit(False), F.lit(None).cast("string")
+    group = F.lit(None).cast("string")
     if table is not Table.QUARANTINE:
-        is_asked, group = F.col("check_times") > 0, F.col("producer_group")
+        group = F.col("producer_group")
         if producer_group is not None:
             mine &= group == F.lit(producer_group)
-
-    def counted(condition: Column) -> Column:
-        return F.count(F.when(condition, 1))
 
     to_erase = F.coalesce(rows_to_erase(transaction_id, producer_group, table), F.lit(False))
     if table is Table.QUARANTINE and producer_group is not None:
         # A record names its group in a header. One that holds nothing may have been erased before.
         mine &= to_erase | (F.col("headers").isNull() & F.col("value").isNull())
-    [row] = (
-        stored.where(mine)
-        .agg(
-            F.count("*"),
-            counted(to_erase),
-            F.coalesce(F.max(F.unix_millis(_LATEST[table])), F.lit(0)),
-            counted(is_asked) > 0,
-            F.collect_set(group),
-        )
-        .collect()
-    )
-    return _Found(row[0], row[1], row[2], row[3], frozenset(row[4]))
+    [row] = stored.where(mine).agg(F.count("*"), F.count(F.when(to_erase, 1)), F.collect_set(group)).collect()
+    return _Found(row[0], row[1], frozenset(row[2]))
 
 
-def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Remains]:
-    """Yield the topics that may still hold the body. None is compacted, so that no tombstone can delete a record."""
-    kafka = settings.kafka
-    asked = {group for each in found.values() if each.was_asked for group in each.groups}
-    topics = dict.fromkeys((kafka.half_topic, *map(kafka.check_topic_of, sorted(asked))))
-    if found[Table.QUARANTINE].rows:
-        topics[kafka.op_topic] = None
-    latest_ms = max(each.latest_ms for each in found.values())
+def _remains(settings: Settings, found: Mapping[Table, _Found], producer_group: str | None) -> Iterator[Remains]:
+    """Yield the topics that may hold the body. None is compacted, so that no tombstone can delete a record.
+
+    What was rolled back has left no row, such as a replay, or another use of the id, and may be as young as the last
+    record that the job has read. So each topic counts that the groups use, from now on.
+    """
+    kafka, is_refused = settings.kafka, found[Table.QUARANTINE].rows > 0
+    groups = {group for each in found.values() for group in each.groups} if producer_group is None else {producer_group}
+    # A refused record may be of any group.
+    of_any = is_refused and producer_group is None
+    checks = kafka.all_check_topics() if of_any else [kafka.check_topic_of(group) for group in sorted(groups)]
+    topics = dict.fromkeys((kafka.half_topic, *checks, *([kafka.op_topic] if is_refused else [])))
+    now_ms = time.time_ns() // 1_000_000
     kept_ms, problem = _kept_ms(settings)
     for topic in topics:
         if topic not in kept_ms:
@@ -207,7 +196,7 @@ def _remains(settings: Settings, found: Mapping[Table, _Found]) -> Iterator[Rema
         elif kept_ms[topic] == UNLIMITED:
             yield Remains(topic, None, "for ever: its retention.ms is -1")
         else:
-            yield Remains(topic, latest_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")
+            yield Remains(topic, now_ms + kept_ms[topic], "or later, because Kafka deletes whole segments")
 
 
 def _kept_ms(settings: Settings) -> tuple[dict[str, int], str]:

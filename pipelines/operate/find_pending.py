@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.operate.settle import Target
+from halfway.pipelines.operate.settle import Target, argument_of
 from halfway.pipelines.storage.delta_tables import stored_tables
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import NotPendingError
@@ -32,7 +32,8 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
     if pending is not None:
         return Target(transaction_id, pending["producer_group"], pending["incarnation"], is_signed(stored.rows, transaction_id))
     ids = view.transactions["transaction_id"]
-    if ask := _ask(ids.filter(pc.starts_with(ids, f"{transaction_id}."))[:_SHOWN].to_pylist()):
+    of_block = ids.filter(pc.starts_with(ids, f"{transaction_id}.")).to_pylist()
+    if ask := _ask(sorted(of_block, key=lambda each: (len(each), each))[:_SHOWN], len(of_block)):
         raise NotPendingError(f"the transaction {transaction_id} is not pending{ask}")
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
@@ -41,12 +42,15 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
 def block_of(rows: Iterable[DataFrame], transaction_id: str) -> str:
     """Return what to ask who gives the id of a block: its messages are `<its id>.0`, `<its id>.1`, …; else nothing."""
     messages = reduce(DataFrame.union, (each.select("transaction_id") for each in rows))
-    found = messages.where(F.col("transaction_id").startswith(f"{transaction_id}.")).distinct().orderBy("transaction_id").limit(_SHOWN)
-    return _ask([row[0] for row in found.collect()])
+    found = messages.where(F.col("transaction_id").startswith(f"{transaction_id}.")).distinct()
+    # By length first, so that number 10 comes after 9.
+    first = found.orderBy(F.length("transaction_id"), "transaction_id").limit(_SHOWN).collect()
+    return _ask([row[0] for row in first], found.count() if len(first) == _SHOWN else len(first))
 
 
-def _ask(ids: Sequence[str]) -> str:
-    return f", did you mean {' or '.join(ids)}?" if ids else ""
+def _ask(first: Sequence[str], total: int) -> str:
+    others = f", or one of {total - len(first):,} more that begin so" if total > len(first) else ""
+    return f", did you mean {' or '.join(first)}{others}?" if first else ""
 
 
 def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
@@ -67,7 +71,8 @@ def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: Stored
     phase = phase_of(stored.rows, transaction_id)
     if discarded is not None and phase in (None, Phase.DISCARDED):
         reason, check_times = discarded
-        return f"it was discarded ({reason}, after {check_times} checks): `halfway replay {transaction_id}` resends it"
+        resend = f"`halfway replay {argument_of(transaction_id)}` resends it"
+        return f"it was discarded ({reason}, after {check_times} checks): {resend}"
     if phase is Phase.ROLLED_BACK:
         return "it was rolled back"
     if phase is not None:

@@ -48,6 +48,7 @@ from halfway.pipelines.operate.earlier_replays import (
     sent_halves,
 )
 from halfway.pipelines.operate.find_pending import block_of
+from halfway.pipelines.operate.settle import argument_of
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
@@ -221,7 +222,8 @@ def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], N
     for identity in [each for each in candidates if each[0] in holders]:
         name, (group, incarnation) = identity[0], holders[identity[0]]
         held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
-        say(f"{name} is not sent: {held}: replay it when that transaction has ended and is forgotten; `halfway rollback {name}` ends it")
+        ends = f"`halfway rollback {argument_of(name)}` ends it"
+        say(f"{name} is not sent: {held}: replay it when that transaction has ended and is forgotten; {ends}")
         del candidates[identity]
 
 

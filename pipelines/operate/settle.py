@@ -1,6 +1,7 @@
 """Settles a transaction by hand, with an op record as its producer would send it."""
 
 import getpass
+import shlex
 import socket
 from dataclasses import dataclass
 
@@ -76,6 +77,11 @@ def settle(kafka: KafkaSettings, target: Target, action: LocalTransactionState, 
     writer.flush()
     [(partition, offset)] = placed
     return SentOp(target.transaction_id, target.producer_group, target.incarnation, action, kafka.op_topic, partition, offset)
+
+
+def argument_of(transaction_id: str) -> str:
+    """Return an id as an argument of a command that a shell runs. Its producer has chosen it."""
+    return f"{'-- ' if transaction_id.startswith('-') else ''}{shlex.quote(transaction_id)}"
 
 
 def by_whom() -> str:

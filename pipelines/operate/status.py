@@ -1,7 +1,6 @@
 """Reads the state of the job from its checkpoint and from Kafka: horizon, lag, pending transactions, counts, rates."""
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer
@@ -16,7 +15,7 @@ from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.batch_status import BatchStatus
-from halfway.schemas.errors import HalfwayError
+from halfway.schemas.errors import AccessError, HalfwayError
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
@@ -79,11 +78,11 @@ def job_status(session: Callable[[], SparkSession], settings: Settings, now_ms: 
     relays: list[RelayStatus] | None = None
     kafka_error = None
     try:
-        unread, holding = _unread(settings.kafka, stored), _holding(session, settings.kafka)
+        unread = _unread(settings.kafka, stored)
+        holding = _holding(session, settings.kafka)
+        relays = _relays(settings.kafka)
     except HalfwayError as error:
         kafka_error = str(error)
-    with suppress(HalfwayError):
-        relays = relay_states(admin_client(settings.kafka), settings.kafka) if kafka_error is None else None
     rates, rates_over_s = _rates(session, storage, stored, view)
     return Status(
         is_running=None if local_path(storage.checkpoint) is None else is_in_use(storage),
@@ -103,6 +102,13 @@ def job_status(session: Callable[[], SparkSession], settings: Settings, now_ms: 
         rates_over_s=rates_over_s,
         relays=relays,
     )
+
+
+def _relays(kafka: KafkaSettings) -> list[RelayStatus] | None:
+    try:
+        return relay_states(admin_client(kafka), kafka)
+    except AccessError:
+        return None
 
 
 def _holding(session: Callable[[], SparkSession], kafka: KafkaSettings) -> list[OpenTransaction]:

@@ -202,7 +202,8 @@ class ResolveJob:
         query = self._start(spark, manifest, writer)
         self.is_running = True
         log.info("event=query_started")
-        while query.isActive and not self._stop.wait(0.2):
+        while query.isActive and not self._stop.is_set():
+            time.sleep(0.2)  # Not for the event: a signal handler that sets it could meet its lock in this thread.
             self._hand_on_reports(query)
         if query.isActive:
             stop_between_batches(query)

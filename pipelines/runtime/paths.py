@@ -26,6 +26,11 @@ def home() -> Path:
     return Path(os.environ.get(ENV_HOME) or ".halfway").absolute()
 
 
+def not_permitted(error: PermissionError) -> str:
+    """Return what to do about a file that this user may not use, such as one of the job's user."""
+    return f"{error.filename}: {error.strerror}: run this as its user, or give this user the right to it"
+
+
 def allow_no_other_to_write() -> None:
     """Let this process make files and folders that only their user may change, whatever the umask is."""
     os.umask(os.umask(_OTHERS_MAY_WRITE) | _OTHERS_MAY_WRITE)

