@@ -79,12 +79,10 @@ class Relay:
                         self._run_active(client, election, available_now=available_now)
                         if available_now and not self._stopping.is_set() and election.is_leader:
                             return True
-                        unknown_since_s = math.inf
                 except (TransactionLostError, KafkaUnavailableError, TableError, TopicError, OSError) as error:
-                    if isinstance(error, TopicError):
-                        unknown_since_s = min(unknown_since_s, time.monotonic())
-                        if time.monotonic() > unknown_since_s + _UNKNOWN_LIMIT_S:
-                            raise
+                    unknown_since_s = min(unknown_since_s, time.monotonic()) if isinstance(error, TopicError) else math.inf
+                    if time.monotonic() > unknown_since_s + _UNKNOWN_LIMIT_S:
+                        raise
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
                     time.sleep(_AGAIN_S)  # Not for the event: a signal handler that sets it could meet its lock in this thread.

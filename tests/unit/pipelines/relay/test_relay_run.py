@@ -20,7 +20,7 @@ from halfway.pipelines.relay.position_reader import missing_relay_topic
 from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.relay.relay_producer import RelayProducer
-from halfway.schemas.errors import RelayError, TopicError
+from halfway.schemas.errors import KafkaUnavailableError, RelayError, TopicError
 from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
 
@@ -138,3 +138,22 @@ def test_a_relay_whose_topic_is_gone_ends(tmp_path: Path, kafka: FakeKafka, monk
     with pytest.raises(TopicError, match="halfway topics create --relay"):
         Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
     assert not kafka.sent
+
+
+def test_a_topic_that_is_unknown_again_hours_later_has_its_minute_again(
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has started anew: it refuses connections, and then knows no topic for a moment."""
+    stored = ActiveRelay.stored
+    failures: list[Exception | None] = [missing_relay_topic("r"), KafkaUnavailableError("away"), missing_relay_topic("r"), None]
+
+    def failing(self: ActiveRelay) -> Any:
+        if failure := failures.pop(0):
+            raise failure
+        return stored(self)
+
+    monkeypatch.setattr(ActiveRelay, "stored", failing)
+    monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 1.5)  # Each try is a second after the one before.
+    Election.may_lead.set()
+    assert Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
+    assert kafka.sent["orders"] == ["m0", "m1", "m2"]
