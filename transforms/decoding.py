@@ -18,7 +18,7 @@ from halfway.schemas.outcomes import MAX_DETAIL, Reason
 from halfway.schemas.settings import KafkaSettings, ResolutionSettings
 from halfway.schemas.signing import Keyring, Signable, binding_of
 from halfway.schemas.tick_value import TickValue
-from halfway.transforms.horizon import SourcePartition, Tick
+from halfway.transforms.horizon import NO_TIME, SourcePartition, Tick
 from halfway.transforms.record_columns import Integers, Mask, RecordColumns, mask_of
 
 _Problem = tuple[Mask, Reason, str | Callable[[int], str]]
@@ -298,7 +298,12 @@ def _ticks(records: RecordColumns, job: str) -> list[Tick]:
 
 
 def _read_ms(records: RecordColumns) -> dict[SourcePartition, int]:
-    is_read = ~records.are(EventKind.BROKEN) & (records.columns["timestamp_type"] == _LOG_APPEND_TIME)
-    read = pa.Table.from_batches([records.raw.select(["source", "partition", "at_ms"]).filter(pa.array(is_read))])
-    last = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "last")])
-    return {(Source(row["source"]), row["partition"]): row["at_ms_last"] for row in last.to_pylist()}
+    """Return partition → the last time that the broker gave a record there, or NO_TIME if all of them are broken."""
+    is_by_broker = records.columns["timestamp_type"] == _LOG_APPEND_TIME
+
+    def last(chosen: Mask) -> dict[SourcePartition, int]:
+        read = pa.Table.from_batches([records.raw.select(["source", "partition", "at_ms"]).filter(pa.array(chosen))])
+        found = read.group_by(["source", "partition"], use_threads=False).aggregate([("at_ms", "last")])
+        return {(Source(row["source"]), row["partition"]): row["at_ms_last"] for row in found.to_pylist()}
+
+    return {**dict.fromkeys(last(is_by_broker), NO_TIME), **last(is_by_broker & ~records.are(EventKind.BROKEN))}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from halfway.schemas.headers import Source
 from halfway.schemas.tick_value import ALL_ASKED
@@ -12,6 +12,9 @@ SourcePartition = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
 """Topic → partition → time in ms."""
+NO_TIME = -1
+"""In place of the time of a partition that was read, and in which all records break the contract: they prove none."""
+_Place = TypeVar("_Place")
 
 
 class Tick(NamedTuple):
@@ -24,6 +27,11 @@ class Tick(NamedTuple):
     absent_groups: tuple[str, ...] = ()
     asked_ms: int = ALL_ASKED
     """The horizon up to which the job's checks had been in the check topic for half an interval (R5)."""
+
+
+def read_on(read_ms: Mapping[_Place, int], later_ms: Mapping[_Place, int]) -> dict[_Place, int]:
+    """Return the last times that were read in some places, after later records there."""
+    return {**later_ms, **read_ms, **{place: at_ms for place, at_ms in later_ms.items() if at_ms != NO_TIME}}
 
 
 def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
@@ -79,7 +87,8 @@ class Clock:
     tick_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """The time of the latest tick of each partition."""
     read_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
-    """The last time that the broker gave a record of a partition, where that is later than its latest tick."""
+    """The last time that the broker gave a record of a partition, where that is later than its latest tick; NO_TIME
+    where none of them keeps the contract, and there is no tick yet."""
     asked_ms: Times = field(default_factory=lambda: {source: {} for source in Source})
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
     partition_counts: Times = field(default_factory=lambda: {source: {} for source in Source})
@@ -93,7 +102,7 @@ class Clock:
 
         Args:
             ticks: those of a partition as its log has them, the partitions in any order.
-            read_ms: partition → the last time that the broker gave a record there.
+            read_ms: partition → the last time that the broker gave a record there that keeps the contract, or NO_TIME.
         """
         if not ticks and not read_ms:
             return self
@@ -105,8 +114,11 @@ class Clock:
             counts[source] = {**self.partition_counts[source], **{tick.partition: tick.partitions for tick in of_topic}}
             now = {**self.asked_ms[source], **{tick.partition: tick.asked_ms for tick in of_topic}}
             asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
-            times_ms = {**self.read_ms[source], **{partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}}
-            read[source] = {partition: at_ms for partition, at_ms in times_ms.items() if at_ms > at_tick[source].get(partition, -1)}
+            fresh = {partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}
+            times_ms = read_on(self.read_ms[source], fresh)
+            read[source] = {
+                partition: at_ms for partition, at_ms in times_ms.items() if at_ms > at_tick[source].get(partition, NO_TIME - 1)
+            }
         if ticks:
             latest = latest.or_newer(said)
         clock = Clock(at_tick, read, asked, counts, latest, self.floor)
@@ -147,7 +159,7 @@ class Clock:
         horizon_ms = self.horizon_ms()
         if horizon_ms is None:
             return None
-        # A partition may hold records before the first tick that counts it.
+        # A partition may hold records before the first tick that counts it. Without a time nothing is proved there.
         return max(
             horizon_ms, self.floor.read_mark_ms, min(min({**self.tick_ms[source], **self.read_ms[source]}.values()) for source in Source)
         )

@@ -17,7 +17,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
-from halfway.transforms.horizon import SourcePartition, Tick
+from halfway.transforms.horizon import SourcePartition, Tick, read_on
 from halfway.transforms.packing import Ends, OutcomePack, pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
@@ -75,7 +75,7 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> Batch:
         for pack, times in zip(frame["events"], frame["times"], strict=True):
             heard, read = unpack_times(times)
             ticks.extend(heard)
-            read_ms |= read
+            read_ms = read_on(read_ms, read)
             if pack:
                 events = unpack(pack)
                 _sort_out(events, halves, ops, lost, broken)

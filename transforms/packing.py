@@ -25,7 +25,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once
+from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once, read_on
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers
 
@@ -101,7 +101,7 @@ def pack_events(
             decoded = decode(batch, config)
             kept.append(decoded.events if former is None else former.value.mark(decoded.events))
             ticks = latest_ticks([*ticks, *decoded.ticks])
-            read_ms |= decoded.read_ms
+            read_ms = read_on(read_ms, decoded.read_ms)
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
                 yield _by_bucket(kept, b"", bucket_keys, secret)
                 kept = []

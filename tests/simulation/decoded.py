@@ -19,7 +19,7 @@ from halfway.transforms import operator
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import SourcePartition, Tick
+from halfway.transforms.horizon import NO_TIME, SourcePartition, Tick
 from halfway.transforms.packing import pack_events
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome
 from tests.simulation.history import OP, Record
@@ -75,8 +75,8 @@ def to_batch(records: Sequence[Record], config: DecoderConfig, former: Any, time
         place = (Source(int(record.topic == OP)), record.partition)
         if isinstance(said, Tick):
             ticks[place] = said._replace(at_ms=record.at_ms)
-        if not isinstance(said, Outcome) and timestamp_type == LOG_APPEND_TIME:
-            read_ms[place] = record.at_ms
+        if timestamp_type == LOG_APPEND_TIME:
+            read_ms[place] = read_ms.get(place, NO_TIME) if isinstance(said, Outcome) else record.at_ms
     for record, said in told if former is None else _not_dealt_with(told, former.value):
         if isinstance(said, Half):
             halves.append(said._replace(at_ms=record.at_ms, partition=record.partition, offset=record.offset))

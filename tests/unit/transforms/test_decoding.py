@@ -20,7 +20,7 @@ from halfway.schemas.records import HalfHeaders, OpHeaders, RecordError, decode_
 from halfway.schemas.signing import Keyring, Signable, binding_of, sha256_of, signature_of
 from halfway.schemas.tick_value import ALL_ASKED, TickValue
 from halfway.transforms.decoding import Decoded, DecoderConfig, decode
-from halfway.transforms.horizon import Tick
+from halfway.transforms.horizon import NO_TIME, Tick
 from tests.fuzz import judge, shapes
 
 AT_MS = 1_767_323_045_678
@@ -172,7 +172,8 @@ def test_read_time_is_the_newest_of_the_brokers_times_of_good_records() -> None:
         tick(("TICK", b"9"), ("PARTITIONS", b"4"), at_ms=9),
     ]
     assert decoded(*by_broker).read_ms == {(Source.HALF, 3): 6, (Source.OP, 3): 4}
-    assert decoded(by_broker[2], by_broker[3]).read_ms == {}
+    assert decoded(by_broker[2]).read_ms == {}
+    assert decoded(by_broker[2], by_broker[3]).read_ms == {(Source.HALF, 3): NO_TIME}
 
 
 def test_read_time_is_the_last_one_where_a_clock_was_set_back() -> None:
@@ -476,7 +477,8 @@ def test_other_problems_are_named_before_a_signature() -> None:
 
 
 def test_a_bad_signature_does_not_move_the_read_time() -> None:
-    assert decoded(op(*OP, timestamp_type=1), half(*HALF, timestamp_type=1), config=SIGNED).read_ms == {}
+    read_ms = decoded(op(*OP, timestamp_type=1), half(*HALF, timestamp_type=1), config=SIGNED).read_ms
+    assert read_ms == {(Source.OP, 3): NO_TIME, (Source.HALF, 3): NO_TIME}
 
 
 # Amounts.

@@ -8,7 +8,7 @@ import pytest
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Kind
 from halfway.transforms.bucket import Bucket
-from halfway.transforms.horizon import Clock, Tick
+from halfway.transforms.horizon import NO_TIME, Clock, Tick, read_on
 from halfway.transforms.protocol import BucketState, resolve
 from tests.support.paths import ROOT
 from tests.support.scenario import RULES, commit, half, lost, read, rollback, run, tick, to_batch, told, unknown
@@ -562,6 +562,24 @@ def test_the_read_mark_is_the_newest_tick_or_record_of_the_partition_that_is_fur
     assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 400)
     clock = clock.after([Tick(Source.HALF, 1, 2, 390)], {(Source.HALF, 1): 300})
     assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 400), "an older tick or record moves nothing back"
+
+
+def test_a_new_partition_in_which_only_broken_records_were_read_holds_the_read_mark() -> None:
+    """Signed halves that come after them are not refused as too old: nothing is known of that partition yet."""
+    ticks = [Tick(Source.HALF, 0, 1, 100), Tick(Source.OP, 0, 1, 100)]
+    new = Source.HALF, 1
+    clock = Clock().after(ticks, {(Source.HALF, 0): 500, (Source.OP, 0): 500, new: NO_TIME})
+    assert (clock.horizon_ms(), clock.read_mark_ms()) == (100, 100)
+    clock = clock.after([], {(Source.HALF, 0): 900, (Source.OP, 0): 900})
+    assert clock.read_mark_ms() == 100
+    clock = clock.after([], {new: 300})
+    assert clock.read_mark_ms() == 300
+    assert clock.after([], {new: NO_TIME}).read_mark_ms() == 300, "broken records prove nothing, and take nothing back"
+    assert clock.after([Tick(Source.HALF, 1, 2, 400)], {new: NO_TIME}).read_mark_ms() == 400
+
+
+def test_later_records_without_a_time_take_none_back() -> None:
+    assert read_on({1: 5, 2: NO_TIME}, {1: NO_TIME, 2: 7, 3: NO_TIME}) == {1: 5, 2: 7, 3: NO_TIME}
 
 
 def test_a_record_is_forgotten_once_a_tick_has_passed_it() -> None:
