@@ -144,12 +144,9 @@ class OpenTelemetry(Telemetry):
         )
 
         def end(error: object) -> None:
-            try:
-                if error is not None:
-                    span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
-                span.end()
-            except Exception as failure:
-                _log_failure(failure)
+            if error is not None:
+                span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
+            _end(span)
 
         return OpSpan(self._headers_of(self._trace.set_span_in_context(span, context)), end)
 
@@ -162,14 +159,21 @@ class OpenTelemetry(Telemetry):
     @contextmanager
     def _span(self, name: str, kind: Any, attributes: Mapping[str, str]) -> Iterator[None]:
         """Begin a span. Of an error it has the type alone: SQLAlchemy's text has the statement's parameters."""
-        silent = {"record_exception": False, "set_status_on_exception": False}
-        with self._tracer.start_as_current_span(name, None, kind, attributes, **silent) as span:
+        try:
+            span = self._tracer.start_span(name, None, kind, attributes)
+        except Exception as failure:
+            _log_failure(failure)
+            yield
+            return
+        with self._trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
             try:
                 yield
             except BaseException as error:
                 span.set_attribute("error.type", type(error).__name__)
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, type(error).__name__))
                 raise
+            finally:
+                _end(span)
 
     def _attributes(self, operation: str, destination: str) -> dict[str, str]:
         return {
@@ -196,6 +200,13 @@ def telemetry_of(settings: KafkaSettings, group: str) -> Telemetry:
         return Telemetry()
 
 
+def _end(span: Any) -> None:
+    try:
+        span.end()
+    except Exception as failure:
+        _log_failure(failure)
+
+
 def _log_failure(error: Exception) -> None:
-    """Log an error of the service's own span processor. When an op is sent, the local transaction is committed."""
+    """Log an error of the service's own span processor. The local transaction may be committed, and its op not sent."""
     log.warning("event=span_failed error=%s", type(error).__name__, exc_info=error)
