@@ -31,7 +31,6 @@ import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.AuthorizationException;
 import org.apache.kafka.common.errors.InvalidTopicException;
-import org.apache.kafka.common.errors.NotEnoughReplicasException;
 import org.apache.kafka.common.errors.RecordTooLargeException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.Headers;
@@ -135,11 +134,11 @@ public final class TransactionClient implements AutoCloseable {
             }
         } catch (ExecutionException error) {
             if (!isCertainlyNotStored(error.getCause())) {
-                producer.send(op(id, State.ROLLBACK, 0, signature));
+                rollBack(id, signature, error);
             }
             throw error;
         } catch (InterruptedException error) {
-            producer.send(op(id, State.ROLLBACK, 0, signature));
+            rollBack(id, signature, error);
             throw error;
         }
         State state = localTransaction.apply(id);
@@ -148,11 +147,18 @@ public final class TransactionClient implements AutoCloseable {
         return state;
     }
 
-    /** After any other error the topic may hold the half. */
+    private void rollBack(String id, Header signature, Exception error) {
+        try {
+            producer.send(op(id, State.ROLLBACK, 0, signature));
+        } catch (KafkaException second) {
+            error.addSuppressed(second);  // A check asks.
+        }
+    }
+
+    /** After any other error the topic may hold the half: an earlier try may have been stored. */
     private static boolean isCertainlyNotStored(Throwable error) {
         return error instanceof RecordTooLargeException || error instanceof AuthorizationException
-                || error instanceof InvalidTopicException || error instanceof InvalidRecordException
-                || error.getClass() == NotEnoughReplicasException.class;
+                || error instanceof InvalidTopicException || error instanceof InvalidRecordException;
     }
 
     /** Answers the checks that have arrived, from durable data. Returns how many it answered. */
