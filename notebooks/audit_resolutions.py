@@ -40,11 +40,12 @@ if lost:
     page.say(f"Lost halves (half_lost), whenever they were sent: {lost:,}.")
 if page.parameters["hours"]:
     first_ms = max(first_ms, last_ms - int(float(page.parameters["hours"]) * 3_600_000))
-    first_ms -= first_ms % audit.step_ms(last_ms - first_ms)  # or else the first step would look like a dip
+step_ms = audit.step_ms(last_ms - first_ms)
+if page.parameters["hours"]:
+    first_ms -= first_ms % step_ms  # or else the first step would look like a dip
     messages = audit.since(messages, "committed_at", first_ms)
     discarded = audit.since(discarded, "discarded_at", first_ms)
     quarantine = audit.since(quarantine, "source_timestamp", first_ms)
-step_ms = audit.step_ms(last_ms - first_ms)
 axis = charts.times(first_ms, last_ms, step_ms)
 page.say(f"From {utc(first_ms)} to {utc(last_ms)}, in steps of {duration_text(step_ms)}.")
 

@@ -130,9 +130,10 @@ def latencies(rows: pd.DataFrame, axis: pd.DatetimeIndex) -> Figure:
             axes.plot(middle, shown, color=colour, marker=marker, markersize=4, linewidth=1.5, label=name)
     axes.set_yscale("log")
     drawn = found[[*_PERCENTILES, "worst"]].clip(lower=1).stack()
-    low, high = drawn.min(), drawn.max()
-    above = next((ms for ms in _ROUND_MS if ms > high), 10 * high)
-    axes.set_ylim(max(ms for ms in _ROUND_MS if ms <= low) * 0.9, above * 1.1)  # so that the axis has two of its numbers
+    if len(drawn):
+        low, high = drawn.min(), drawn.max()
+        above = next((ms for ms in _ROUND_MS if ms > high), 10 * high)
+        axes.set_ylim(max(ms for ms in _ROUND_MS if ms <= low) * 0.9, above * 1.1)  # so that the axis has two of its numbers
     axes.yaxis.set_major_locator(FixedLocator(_ROUND_MS))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda ms, _: duration_text(ms)))

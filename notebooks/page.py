@@ -63,7 +63,9 @@ class Page:
         if dbutils is None:
             sys.excepthook = _print_error
         values = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
-        settings = command_settings(Path(values["config"]) if values["config"] else None, shlex.split(values["set"]))
+        # A value with spaces cannot be given in the widget, where quotes are JSON's.
+        overrides = values["set"].split() if dbutils is not None else shlex.split(values["set"])
+        settings = command_settings(Path(values["config"]) if values["config"] else None, overrides)
         if dbutils is None:
             mpl.use("Agg")
         folder = None if dbutils is not None else Path(values["out"])
