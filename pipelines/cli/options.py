@@ -65,7 +65,7 @@ def parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 _OWN_FILES_ONLY = 0o077
 _EXTRA_OF = {
-    **dict.fromkeys(("pyspark", "py4j", "delta", "pandas", "pyarrow"), "job,spark"),
+    **dict.fromkeys(("pyspark", "delta", "pandas", "pyarrow"), "job,spark"),
     **dict.fromkeys(("deltalake", "duckdb"), "tables"),
     "prometheus_client": "metrics",
 }
@@ -118,7 +118,7 @@ class HalfwayGroup(TyperGroup):
                 raise
             told = f"Kafka refuses this, or has failed: {error.args[0].str()}"
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
+            package = (error.name or "").partition(".")[0].replace("py4j", "pyspark")  # which brings it
             if package not in _EXTRA_OF:
                 raise
             user = "metrics.port" if package == "prometheus_client" else "this command"

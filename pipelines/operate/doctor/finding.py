@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from halfway.pipelines.runtime.paths import not_permitted
+from halfway.pipelines.runtime.session import spark_errors
 from halfway.schemas.errors import HalfwayError
 
 
@@ -33,7 +34,8 @@ def errors_as_findings(check: str, look: Callable[[], Iterator[Finding]]) -> Ite
     So does a file that this user may not use.
     """
     try:
-        yield from look()
+        with spark_errors():
+            yield from look()
     except HalfwayError as error:
         yield Finding(check, Health.PROBLEM, " ".join(str(error).split()))
     except PermissionError as error:
