@@ -104,6 +104,9 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
                 yield Finding(rule, about, "committed, and the first verdict was ROLLBACK")
             elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
                 yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
+        is_alone = len(facts.halves_of[about]) == 1 and half.deleted_seq is None and about not in facts.history.still_pending
+        if not fates and is_alone and is_ordered and first is not None and first.header("ACTION") == "COMMIT":
+            yield Finding("R2 lost", about, "the first verdict was COMMIT, and it has made no message")
         if "discarded" in fates and not facts.may_be_anew(half):
             row = facts.discarded_at[pointer]
             horizon_ms = row["discarded_at"]
@@ -141,8 +144,12 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
                 is_near = half.at_ms <= row["committed_at"] + remembered_ms
                 is_copy = name_of(first)[1] == name_of(half)[1] and (is_near or name_of(first)[2] > name_of(half)[2])
                 is_duplicate |= is_copy and first.seq < half.seq and came < max(ends)
-            if name_of(half) not in settled and not is_duplicate and half.deleted_seq is None:
+            if name_of(half) in settled or is_duplicate:
+                continue
+            if half.deleted_seq is None:
                 yield Finding("R1 no fate", transaction_id, f"nothing became of {half.partition}.{half.offset}")
+            elif facts.checks.get(place_of(half)) and facts.checkpoints < 2 and not facts.was_adopted:
+                yield Finding("R17 dropped", transaction_id, f"{half.partition}.{half.offset} was read and deleted, and is nowhere")
 
 
 def _what_services_committed_is_readable(facts: Facts) -> Iterator[Finding]:
@@ -315,12 +322,30 @@ def _refusals_are_true(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R17", about, "half_lost, and it is there")
             elif reason == "body_too_large" and len(refused.value or b"") > facts.smallest_body:
                 continue
-            elif reason != refused.flaw and reason not in _REASONS:
+            elif reason != refused.flaw and reason not in ("orphan_op", "half_lost") and not _is_borne_out(facts, refused, reason):
                 yield Finding("R14", about, f"refused as {reason}, and it is {refused.flaw or 'good'}")
 
 
-_REASONS = ("conflicting_verdict", "late_verdict", "orphan_op", "group_mismatch", "id_conflict", "stale_incarnation")
-_REASONS = (*_REASONS, "incarnation_refused", "half_lost")
+def _is_borne_out(facts: Facts, refused: Record, reason: str) -> bool:
+    """Return True if another record of the id, or what became of it, may be why a record was refused (R2, R11 to R13).
+
+    A new checkpoint may know more of an id than Kafka holds of it.
+    """
+    transaction_id, group, incarnation = name_of(refused)
+    halves = [*facts.halves_of[transaction_id], *(half for half in facts.flawed if half.topic == HALF and half.text_key == transaction_id)]
+    names = {name_of(half)[1:] for half in halves}
+    ended = {row["transaction_id"] for row in [*facts.discarded, *(row for row in facts.quarantine if row["reason"] == "half_lost")]}
+    may_be = {
+        "conflicting_verdict": any(
+            name_of(op) == name_of(refused) and op.header("ACTION") != refused.header("ACTION") for op in facts.verdicts_of[transaction_id]
+        ),
+        "late_verdict": transaction_id in ended or any(number > incarnation for _, number in names),
+        "group_mismatch": any(name != (group, incarnation) for name in names),
+        "id_conflict": any(of != group for of, _ in names),
+        "stale_incarnation": any(number > incarnation for _, number in names),
+        "incarnation_refused": any(number < incarnation for _, number in names),
+    }
+    return may_be.get(reason, False) or (facts.was_adopted and reason in may_be)
 
 
 def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:

@@ -126,6 +126,7 @@ class Facts:
         self._last_settled_ms = max(settled_ms, default=0)
         self._adopted_seqs = [act.seq for act in history.acts if "--adopt" in act.detail]
         self.was_adopted = bool(self._adopted_seqs)
+        self.checkpoints = len({act.detail.split()[0] for act in history.acts if act.name == "started"})
         self.decided = {decision.transaction_id: decision for decision in history.decisions}
 
     def fates(self, half: Record) -> list[str]:

@@ -69,6 +69,11 @@ def _last_verdict_wins(self: Any, op: core.Op) -> None:
     _on_op(self, op)
 
 
+def _commits_come_last(record: core.Half | core.Op) -> tuple[bool, int, int, int]:
+    is_commit = isinstance(record, core.Op) and record.action is LocalTransactionState.COMMIT
+    return is_commit, record.at_ms, record.partition, record.offset
+
+
 def _contrary_is_counted(self: Any, op: core.Op) -> None:
     known = self.transactions.get(op.transaction_id)
     if known is None or known.phase is not Phase.COMMITTED or known.half.producer_group != op.producer_group:
@@ -240,6 +245,7 @@ _RULES = core.Rules
 PLANTED = (
     Planted("R1 a waiting verdict is forgotten when its half comes", _Resolver, "take_waiting", lambda *_: []),
     Planted("R2 the last verdict wins", _Resolver, "on_op", _last_verdict_wins),
+    Planted("R2 a ROLLBACK comes before the COMMITs of its batch", core, "_ORDER", _commits_come_last),
     Planted("R2 a contrary verdict is only counted", _Resolver, "on_op", _contrary_is_counted),
     Planted("R3 UNKNOWN rolls back", _Resolver, "on_op", _unknown_rolls_back),
     Planted("R4 the age may equal the timeout", core, "first_ms_after", lambda limit_ms: limit_ms),
@@ -264,6 +270,7 @@ PLANTED = (
     Planted("R15 groups are never away", horizon.Clock, "absent_groups", lambda _: frozenset()),
     Planted("R15 what is put off counts", _Resolver, "_on_due", _put_off_counts),
     Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"]), is_full=True),
+    Planted("R17 a half that is gone is in no table", writer.SimulatedWriter, "_quarantine_lost", lambda *_: None),
     Planted("rows: all bodies are empty", writer, "_plain", _rows_with(body=lambda _: b"")),
     Planted("writer: a repeated batch stops after messages", sinks.BatchWriter, "write", _skips_after_messages),
     Planted("writer: each run has a txnAppId of its own", writer.SimulatedWriter, "__init__", _id_of_the_run),

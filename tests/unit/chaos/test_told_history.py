@@ -53,6 +53,16 @@ def test_a_committed_message_without_a_row_is_lost() -> None:
     assert "lost" in rules_broken([half(), op(b"COMMIT")], [])
 
 
+def test_a_commit_that_came_before_a_rollback_is_not_given_up_for_it() -> None:
+    assert "R2 lost" in rules_broken([half(), op(b"COMMIT"), op(b"ROLLBACK", 1, 3_000)], [])
+
+
+@pytest.mark.parametrize(("reason", "offset"), [("id_conflict", 0), ("stale_incarnation", 0), ("incarnation_refused", 0)])
+def test_a_refusal_that_nothing_bears_out_is_seen(reason: str, offset: int) -> None:
+    place = {"source_topic": HALF, "source_partition": 0, "source_offset": offset, "reason": reason, "transaction_id": "t"}
+    assert "R14" in rules_broken([half(), op(b"COMMIT")], [(Table.QUARANTINE, {**place, "epoch": 0, "batch_id": 3})])
+
+
 def test_another_body_is_seen() -> None:
     assert rules_broken([half(), op(b"COMMIT")], [message(body=b"other")]) == ["R1 other content"]
 
