@@ -205,9 +205,9 @@ def _look_at_half_lost(evidence: Evidence, findings: Findings) -> None:
 
 
 def _look_at_checks(evidence: Evidence, first: Mapping[str, Verdict], findings: Findings) -> None:
-    """Find checks of settled halves, copies of a check that differ, and gaps in the numbers of checks."""
+    """Find checks of settled halves and of none, copies of a check that differ, and gaps in the numbers of checks."""
     halves = {(half.transaction_id, half.partition, half.offset): half for half in evidence.halves}
-    reading = Reading(evidence.op_ticks)
+    reading, excused = Reading(evidence.op_ticks), _excused(evidence)
     for name, horizon_ms in set(evidence.asked_at):
         verdict = first.get(name.rpartition(":")[0].rpartition(":")[0])
         if verdict is not None and reading.had(verdict.partition, verdict.offset, verdict.at_ms, horizon_ms):
@@ -222,6 +222,8 @@ def _look_at_checks(evidence: Evidence, first: Mapping[str, Verdict], findings: 
             findings.wrong.append(f"check {check.check_id}: it is check {check.times} of {check.transaction_id}")
         elif check.check_id not in decided:
             findings.wrong.append(f"check {check.check_id}: the job did not decide it")
+        elif half is None and check.transaction_id not in excused:
+            findings.wrong.append(f"check {check.check_id}: a check of no half that Kafka has")
         elif half is not None and check.body_digest != half.body_digest:
             findings.wrong.append(f"check {check.check_id}: its body differs from the half's")
     for (transaction_id, *_), asked in numbers.items():
@@ -234,7 +236,7 @@ def _look_for_losses(evidence: Evidence, first: Mapping[str, Verdict], findings:
     readable = {row.transaction_id for row in evidence.messages}
     discarded = {row.transaction_id for row in evidence.discarded}
     stored = {half.transaction_id for half in evidence.halves}
-    excused = evidence.destroyed | {row.transaction_id for row in evidence.quarantine if row.reason == Reason.HALF_LOST}
+    excused = _excused(evidence)
     for transaction_id in sorted((stored | set(evidence.decisions)) if settled is None else settled):
         decision, verdict = evidence.decisions.get(transaction_id), first.get(transaction_id)
         decided_commit = decision is not None and decision.fate is Fate.COMMIT
@@ -255,6 +257,11 @@ def _look_for_losses(evidence: Evidence, first: Mapping[str, Verdict], findings:
     findings.twice += [f"{transaction_id} is settled and pending" for transaction_id in sorted(evidence.pending & settled_ids)]
     refused = {(row.partition, row.offset) for row in evidence.quarantine if row.topic == evidence.half_topic}
     findings.lost += [f"the record without headers at {place} is not in quarantine" for place in sorted(set(evidence.garbage) - refused)]
+
+
+def _excused(evidence: Evidence) -> frozenset[str | None]:
+    """Return the ids whose half or verdict a fault deleted, or whose half the job has reported lost."""
+    return evidence.destroyed | {row.transaction_id for row in evidence.quarantine if row.reason == Reason.HALF_LOST}
 
 
 def _is_pending(transaction_id: str, evidence: Evidence) -> bool:

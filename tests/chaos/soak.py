@@ -163,8 +163,8 @@ def main() -> int:
     end_at_sigterm()
     folder = Path(tempfile.mkdtemp(prefix="halfway-soak-"))
     kafka = KafkaCluster(folder / "kafka")
-    kafka.start()
     try:
+        kafka.start()
         rate = options.rate / len(GROUPS)
         with World(folder / "main", kafka, options.seed, SETTINGS, groups=GROUPS, rate=rate, jvm_options="") as world:
             say(f"{options.minutes:.0f} minutes at {options.rate:.0f} transactions a second, in {folder}")

@@ -248,11 +248,15 @@ class World:
         return findings
 
     def judge_history(self) -> Findings:
-        """Save the history of a settled world, and let the checker of the simulator judge it."""
+        """Save the history of a settled world, and let the checker of the simulator judge it.
+
+        Raises:
+            ChaosError: Kafka has deleted a part of it. Faults that delete records have worlds of their own.
+        """
         was_adopted = self.job.checkpoint.name != "1"
         history = history_of(self.settings, self.database.decisions(), self.left_pending, was_adopted=was_adopted)
         if history is None:
-            return Findings()
+            raise ChaosError("Kafka has deleted a part of the history")
         save(history, self.folder / HISTORY_FILE)
         return Findings(wrong=[f"{self.folder / HISTORY_FILE}: {finding}" for finding in judge(history)])
 

@@ -116,6 +116,7 @@ WRONG = {
     "discarded after too few checks": {"discarded": [GOOD.discarded[0]._replace(check_times=1)]},
     "checked though the verdict was in Kafka by then": {"asked_at": [*GOOD.asked_at, decided("c", 0, 1, 1_100)]},
     "a check that the job did not decide": {"asked_at": GOOD.asked_at[1:]},
+    "a check of no half": {"checks": [*GOOD.checks, check("x", 9, 1)], "asked_at": [*GOOD.asked_at, decided("x", 9, 1, 3_001)]},
     "a check with another body": {"checks": [*GOOD.checks[:-1], GOOD.checks[-1]._replace(body_digest=digest(b"other"))]},
     "a gap in the numbers of checks": {"checks": [check("a", 1, 1), check("d", 3, 2), check("p", 4, 1)]},
     "more checks than allowed": {
