@@ -116,8 +116,14 @@ def ratios(results: Figures) -> Figures:
     return {name: round(over / under, 2) for name, over, under in found if _is_number(over) and _is_number(under)}
 
 
-def main() -> None:
-    """Run the chosen benchmarks, each on its own topics and tables."""
+def wrong(runs: dict[str, list[Figures]]) -> list[str]:
+    """Return the paths of the figures `right` that are False in any run, such as `relay.backlog.right`."""
+    figures = (figure for name, found in runs.items() for run in found for figure in flat(run, f"{name}."))
+    return sorted({name for name, value in figures if name.endswith(".right") and value is False})
+
+
+def main() -> int:
+    """Run the chosen benchmarks, each on its own topics and tables. Return 1 if the outcome of one is wrong."""
     text = "Run benchmarks, print a table of their figures and write them to a file."
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench", description=text)
     parser.add_argument("--only", default="", help=f"comma-separated names of {', '.join(BENCHMARKS)} (default all)")
@@ -146,6 +152,10 @@ def main() -> None:
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(facts, indent=2) + "\n")
     Console().print(_table_of(facts))
+    failed = wrong(runs)
+    for name in failed:
+        say(f"failed: {name} is False: the table or the topic does not hold exactly what it should")
+    return 1 if failed else 0
 
 
 def report_of(runs: dict[str, list[Figures]], fraction: float) -> Figures:
@@ -184,4 +194,4 @@ def _table_of(facts: Figures) -> TextTable:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from benchmarks.load import Load
 from benchmarks.rig import PARTITIONS, Figures, Rig
@@ -61,4 +61,7 @@ def _consume(settings: Settings) -> None:
         consumer.assign([TopicPartition(settings.kafka.half_topic, partition, 0) for partition in range(PARTITIONS)])
         ends = 0
         while ends < PARTITIONS:
-            ends += sum(record.error() is not None for record in consumer.consume(4096, timeout=1))
+            for error in filter(None, (record.error() for record in consumer.consume(4096, timeout=1))):
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                ends += 1

@@ -118,9 +118,12 @@ def pending(rig: Rig) -> Figures:
         settings = rig.settings("pending")
         load = Load(settings.kafka)
         load.send(int(wanted * rig.scale), answered=False)
+        each: Figures = {}
+        if wanted:
+            rig.drain(settings)  # Before `measured`, which adds other transactions to the state.
+            each = {"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)}
         point = measured(rig, settings)
         base_s = figures["0"]["idle_batch_s"] if figures else point["idle_batch_s"]
-        each = {"state_bytes_each": round(_state_bytes(rig, settings) / load.sent.unanswered, 1)} if wanted else {}
         figures[str(wanted)] = {**point, "added_idle_s": round(point["idle_batch_s"] - base_s, 3), **each}
     return figures
 

@@ -48,7 +48,7 @@ def reader(rig: Rig) -> Figures:
     folder = rig.folder / "scan"
     rows = max(ROWS, int(100_000 * rig.scale))
     write_deltalake(str(folder), _rows(0, rows), configuration=_STATISTICS)
-    scanned_s = _timed(lambda: sum(len(batch.messages) for batch in MessageReader(str(folder)).read()))
+    scanned_s = _timed(lambda: _scan(folder, rows))
     return {**figures, "messages_per_s": round(rows / scanned_s)}
 
 
@@ -58,6 +58,10 @@ _STATISTICS = {"delta.dataSkippingStatsColumns": ",".join(SEARCHED_COLUMNS[Table
 def _read(tables: MessageReader, bookmark: Bookmark) -> None:
     [batch] = tables.read(bookmark)
     assert len(batch.messages) == ROWS
+
+
+def _scan(folder: Path, rows: int) -> None:
+    assert sum(len(batch.messages) for batch in MessageReader(str(folder)).read()) == rows
 
 
 def _timed(action: Callable[[], object]) -> float:

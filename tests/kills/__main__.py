@@ -8,8 +8,8 @@ from pathlib import Path
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
-from tests.kills.consumer import kill_consumers
-from tests.kills.run import QUICK, kill_often
+from tests.kills.consumer import Killed, kill_consumers
+from tests.kills.run import QUICK, Findings, kill_often
 from tests.support.database_servers import mariadb_server, postgres_server
 from tests.support.job_process import JobProcess
 from tests.support.kafka_topics import unique_topics
@@ -32,9 +32,7 @@ def main() -> int:
                 folder = Path(name) / kind
                 folder.mkdir()
                 if kind == "consumer":
-                    consumers = kill_consumers(folder, options.kills, options.seed)
-                    print(kind, consumers, flush=True)  # noqa: T201
-                    faults += len(consumers.faults())
+                    faults += told(kind, kill_consumers(folder, options.kills, options.seed))
                     continue
                 settings = load_settings(environ={}, overrides=unique_topics(broker))
                 create_topics(settings, 2)
@@ -48,11 +46,19 @@ def main() -> int:
                         where = str(stack.enter_context(mariadb_server()).port)
                     job.start(**QUICK)
                     found = kill_often(settings.kafka, job, kind, where, folder, kills=options.kills, seed=options.seed)
-                print(kind, found, flush=True)  # noqa: T201
-                faults += len(found.faults())
+                faults += told(kind, found)
         finally:
             broker.stop()
     return min(1, faults)
+
+
+def told(kind: str, found: Killed | Findings) -> int:
+    """Print what a run found, and return the number of its faults. What it has not done is one too."""
+    print(kind, found, flush=True)  # noqa: T201
+    undone = found.undone()
+    for what in undone:
+        print(f"{kind} failed: {what}", flush=True)  # noqa: T201
+    return len(found.faults()) + len(undone)
 
 
 if __name__ == "__main__":

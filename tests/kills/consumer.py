@@ -17,6 +17,8 @@ from halfway import MessageReader, SqlBookmarks
 from tests.support.message_tables import append, row
 from tests.support.waiting import LIMIT_S
 
+MANY_KILLS = 100
+"""As many kills hit each kind of moment at least once."""
 _LAST = "last"
 
 
@@ -32,6 +34,11 @@ class Killed(NamedTuple):
 
     def faults(self) -> list[tuple[str, int]]:
         return self.wrong
+
+    def undone(self) -> list[str]:
+        """Return what the run should have done and has not: a run that does nothing finds no fault."""
+        undone = [] if self.messages > sum(count == 0 for _, count in self.wrong) else ["no message was delivered"]
+        return undone if self.in_block or self.kills < MANY_KILLS else [*undone, "no kill hit a consumer between effect and commit"]
 
 
 def consume(table: str, database: str, steps: Connection) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from halfway.schemas.settings import KafkaSettings
+from tests.kills.consumer import MANY_KILLS
 from tests.kills.service import SCHEMA, connect_to
 from tests.support.client_world import ops, read
 from tests.support.delta_rows import delta_rows
@@ -42,6 +43,11 @@ class Findings(NamedTuple):
 
     def faults(self) -> list[str]:
         return [*self.without_message, *self.without_order, *self.committed_after_rollback, *self.discarded_or_contrary]
+
+    def undone(self) -> list[str]:
+        """Return what the run should have done and has not: a run that does nothing finds no fault."""
+        undone = [] if self.orders else ["no order was placed"]
+        return undone if self.by_check or self.kills < MANY_KILLS else [*undone, "no check was answered"]
 
 
 class Instances:
