@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from textwrap import indent
 
@@ -65,9 +66,29 @@ def send_halves(ids: list[str], environ: dict[str, str]) -> None:
 
 
 def shell(command: str, environ: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=400, stdin=subprocess.DEVNULL
-    )
+    """Run a command in its own session. A time-out ends all of its processes, and its traps stop the broker."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
+    ) as bash:
+        try:
+            out, err = bash.communicate(timeout=800)
+        except BaseException:  # the test's own limit too
+            with suppress(ProcessLookupError):
+                os.killpg(bash.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                bash.communicate(timeout=60)
+            with suppress(ProcessLookupError):
+                os.killpg(bash.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, bash.returncode, out, err)
 
 
 def test_this_file_runs_every_block_of_commands() -> None:

@@ -7,7 +7,9 @@ import os
 import pty
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -24,17 +26,29 @@ while [ "$*" = "{held}" ]; do [ -e {release} ] && break; sleep 0.05; done
 
 
 class Run:
-    """`make run` with a command that waits in one of its steps."""
+    """`make run` with a command that waits in one of its steps; the end of `with` ends both."""
 
     def __init__(self, folder: Path, held: str = "", found: str = "is running", code: int = 0) -> None:
-        self._log, self._release = folder / "log", folder / "release"
+        self._log, self._release, self._held = folder / "log", folder / "release", held
         command = folder / "halfway"
         command.write_text(COMMAND.format(log=self._log, held=held, release=self._release, found=found, code=code))
         command.chmod(0o700)
         make = ["make", "--silent", "--old-file=setup", "run", f"HALFWAY={command}"]
         self.process = subprocess.Popen(make, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-        if held:
-            until(lambda: f"{held} begins" in self.steps, held, 20)
+
+    def __enter__(self) -> Self:
+        try:
+            until(lambda: not self._held or f"{self._held} begins" in self.steps, self._held, 20)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
 
     @property
     def steps(self) -> list[str]:
@@ -46,33 +60,33 @@ class Run:
 
 @pytest.mark.parametrize("code", [0, 1])
 def test_the_broker_is_stopped_and_the_demos_outcome_is_the_targets(tmp_path: Path, code: int) -> None:
-    run = Run(tmp_path, code=code)
-    assert bool(run.process.wait(30)) == bool(code)
+    with Run(tmp_path, code=code) as run:
+        assert bool(run.process.wait(30)) == bool(code)
     assert run.steps == ["broker start begins", "demo begins", "broker stop begins"]
 
 
 def test_a_broker_that_was_running_is_left_running(tmp_path: Path) -> None:
-    run = Run(tmp_path, found="was already running")
-    assert run.process.wait(30) == 0
+    with Run(tmp_path, found="was already running") as run:
+        assert run.process.wait(30) == 0
     assert run.steps == ["broker start begins", "demo begins"]
 
 
 def test_terminated_while_the_broker_starts_it_stops_the_broker(tmp_path: Path) -> None:
-    run = Run(tmp_path, held="broker start")
-    run.process.send_signal(signal.SIGTERM)
-    run.release()
-    assert run.process.wait(30) != 0
+    with Run(tmp_path, held="broker start") as run:
+        run.process.send_signal(signal.SIGTERM)
+        run.release()
+        assert run.process.wait(30) != 0
     assert run.steps[-1] == "broker stop begins"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted_during_the_demo_it_ends_the_demo_and_stops_the_broker(tmp_path: Path, number: signal.Signals) -> None:
-    run = Run(tmp_path, held="demo")
-    if number is signal.SIGINT:
-        os.killpg(run.process.pid, number)  # as a terminal sends it
-    else:
-        run.process.send_signal(number)
-    assert run.process.wait(30) != 0
+    with Run(tmp_path, held="demo") as run:
+        if number is signal.SIGINT:
+            os.killpg(run.process.pid, number)  # as a terminal sends it
+        else:
+            run.process.send_signal(number)
+        assert run.process.wait(30) != 0
     assert run.steps == ["broker start begins", "demo begins", "demo is terminated", "broker stop begins"]
 
 

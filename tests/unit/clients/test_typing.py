@@ -1,5 +1,6 @@
 """mypy checks a service against the client's types (py.typed): it accepts right code and rejects wrong code."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,9 @@ reveal_type(payments)
 def mypy(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Check a service outside the repository, as its author does: mypy finds the package by import, not by path."""
     (folder / "service.py").write_text(source)
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(ROOT / ".mypy_cache" / "service"), "service.py"]
+    # Two workers of pytest must not write one cache at a time.
+    cache = ROOT / ".mypy_cache" / f"service-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache), "service.py"]
     return subprocess.run(command, cwd=folder, env={"MYPYPATH": str(ROOT / "src")}, capture_output=True, text=True, check=False)
 
 

@@ -335,7 +335,7 @@ def test_the_loop_goes_on_while_kafka_does_not_answer(own_broker: LocalBroker, c
         await producer.close(10)
         return longest_s
 
-    assert asyncio.run(main()) < 1
+    assert asyncio.run(main()) < 1.8  # A send that blocks the loop blocks it for the 2 s of `send_timeout_ms`.
 
 
 def test_close_delivers_what_is_queued_and_refuses_new_sends(kafka: KafkaSettings) -> None:

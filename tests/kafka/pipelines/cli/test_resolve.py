@@ -96,7 +96,7 @@ def test_while_kafka_does_not_answer_a_second_signal_ends_the_job_within_seconds
     try:
         until(lambda: "effect=time_stands_still" in job.log, "a tick that is not published")
         process.send_signal(signal.SIGTERM)
-        until(lambda: "stopping after the batch that is under way" in job.log, "the answer to the first signal", 2)
+        until(lambda: "stopping after the batch that is under way" in job.log, "the answer to the first signal", 20)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
         until(lambda: job.processes() == [], "the end of what the job has started", 20)

@@ -114,7 +114,7 @@ def test_a_slow_kafka_delays_no_tick_and_the_last_answer_stands(
     watch.start()
     until(has_failed, "the failure of a question", limit_s=30)
     watch.close()
-    assert longest_s < 0.2
+    assert longest_s < 2, "a tick has waited for the question, which takes 5 s to fail"
 
 
 def test_without_a_first_answer_nothing_is_said(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,4 +60,4 @@ def test_records_that_lie_far_apart_are_read_by_seeking(topics: MakeTopics) -> N
     with closing(fetcher_of(settings)) as fetcher:
         assert [record is not None for record in fetcher.records(pointers)] == [True] * 30
     # It takes 0.2 s here. A full queue that is polled once a second, or a wait for more records than wanted, takes 7 s.
-    assert monotonic() - began_s < 3
+    assert monotonic() - began_s < 5

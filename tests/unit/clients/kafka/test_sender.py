@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaError
 
+from halfway.clients.kafka import sender as module
 from halfway.clients.kafka.sender import DeliveryReport, Sender
 from halfway.schemas.errors import SendError
 from halfway.schemas.records import Record
@@ -40,17 +42,20 @@ def test_a_record_fails_with_its_producer(sender: Sender) -> None:
     assert "the test says so" in sender.explain("half", report.error)
 
 
-def test_a_dead_producer_is_replaced_at_once_and_the_next_one_later(sender: Sender) -> None:
+def test_a_dead_producer_is_replaced_at_once_and_the_next_one_later(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = time.monotonic()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now_s))
     first = sender._producer
     assert sender.works()
     kill(sender)
-    until(lambda: sender._producer is not first, "the first one is replaced", 0.5)
+    until(lambda: sender._producer is not first, "the first one is replaced", LIMIT_S)
     second = sender._producer
     kill(sender)
     until(lambda: sender._renew_at_s is not None, "the second one's death is noted", LIMIT_S)
     with pytest.raises(SendError, match="the test says so"):
         sender.send("half", RECORD, DeliveryReport())
     assert sender._producer is second
+    now_s += 1
     until(lambda: sender._producer is not second, "the second one is replaced", LIMIT_S)
     assert not sender.works()
 

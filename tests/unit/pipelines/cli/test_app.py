@@ -185,8 +185,8 @@ def test_a_known_error_is_one_line_and_a_defect_keeps_its_traceback() -> None:
     assert isinstance(CliRunner().invoke(own, ["defect"]).exception, ZeroDivisionError)
 
 
-def test_an_unreachable_kafka_is_reported_in_one_line_within_15_s(tmp_path: Path) -> None:
-    done = run_halfway("topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}", cwd=tmp_path, limit_s=15)
+def test_an_unreachable_kafka_is_reported_in_one_line_within_40_s(tmp_path: Path) -> None:
+    done = run_halfway("topics", "create", "--set", f"kafka.bootstrap_servers={UNREACHABLE}", cwd=tmp_path, limit_s=40)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: Kafka cannot be reached")
     assert "Connection refused" in done.stderr

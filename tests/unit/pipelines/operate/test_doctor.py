@@ -75,8 +75,8 @@ def test_settings_that_do_not_load_are_the_only_finding() -> None:
     assert "? the rest   not checked" in result.stdout
 
 
-def test_an_unreachable_kafka_is_reported_within_18_s_in_one_line_for_each_finding(tmp_path: Path) -> None:
-    done = run_halfway("doctor", "--set", "kafka.bootstrap_servers=127.0.0.1:1", cwd=tmp_path, limit_s=18)
+def test_an_unreachable_kafka_is_reported_within_40_s_in_one_line_for_each_finding(tmp_path: Path) -> None:
+    done = run_halfway("doctor", "--set", "kafka.bootstrap_servers=127.0.0.1:1", cwd=tmp_path, limit_s=40)
     assert (done.returncode, done.stderr) == (1, "")
     assert all(line[:2] in {"✓ ", "! ", "✗ ", "? "} for line in done.stdout.splitlines())
     [kafka] = [line for line in done.stdout.splitlines() if " kafka " in line]

@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,14 @@ class Election:
     """Makes a relay the active one when it is told to."""
 
     may_lead = threading.Event()
+    asked = threading.Event()
+    """A relay runs, and handles signals."""
 
     def __init__(self, _: object) -> None:
         self.is_leader = False
 
     def serve(self, wait_s: float) -> bool:
+        self.asked.set()
         self.is_leader = self.may_lead.wait(min(wait_s, 0.05))
         return self.is_leader
 
@@ -57,6 +59,7 @@ def kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeKafka
     append_rows(tmp_path, 0, 0, [row(f"m{number}", "orders") for number in range(3)])
     yield found
     Election.may_lead.clear()
+    Election.asked.clear()
 
 
 def test_a_relay_that_has_stood_by_does_not_send_all_again_if_the_bookmark_is_lost(
@@ -78,7 +81,12 @@ def test_a_relay_that_has_stood_by_does_not_send_all_again_if_the_bookmark_is_lo
 
 def test_a_relay_of_what_there_is_now_that_is_ended_before_exits_as_ended_by_the_signal(tmp_path: Path, kafka: FakeKafka) -> None:
     arguments = ["relay", "--available-now", "--begin", "earliest", "--set", f"storage.warehouse={tmp_path}"]
-    begun = threading.Thread(target=lambda: (time.sleep(1), os.kill(os.getpid(), signal.SIGTERM)))
+
+    def end() -> None:
+        if Election.asked.wait(60):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    begun = threading.Thread(target=end)
     begun.start()
     done = CliRunner().invoke(app, [*arguments, "--set", "kafka.bootstrap_servers=nowhere:1"])
     begun.join()
