@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from halfway.pipelines.runtime.paths import not_permitted
-from halfway.pipelines.runtime.session import spark_errors
 from halfway.schemas.errors import HalfwayError
 
 
@@ -33,6 +32,8 @@ def errors_as_findings(check: str, look: Callable[[], Iterator[Finding]]) -> Ite
 
     So does a file that this user may not use.
     """
+    from halfway.pipelines.runtime.session import spark_errors  # noqa: PLC0415  # `halfway --help` needs no Spark
+
     try:
         with spark_errors():
             yield from look()
