@@ -126,17 +126,18 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
                 yield Finding("R6 pending", transaction_id, "nothing became of it in all that time")
             continue
         settled: set[tuple[str, str, int]] = set()
-        let_in: dict[tuple[str, str, int], int] = {}
+        let_in: dict[tuple[str, str, int], Record] = {}
         for half in halves:
             if facts.fates(half) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(half)):
                 settled.add(name_of(half))
         for half in facts.flawed:
             if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
-                let_in[name_of(half)] = half.seq  # Those after it are its duplicates.
+                let_in[name_of(half)] = half  # Those after it are its duplicates, by its clock too.
         held = [row for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
         gone = [(row, first, ends) for row in held if (ends := facts.adopted_without(first := facts.records_of(row)[0]))]
         for half in halves:
-            is_duplicate = let_in.get(name_of(half), half.seq) < half.seq
+            first_one = let_in.get(name_of(half), half)
+            is_duplicate = first_one.seq < half.seq or (facts.history.clocks_jumped and first_one.at_ms < half.at_ms)
             # A new checkpoint whose Kafka has deleted the first half counts a later one of its group as a copy if it or
             # its verdict came before the adoption: a stale one, or one that came while the message was remembered.
             came = min([half.seq, *(op.seq for op in facts.verdicts(half))])

@@ -477,4 +477,27 @@ FOUND = (
             _send(1_000, "g2", "t1", Fate.COMMIT, "op", delay_ms=0, immunity_s=1, size=100),
         ),
     ),
+    Found(
+        "a half of a clock that was ahead, and a later one of its id that is too large, and that an adoption lets in",
+        "R1 no fate",
+        (
+            Action("start", 3_000, {}),
+            Action("broker_clock", 7_000, {"broker": 1, "ms": 3_600_000}),
+            _send(3_000, "g1", "t8", Fate.NEVER, "op", delay_ms=40_000, size=4),
+            Action("broker_clock", 1_000, {"broker": 1, "ms": 20_000}),
+            Action("kill", 1_000, {}),
+            Action("new_checkpoint", 0, {}),
+            Action(
+                "broken",
+                1_000,
+                {
+                    "topic": "half",
+                    "key": b"t8",
+                    "value": bytes(101),
+                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
+                    "flaw": "body_too_large",
+                },
+            ),
+        ),
+    ),
 )
