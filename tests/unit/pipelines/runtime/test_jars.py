@@ -21,8 +21,9 @@ from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
 from tests.support.paths import ROOT
 
-# One small JAR that the project's own ivy.xml has, too.
-ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test"/>
+# One small JAR that the project's own ivy.xml has, too. Ivy keeps a report of each module in its user's cache, which two
+# processes would write at once.
+ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test-{process}"/>
 <configurations><conf name="kafka"/></configurations>
 <dependencies><dependency org="org.slf4j" name="slf4j-api" rev="{rev}" conf="kafka->default"/></dependencies></ivy-module>"""
 LOADS_OWN_IVY = """
@@ -46,7 +47,7 @@ def project(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_ivy(project: Path, rev: str) -> None:
     (project / "conf").mkdir(exist_ok=True)
-    (project / "conf" / "ivy.xml").write_text(ONE_JAR.format(rev=rev))
+    (project / "conf" / "ivy.xml").write_text(ONE_JAR.format(rev=rev, process=os.getpid()))
 
 
 @pytest.fixture
