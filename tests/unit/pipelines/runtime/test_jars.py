@@ -21,8 +21,8 @@ from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import SetupError
 from tests.support.paths import ROOT
 
-# One small JAR that the project's own ivy.xml has, too. Ivy keeps a report of each module in its user's cache, which two
-# processes would write at once.
+# One small JAR that the project's own ivy.xml has too. Ivy keeps a report of each module in its user's cache, where two
+# processes would write it at once.
 ONE_JAR = """<ivy-module version="2.0"><info organisation="halfway" module="test-{process}"/>
 <configurations><conf name="kafka"/></configurations>
 <dependencies><dependency org="org.slf4j" name="slf4j-api" rev="{rev}" conf="kafka->default"/></dependencies></ivy-module>"""
