@@ -2,7 +2,6 @@
 
 import argparse
 import html
-import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -62,9 +61,7 @@ class Page:
         dbutils = namespace.get("dbutils")
         if dbutils is None:
             sys.excepthook = _print_error
-        values = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
-        # A value with spaces cannot be given in the widget, where quotes are JSON's.
-        overrides = values["set"].split() if dbutils is not None else shlex.split(values["set"])
+        values, overrides = _widgets(dbutils, own) if dbutils is not None else _options(name, own)
         settings = command_settings(Path(values["config"]) if values["config"] else None, overrides)
         if dbutils is None:
             mpl.use("Agg")
@@ -122,13 +119,16 @@ def _print_error(kind: type[BaseException], error: BaseException, trace: Traceba
         sys.__excepthook__(kind, error, trace)
 
 
-def _widgets(dbutils: Any, parameters: Mapping[str, str]) -> dict[str, str]:
+def _widgets(dbutils: Any, parameters: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the parameters, and the settings to override. No value has spaces: the quotes there are JSON's."""
     for name, default in parameters.items():
         dbutils.widgets.text(name, default)
-    return {name: dbutils.widgets.get(name) for name in parameters}
+    values = {name: dbutils.widgets.get(name) for name in parameters}
+    return values, values["set"].split()
 
 
-def _options(name: str, parameters: Mapping[str, str]) -> dict[str, str]:
+def _options(name: str, parameters: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Return the parameters, and the settings to override."""
     parser = argparse.ArgumentParser(prog=f"python -m notebooks.{name}")
     parser.add_argument("--out", default=DEFAULT_FOLDER, help=f"folder for pictures and HTML (default {DEFAULT_FOLDER})")
     parser.add_argument("--set", action="append", default=[], metavar="GROUP.NAME=VALUE", help="override one setting; repeatable")
@@ -136,4 +136,4 @@ def _options(name: str, parameters: Mapping[str, str]) -> dict[str, str]:
         if parameter != "set":
             parser.add_argument(f"--{parameter.replace('_', '-')}", default=default)
     values = vars(parser.parse_args(sys.argv[1:]))
-    return {**values, "set": shlex.join(values["set"])}
+    return values, values.pop("set")

@@ -50,7 +50,6 @@ def read_yaml(text: str) -> object:
     """
     try:
         return yaml.load(text, _Loader)  # a subclass of SafeLoader
-    except (ValueError, KeyError, AttributeError, TypeError):  # of what makes a value from its text, and quotes it
-        raise yaml.YAMLError from None
-    except RecursionError:  # too many brackets
+    # Of what makes a value from its text, and quotes it; of too many brackets.
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise yaml.YAMLError from None

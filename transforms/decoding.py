@@ -19,7 +19,7 @@ from halfway.schemas.settings import KafkaSettings, ResolutionSettings
 from halfway.schemas.signing import Keyring, Signable, binding_of
 from halfway.schemas.tick_value import TickValue
 from halfway.transforms.horizon import NO_TIME, SourcePartition, Tick
-from halfway.transforms.record_columns import Integers, Mask, RecordColumns, mask_of
+from halfway.transforms.record_columns import Integers, Mask, RecordColumns, is_before, mask_of
 
 _Problem = tuple[Mask, Reason, str | Callable[[int], str]]
 """The broken records, why they are refused, and the detail, which may depend on the row."""
@@ -125,19 +125,12 @@ def _half_problems(records: RecordColumns, config: DecoderConfig) -> Iterator[_P
     for name in h.DELAY_HEADERS:
         yield records.has(name), Reason.DELAY_NOT_SUPPORTED, name
     body = records.columns["value_bytes"]
-    too_large = (body > config.max_body_bytes) & ~_may_be_taken(records, config.taken_at)
+    # A former checkpoint may have taken it, whatever the limit is now: those that it refused are known.
+    may_be_taken = is_before(config.taken_at, records.columns["partition"], records.columns["offset"])
+    too_large = (body > config.max_body_bytes) & ~may_be_taken
     yield too_large, Reason.BODY_TOO_LARGE, lambda row: f"{body[row]} bytes, at most {config.max_body_bytes}"
     if config.keyring:
         yield from _half_signature_problems(records, config, config.keyring)
-
-
-def _may_be_taken(records: RecordColumns, taken_at: Mapping[int, int]) -> Mask:
-    """Return which halves a former checkpoint may have taken: whatever the limit is now, those it refused are known."""
-    partitions, offsets = records.columns["partition"], records.columns["offset"]
-    found = np.zeros(len(offsets), bool)
-    for partition, end in taken_at.items():
-        found |= (partitions == partition) & (offsets < end)
-    return found
 
 
 def _half_signature_problems(records: RecordColumns, config: DecoderConfig, keyring: Keyring) -> Iterator[_Problem]:

@@ -11,7 +11,7 @@ from halfway.schemas.events import EVENT_SCHEMA, FORMER_SCHEMA, EventKind
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count
 from halfway.transforms.horizon import SourcePartition
-from halfway.transforms.record_columns import Integers
+from halfway.transforms.record_columns import Integers, is_before
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,7 @@ class FormerRecords:
         """
         kinds, discarded_ms = np.array(events["event"]), np.array(events["discarded_ms"])
         sources, partitions, offsets, at_ms = (np.array(events[name]) for name in ("source", "partition", "offset", "at_ms"))
-        aged_out = (kinds == EventKind.OP) & (at_ms < self.halves_since_ms)
-        early = np.flatnonzero(aged_out)
-        aged_out[early] = [offsets[row] < self.op_ends.get(int(partitions[row]), 0) for row in early]
+        aged_out = (kinds == EventKind.OP) & (at_ms < self.halves_since_ms) & is_before(self.op_ends, partitions, offsets)
         refused = np.zeros(len(kinds), bool)
         for (source, partition), known in self.records.items():
             rows = np.flatnonzero((sources == source) & (partitions == partition))

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark import Broadcast
 from pyspark.sql import DataFrame
@@ -27,7 +26,7 @@ from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
 from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once, read_on
 from halfway.transforms.protocol import Outcome
-from halfway.transforms.record_columns import Integers
+from halfway.transforms.record_columns import Integers, is_before
 
 ROWS_IN_MEMORY = 500_000
 """A task packs its events when it holds this many."""
@@ -157,21 +156,15 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, t
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    may_be_held = (kinds != Kind.QUARANTINE) & _is_before(taken_at.get(Source.HALF), partitions, offsets)
+    may_be_held = (kinds != Kind.QUARANTINE) & is_before(taken_at.get(Source.HALF), partitions, offsets)
     op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
-    may_be_held |= (kinds == Kind.COMMIT) & _is_before(taken_at.get(Source.OP), op_partitions, op_offsets)
+    may_be_held |= (kinds == Kind.COMMIT) & is_before(taken_at.get(Source.OP), op_partitions, op_offsets)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)
         slot = UNDIVIDED if is_undivided else slot
         rows.append(OutcomePack(kind_and_held // 2, slot, bool(kind_and_held % 2), of_key.num_rows, _to_bytes(of_key)))
     return rows
-
-
-def _is_before(ends: Mapping[int, int] | None, partitions: Integers, offsets: Integers) -> npt.NDArray[np.bool_]:
-    if not ends:
-        return np.zeros(len(offsets), bool)
-    return offsets < np.fromiter((ends.get(partition, 0) for partition in partitions.tolist()), np.int64)
 
 
 def outcomes_in(packs: DataFrame) -> DataFrame:

@@ -130,6 +130,13 @@ class RecordColumns:
         ]
 
 
+def is_before(ends: Mapping[int, int] | None, partitions: Integers, offsets: Integers) -> Mask:
+    """Return which places are before the ends that a topic's partitions had. One without an end was not there."""
+    if not ends:
+        return np.zeros(len(offsets), bool)
+    return offsets < np.fromiter((ends.get(partition, 0) for partition in partitions.tolist()), np.int64)
+
+
 def mask_of(values: pa.BooleanArray) -> Mask:
     """Return values without nulls as a mask."""
     mask: Mask = values.to_numpy(zero_copy_only=False)

@@ -110,8 +110,6 @@ class HalfwayGroup(TyperGroup):
         except HalfwayError as error:
             told = str(error)
         except PermissionError as error:
-            if error.filename is None:
-                raise
             told = not_permitted(error)
         except KafkaException as error:
             if error.args[0].code() in _MISUSED:

@@ -27,7 +27,13 @@ def home() -> Path:
 
 
 def not_permitted(error: PermissionError) -> str:
-    """Return what to do about a file that this user may not use, such as one of the job's user."""
+    """Return what to do about a file that this user may not use, such as one of the job's user.
+
+    Raises:
+        PermissionError: the same, if it is of no file, but of a port.
+    """
+    if error.filename is None:
+        raise error
     return f"{error.filename}: {error.strerror}: run this as its user, or give this user the right to it"
 
 

@@ -40,6 +40,4 @@ def errors_as_findings(check: str, look: Callable[[], Iterator[Finding]]) -> Ite
     except HalfwayError as error:
         yield Finding(check, Health.PROBLEM, " ".join(str(error).split()))
     except PermissionError as error:
-        if error.filename is None:
-            raise
         yield Finding(check, Health.PROBLEM, not_permitted(error))

@@ -4,7 +4,8 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -118,31 +119,31 @@ def test_a_relay_does_not_begin_on_a_topic_in_which_an_older_bookmark_may_come_l
     assert not kafka.sent
 
 
+def let_fail(monkeypatch: pytest.MonkeyPatch, failures: Iterable[Exception]) -> None:
+    """Let a relay become active, and its first looks at its bookmark fail."""
+    stored, left = ActiveRelay.stored, iter(failures)
+
+    def failing(self: ActiveRelay) -> Any:
+        if failure := next(left, None):
+            raise failure
+        return stored(self)
+
+    monkeypatch.setattr(ActiveRelay, "stored", failing)
+    Election.may_lead.set()
+
+
 def test_a_broker_that_has_just_started_and_knows_no_topic_ends_no_relay(
     tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored, asked = ActiveRelay.stored, []
-
-    def unknown_at_first(self: ActiveRelay) -> Any:
-        asked.append(self)
-        if len(asked) == 1:
-            raise missing_relay_topic("transactions.relay")
-        return stored(self)
-
-    monkeypatch.setattr(ActiveRelay, "stored", unknown_at_first)
-    Election.may_lead.set()
+    let_fail(monkeypatch, [missing_relay_topic("transactions.relay")])
     relay = Relay(settings_for(tmp_path), Begin(None))
     assert relay.run(available_now=True)
     assert (relay.report.interruptions, kafka.sent["orders"]) == (1, ["m0", "m1", "m2"])
 
 
 def test_a_relay_whose_topic_is_gone_ends(tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(_: ActiveRelay) -> Any:
-        raise missing_relay_topic("transactions.relay")
-
-    monkeypatch.setattr(ActiveRelay, "stored", gone)
+    let_fail(monkeypatch, repeat(missing_relay_topic("transactions.relay")))
     monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 0.5)
-    Election.may_lead.set()
     with pytest.raises(TopicError, match="halfway topics create --relay"):
         Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
     assert not kafka.sent
@@ -152,16 +153,7 @@ def test_a_topic_that_is_unknown_again_hours_later_has_its_minute_again(
     tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker has started anew: it refuses connections, and then knows no topic for a moment."""
-    stored = ActiveRelay.stored
-    failures: list[Exception | None] = [missing_relay_topic("r"), KafkaUnavailableError("away"), missing_relay_topic("r"), None]
-
-    def failing(self: ActiveRelay) -> Any:
-        if failure := failures.pop(0):
-            raise failure
-        return stored(self)
-
-    monkeypatch.setattr(ActiveRelay, "stored", failing)
+    let_fail(monkeypatch, [missing_relay_topic("r"), KafkaUnavailableError("away"), missing_relay_topic("r")])
     monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 1.5)  # Each try is a second after the one before.
-    Election.may_lead.set()
     assert Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
     assert kafka.sent["orders"] == ["m0", "m1", "m2"]
