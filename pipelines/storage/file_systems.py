@@ -132,6 +132,12 @@ def names_in(spark: SparkSession, uri: str) -> list[str]:
     return [entry.getPath().getName() for entry in file_system.listStatus(path)] if file_system.exists(path) else []
 
 
+def delete_folder(spark: SparkSession, uri: str) -> None:
+    """Delete the folder `uri` and what is in it, if it exists."""
+    path, file_system = _open(spark, uri)
+    file_system.delete(path, True)
+
+
 def verify_folder_writable(spark: SparkSession, uri: str) -> None:
     """Write a small file in the folder `uri` and delete it.
 

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.adopted_rows import last_settled_ms
 from halfway.pipelines.storage.delta_tables import create_tables
-from halfway.pipelines.storage.file_systems import write_json
-from halfway.pipelines.storage.manifest import METADATA_FILE, Manifest, checkpoint_file, write_manifest
+from halfway.pipelines.storage.file_systems import delete_folder, write_json
+from halfway.pipelines.storage.manifest import METADATA_FILE, SOURCES_FOLDER, Manifest, checkpoint_file, write_manifest
 from halfway.pipelines.storage.ownership import Ownership
 from halfway.schemas.settings import Settings, StateSettings
 from halfway.schemas.state_format import FORMAT_VERSION
@@ -49,6 +49,9 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         query_id = str(uuid.uuid4())
         # Spark gives a query the id that it finds here. So the tables have their owner before the query starts.
         write_json(spark, checkpoint_file(storage, METADATA_FILE), {"id": query_id})
+    # A start without a batch may have left Spark's note of where to begin, such as the end of the topics at that time.
+    # Spark goes by it, whatever the options say.
+    delete_folder(spark, checkpoint_file(storage, SOURCES_FOLDER))
     epoch = found.next_epoch(query_id)
     create_tables(spark, storage, query_id, epoch)
     manifest = Manifest(

@@ -16,6 +16,8 @@ MANIFEST_FILE = "halfway.json"
 STATUS_FILE = "status.json"
 METADATA_FILE = "metadata"
 """Spark's own: `{"id": …}`, the id of the query."""
+SOURCES_FOLDER = "sources"
+"""Spark's own: where the query begins to read."""
 
 
 def checkpoint_file(storage: StorageSettings, name: str) -> str:

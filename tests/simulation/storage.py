@@ -133,6 +133,11 @@ class Storage:
         self.checkpoint(path).files[name] = json.dumps(content)
         self.step(f"wrote {name}")
 
+    def delete_folder(self, uri: str) -> None:
+        path, name = self._split(uri)
+        assert name == "sources"
+        self.checkpoint(path).start = None
+
     def read_text(self, uri: str) -> str | None:
         path, name = self._split(uri)
         return self.checkpoint(path).files.get(name)
@@ -256,7 +261,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 _REPLACED = {
     manifest: ("read_json", "write_json"),
     ownership: ("table_exists", "owner_of", "last_epoch"),
-    first_start: ("write_json", "create_tables", "last_settled_ms", "_even_keys"),
+    first_start: ("write_json", "delete_folder", "create_tables", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
     lineage: ("_batches_since", "last_appended"),
     state_reader: ("read_text", "names_in"),

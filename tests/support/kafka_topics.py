@@ -8,6 +8,7 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_rules import new_topic_config
+from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.settings import KafkaSettings, Settings
 from tests.support.waiting import until
@@ -49,6 +50,14 @@ def make_create_time_topics(settings: Settings, partitions: int) -> None:
     client = admin_client(settings.kafka)
     for made in client.create_topics(new).values():
         made.result()
+
+
+def make_topics_anew(settings: Settings) -> None:
+    """Delete the half and op topics, and make them anew."""
+    client, kafka = admin_client(settings.kafka), settings.kafka
+    for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
+        deleted.result(30)
+    create_topics(settings, 1)
 
 
 def set_topic_config(settings: Settings, topic: str, name: str, value: object) -> None:

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import delta_tables, first_start
@@ -19,6 +18,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World, half_headers
+from tests.support.kafka_topics import make_topics_anew
 from tests.support.partition_records import topic_records
 from tests.support.waiting import until
 
@@ -183,7 +183,7 @@ def test_a_half_at_the_same_offset_of_a_recreated_topic_is_another_half(world: M
     w.op("old", b"COMMIT", 1)
     w.tick(100)
     w.resolve()
-    make_topics_anew(w)
+    make_topics_anew(w.settings)
     lose_checkpoint(w, tmp_path)
     again = World(w.spark, w.settings)
     assert again.half("new", 200) == old
@@ -202,7 +202,7 @@ def test_topics_that_were_made_anew_are_refused_also_when_they_have_grown(world:
         w.op(f"old{number}", b"COMMIT", 1)
     w.tick(100)
     w.resolve()
-    make_topics_anew(w)
+    make_topics_anew(w.settings)
     again = World(w.spark, w.settings)
     for number in range(9):
         again.half(f"new{number}", 200)
@@ -213,14 +213,6 @@ def test_topics_that_were_made_anew_are_refused_also_when_they_have_grown(world:
     lose_checkpoint(again, tmp_path)
     again.resolve(adopt=True)
     assert set(again.by_id(Table.MESSAGES)) == {*(f"old{n}" for n in range(3)), *(f"new{n}" for n in range(9))}
-
-
-def make_topics_anew(world: World) -> None:
-    """Delete the half and op topics, and make them anew."""
-    client, kafka = admin_client(world.settings.kafka), world.settings.kafka
-    for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
-        deleted.result(30)
-    create_topics(world.settings, 1)
 
 
 @pytest.mark.slow
@@ -344,6 +336,26 @@ def test_an_adoption_that_was_killed_before_its_first_batch_reads_everything_wha
     w.tick(7)
     w.resolve(usual)
     assert set(w.by_id(Table.MESSAGES)) == {"settled", "pending", "committed"}
+
+
+@pytest.mark.slow
+def test_an_adoption_in_the_folder_of_a_start_that_was_killed_reads_everything(world: MakeWorld, tmp_path: Path) -> None:
+    """Spark has noted there where to begin, with `latest` at the end of the topics as it was, and planned no batch."""
+    w = world(partitions=1)
+    w.half("pending", 0)
+    w.tick(1)
+    w.resolve()
+    lose_checkpoint(w, tmp_path)
+    wrong = w.settings.storage.model_copy(update={"warehouse": str(tmp_path / "elsewhere")})
+    latest = w.settings.kafka.model_copy(update={"starting_offsets": "latest"})
+    w.resolve(w.settings.model_copy(update={"storage": wrong, "kafka": latest}))
+    for written_later in ("offsets", "commits", "state"):
+        shutil.rmtree(Path(wrong.checkpoint) / written_later)
+    assert (Path(wrong.checkpoint) / "sources" / "0" / "0").exists()
+    w.op("pending", b"COMMIT", 2)
+    w.tick(3)
+    w.resolve(adopt=True)
+    assert set(w.by_id(Table.MESSAGES)) == {"pending"}
 
 
 @pytest.mark.long
