@@ -34,6 +34,8 @@ _SHORTEST_S = 0.1
 _LONGEST_STEP_S = 5.0
 """The most that the time between two listings counts."""
 _ANY_JOB = str(UUID(int=0))
+_STALE_S = 30.0
+"""After so long without an answer, as in a job that stood still, a group may be away by now."""
 _ANSWER_LIMIT_S = 5.0
 _FIRST_ANSWER_LIMIT_S = 10.0
 
@@ -82,7 +84,7 @@ class GroupWatch:
         self._probe_s = -math.inf
         """When to ask again whether this user may Describe groups: before one that is left out ends to be away."""
         self._left_out = 0
-        self._known_s = -math.inf
+        self._known_s = self._answered_s = -math.inf
         self._has_answer, self._closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="groups", daemon=True)
 
@@ -120,16 +122,20 @@ class GroupWatch:
         self._wait_for_answer()
         return self._absent
 
-    def known_s(self) -> float:
+    def known_s(self) -> float | None:
         """Return as of when it is known who is absent. A check counts only if it was sent half an interval before (R5).
 
         Call it before `absent`, which is then at least as new.
+
+        Returns:
+            None if Kafka's last answer is older than 30 s and than half an interval. No check counts then.
 
         Raises:
             KafkaUnavailableError: there has been no answer yet.
         """
         self._wait_for_answer()
-        return self._known_s
+        is_old = self._clock() - self._answered_s > max(_STALE_S, self._check_interval_ms / 2_000)
+        return None if is_old else self._known_s
 
     def _wait_for_answer(self) -> None:
         if not self._has_answer.wait(_FIRST_ANSWER_LIMIT_S):
@@ -164,8 +170,10 @@ class GroupWatch:
             log.warning("event=absent_groups_left_out groups=%d effect=they_count_as_present", left_out)
         self._left_out = left_out
         self._absent = fitting
-        if failure is None and untold <= set(fitting):
-            self._known_s = known_s
+        if failure is None:
+            self._answered_s = self._clock()
+            if untold <= set(fitting):
+                self._known_s = known_s
         self._has_answer.set()
         return None
 

@@ -35,7 +35,7 @@ from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
-from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership
+from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership, verify_same_topics
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.batch_status import BatchStatus
@@ -78,6 +78,7 @@ class ResolveJob:
         """Reports of batches that are not handed on yet."""
         self._sent = SentChecks(settings.resolution.transactionCheckInterval)
         self._listed_groups: Callable[[], dict[str, int]] = dict
+        self._topic_ids: Callable[[], Mapping[str, str]] = dict
         self._note_batch: Callable[[], None] = lambda: None
         self.failure: Exception | None = None
         self.is_running = False
@@ -151,6 +152,7 @@ class ResolveJob:
         self._take_up_status(spark, groups)
         self._listed_groups, self._note_batch = groups.listed_ms_ago, ticks.pace.note_batch
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
+        self._topic_ids = lambda: ticks.topic_ids
         groups.start()
         try:
             if settings.trigger.available_now:
@@ -202,13 +204,18 @@ class ResolveJob:
         query = self._start(spark, manifest, writer)
         self.is_running = True
         log.info("event=query_started")
-        while query.isActive and not self._stop.is_set():
-            time.sleep(0.2)  # Not for the event: a signal handler that sets it could meet its lock in this thread.
-            self._hand_on_reports(query)
-        if query.isActive:
-            stop_between_batches(query)
         try:
+            while query.isActive and not self._stop.is_set():
+                # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
+                time.sleep(0.2)
+                self._hand_on_reports(query)
+                verify_same_topics(self._settings.storage, manifest, self._topic_ids())
+            if query.isActive:
+                stop_between_batches(query)
             query.awaitTermination()
+        except OwnershipError:  # A topic was recreated. What a batch may skip now, an adoption reads.
+            stop_between_batches(query)
+            raise
         except StreamingQueryException as error:
             self._explain_lost_right(client)
             failure = self.failure or error

@@ -3,11 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from confluent_kafka import KafkaException
 
-from halfway.pipelines.kafka.admin import Admin, partition_counts
+from halfway.pipelines.kafka.admin import Admin, describe_topics
 from halfway.pipelines.kafka.tick_records import write_ticks
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.resolve.sent_checks import SentChecks
@@ -78,8 +78,10 @@ class TickPublisher:
         self.pace = TickPace(settings.resolution.tick_interval, HANGS_MS + settings.trigger.interval)
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away or behind (R15), called before each tick."""
-        self.known_s: Callable[[], float | None] = lambda: None
-        """Returns as of when it is known who is absent. A check counts only when that is known (R5)."""
+        self.known_s: Callable[[], float | None] = time.monotonic
+        """Returns as of when it is known who is absent, or None. A check counts only when that is known (R5)."""
+        self.topic_ids: Mapping[str, str] = {}
+        """Kafka's ids of the topics, as of the last tick."""
         self._client, self._sent, self._job = client, sent, job
         self._writer: RecordWriter | None = None
         self._broker_ahead_ms = 0
@@ -136,8 +138,11 @@ class TickPublisher:
         topics = (self._kafka.half_topic, self._kafka.op_topic)
         try:
             self._writer = self._writer or RecordWriter(self._kafka, limit_ms=_DELIVERY_LIMIT_MS, linger_ms=0)
-            partitions = partition_counts(self._client, topics)
-            asked_ms = self._sent.asked_ms(self.known_s())
+            found = describe_topics(self._client, topics)
+            self.topic_ids = {topic: str(each.topic_id) for topic, each in found.items()}
+            partitions = {topic: len(each.partitions) for topic, each in found.items() if each.partitions}
+            known_s = self.known_s()
+            asked_ms = 0 if known_s is None else self._sent.asked_ms(known_s)
             value = TickValue(tuple(self.absent_groups()), self._job, asked_ms).to_bytes()
             if self._stopped.is_set():  # The job ends, and this tick is left out: neither a failure nor a success.
                 return self._failure

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
@@ -93,7 +92,7 @@ def verify_still_owner(spark: SparkSession, storage: StorageSettings, table: Tab
     if owner.query_id is None:
         raise missing_table(storage, table_name(storage, table), "has no owner: another one is in its place", has_run=True)
     if owner.query_id != query_id:
-        _refuse(
+        raise OwnershipError(
             f"another checkpoint (query {owner.query_id}, epoch {owner.epoch}) has taken over the table {table_name(storage, table)}: "
             f"this job has ended and appends nothing more, and its checkpoint {storage.checkpoint} can be deleted"
         )
@@ -113,16 +112,16 @@ def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[st
     """
     if found.manifest is not None:
         _verify_manifest(settings, found.manifest)
-        _verify_topics(settings.storage, found.manifest, topic_ids)
+        verify_same_topics(settings.storage, found.manifest, topic_ids)
     elif found.last_batch_id is not None:
-        _refuse(
+        raise OwnershipError(
             f"the checkpoint {settings.storage.checkpoint} has run before, but its file {MANIFEST_FILE} is missing: set storage.checkpoint "
             "to a new folder and start once with `halfway resolve --adopt`"
         )
     for table in Table:
         _verify_table(settings.storage, table, found, adopt=adopt)
     if adopt and found.last_batch_id is not None and found.others(found.query_id):
-        _refuse(
+        raise OwnershipError(
             f"--adopt needs a new checkpoint, and {settings.storage.checkpoint} has been used: set storage.checkpoint to a folder that "
             "does not exist yet"
         )
@@ -130,7 +129,7 @@ def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[st
 
 def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
     if manifest.format_version != FORMAT_VERSION:
-        _refuse(other_format(f"the checkpoint {settings.storage.checkpoint}", manifest.format_version))
+        raise OwnershipError(other_format(f"the checkpoint {settings.storage.checkpoint}", manifest.format_version))
     frozen = {
         "state.buckets": (manifest.buckets, settings.state.buckets),
         "kafka.half_topic": (manifest.half_topic, settings.kafka.half_topic),
@@ -139,20 +138,24 @@ def _verify_manifest(settings: Settings, manifest: Manifest) -> None:
     for name, (made_with, wanted) in frozen.items():
         if made_with != wanted:
             once = "" if name == "state.buckets" else ", once nothing is pending, because what is would get no outcome,"
-            _refuse(
+            raise OwnershipError(
                 f"the checkpoint {settings.storage.checkpoint} was made with {name} = {made_with}, not {wanted}: set it back, or{once} "
                 "start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
             )
 
 
-def _verify_topics(storage: StorageSettings, manifest: Manifest, topic_ids: Mapping[str, str]) -> None:
-    """Refuse other topics of the same names. Spark would skip what they hold before the offsets that it has read to."""
+def verify_same_topics(storage: StorageSettings, manifest: Manifest, topic_ids: Mapping[str, str]) -> None:
+    """Refuse other topics of the same names. Spark would skip what they hold before the offsets that it has read to.
+
+    Raises:
+        OwnershipError: Kafka's id of a topic is another one.
+    """
     for topic, known in manifest.topic_ids.items():
         if topic_ids.get(topic, known) != known:
-            _refuse(
+            raise OwnershipError(
                 f"the topic {topic} is not the one that the checkpoint {storage.checkpoint} has read: it was deleted and recreated, or "
                 "kafka.bootstrap_servers names another Kafka. Set that back, or start a new checkpoint (another storage.checkpoint) with "
-                "`halfway resolve --adopt`"
+                "`halfway resolve --adopt`: what is pending has no body there, and gets no outcome"
             )
 
 
@@ -160,13 +163,9 @@ def _verify_table(storage: StorageSettings, table: Table, found: Ownership, *, a
     place = "storage.catalog_schema" if storage.catalog_schema else "storage.warehouse"
     name, owner = table_name(storage, table), found.tables.get(table, Owner(None)).query_id
     if owner is not None and owner != found.query_id and not adopt:
-        _refuse(
+        raise OwnershipError(
             f"the table {name} belongs to another checkpoint than {storage.checkpoint} (query {owner}): set storage.checkpoint to "
             f"that one, or {place} to a new one; if the old checkpoint is lost, `halfway resolve --adopt` takes the tables over"
         )
     if owner is None and found.last_batch_id is not None:
         raise missing_table(storage, name, "has no owner" if table in found.tables else "is missing", has_run=True)
-
-
-def _refuse(text: str) -> NoReturn:
-    raise OwnershipError(text)

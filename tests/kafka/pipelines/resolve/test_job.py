@@ -1,11 +1,12 @@
 """The job from end to end: records in Kafka, rows in Delta, requests in the check topic."""
 
 import os
+import signal
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.resolve import sinks
@@ -13,7 +14,9 @@ from halfway.schemas.errors import CheckpointInUseError, JobFailedError, Ownersh
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Kind
 from halfway.schemas.tables import Table
+from tests.support.job_process import JobProcess
 from tests.support.job_world import START_MS, MakeWorld, World
+from tests.support.kafka_topics import MakeTopics, make_topics_anew
 
 
 def at(ms: int) -> datetime:
@@ -277,3 +280,26 @@ def test_large_bodies_arrive_whole(world: MakeWorld) -> None:
     w.resolve()
     assert {key: bytes(row.body) for key, row in w.by_id(Table.MESSAGES).items()} == bodies
     assert w.checks()[0][1] == bodies["big0"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_topics_that_are_recreated_while_the_job_stands_still_end_it(topics: MakeTopics, tmp_path: Path) -> None:
+    """They have grown past what it has read by then: it would leave out what is before that, without a word."""
+    settings = topics(partitions=1)
+    job = JobProcess(settings, tmp_path)
+    process = job.start()
+    try:
+        job.until_first_batch()
+        os.killpg(process.pid, signal.SIGSTOP)
+        make_topics_anew(settings)
+        producer = Producer({"bootstrap.servers": settings.kafka.servers(), "acks": "all"})
+        for topic in (settings.kafka.half_topic, settings.kafka.op_topic):
+            for _ in range(2_000):
+                producer.produce(topic, b"{}", partition=0)
+        assert producer.flush(60) == 0
+        os.killpg(process.pid, signal.SIGCONT)
+        assert process.wait(120) == 1
+        assert f"error: the topic {settings.kafka.half_topic} is not the one that the checkpoint" in job.log
+    finally:
+        job.kill()

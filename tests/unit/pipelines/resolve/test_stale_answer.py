@@ -86,7 +86,8 @@ class World:
         self.sent = SentChecks(30_000, lambda: self.kafka.now_s)
         self.values: list[bytes] = []
         monkeypatch.setattr(ticks_module, "RecordWriter", lambda *_, **__: None)
-        monkeypatch.setattr(ticks_module, "partition_counts", lambda *_: {"half": 1, "op": 1})
+        topic = SimpleNamespace(partitions=[0], topic_id="id")
+        monkeypatch.setattr(ticks_module, "describe_topics", lambda *_: {"half": topic, "op": topic})
         monkeypatch.setattr(ticks_module, "write_ticks", lambda *arguments, **_: self.values.append(arguments[-1]) or 0)
         self.publisher = TickPublisher(SETTINGS, client, self.sent)
         self.watch = self.new_watch()
@@ -126,6 +127,22 @@ class World:
         resolution = resolve(self.state, Batch(ticks=tick(at_ms, away=said["absent_groups"], asked=said["asked_ms"])), ONE_CHECK)
         self.state = resolution.state
         return [told(outcome) for outcome in resolution.outcomes]
+
+
+def test_the_first_tick_after_a_pause_of_the_job_discards_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its service may have failed with it: nobody has asked since who is away."""
+    world = World(monkeypatch)
+    world.kafka.requests_s.clear()  # it has passed its check, without an answer
+    world.kafka.now_s += 20
+    world.watch.ask()
+    assert world.sent.asked_ms(world.watch.known_s()) == 6_001, "the check counts"
+    world.kafka.state = ConsumerGroupState.EMPTY
+    world.kafka.now_s += HOUR_S
+    assert world.read_tick(3_600_000) == []
+    world.watch.ask()
+    assert world.read_tick(3_601_000) == []
+    world.kafka.state = ConsumerGroupState.STABLE
+    assert [each.split(" #")[0] for each in world.run(60)] == ["discard a check_max"]
 
 
 def test_while_kafka_answers_a_group_that_is_behind_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
