@@ -82,10 +82,11 @@ def load_view(settings: Settings) -> "tuple[PendingView, str]":
         stored = read_state(session, settings.storage)
     if stored.batch_id is None:
         say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
-    elif not is_in_use(settings.storage):
+    elif (is_running := is_in_use(settings.storage)) is False:
         say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
     elif quiet := quiet_text(stored.last_batch, settings, time.time_ns() // 1_000_000):
-        say(f"the job is running, but {quiet}; this is the state after its last batch")
+        job = "the job is running, but" if is_running else "if the job is running,"
+        say(f"{job} {quiet}; this is the state after its last batch")
     return view_pending(stored.rows), _as_of(stored)
 
 

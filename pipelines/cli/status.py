@@ -85,8 +85,8 @@ def _instances(relay: "RelayStatus") -> str:
 
 
 def _rows(now: "Status", settings: Settings, now_ms: int) -> list[tuple[str, str]]:
-    running = {True: "yes", False: "no: time stands still", None: "unknown: the checkpoint is not on this machine"}[now.is_running]
-    if now.is_running and (quiet := quiet_text(now.last_batch, settings, now_ms)):
+    running = {True: "yes", False: "no: time stands still", None: "unknown: only the job's machine and user can tell"}[now.is_running]
+    if now.is_running is not False and (quiet := quiet_text(now.last_batch, settings, now_ms)):
         running += f", but {quiet}"
     if now.horizon_ms is None:
         horizon = "none yet: nothing is due until every partition has a tick"

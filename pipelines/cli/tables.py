@@ -62,7 +62,7 @@ def optimize(config: ConfigOption = None, overrides: SetOption = None, as_json: 
     verify_table_exists(settings.storage, "messages")
     say("starting Spark to compact the tables ...")
     with own_session():
-        done = compact_tables(spark_session(settings), settings.storage, say)
+        done = compact_tables(spark_session(settings, beside_job=True), settings.storage, say)
     if as_json:
         show_json([asdict(compaction) for compaction in done])
         return

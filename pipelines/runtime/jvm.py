@@ -11,15 +11,15 @@ from halfway.pipelines.runtime.guard import guard
 _EXIT_LIMIT_S = 120
 
 
-def guard_jvm() -> None:
-    """Let this process's JVM not outlive it by more than 10 s, also if this process is killed.
+def guard_jvm(outlives_by_s: float) -> None:
+    """Let this process's JVM not outlive it for longer than this, also if this process is killed.
 
     A JVM ends by itself when its standard input does, but first tries to end what runs in it, which may take minutes if
     Kafka or a store does not answer.
     """
     jvm = _jvm()
     if jvm is not None:
-        guard(jvm.pid)
+        guard(jvm.pid, outlives_by_s)
 
 
 def end_jvm() -> None:

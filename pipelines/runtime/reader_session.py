@@ -7,6 +7,7 @@ from functools import cache
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.runtime.jvm import end_jvm
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.session import redirected, running_session, spark_errors, spark_session
 from halfway.schemas.errors import SetupError
@@ -38,10 +39,11 @@ def _started(settings: Settings, say: Callable[[str], None], stack: ExitStack) -
     try:
         log_file.parent.mkdir(parents=True, exist_ok=True)
         with log_file.open("wb") as log, redirected(log.fileno(), 1, 2):
-            spark = spark_session(settings, small=True)
+            spark = spark_session(settings, small=True, beside_job=True)
     except (PySparkException, OSError) as error:
         raise SetupError(
             f"Spark does not start: {str(error).partition(chr(10))[0]} (its log: {log_file}; `halfway doctor` looks for Java and the JARs)"
         ) from None
+    stack.callback(end_jvm)
     stack.callback(spark.stop)
     return spark

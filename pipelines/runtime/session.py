@@ -85,7 +85,9 @@ _SMALL_CONF = {
 """For commands beside a running job: one core, and a heap that large bodies fit into."""
 
 
-def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, archive_classes: Path | None = None) -> SparkSession:
+def spark_session(
+    settings: Settings, *, ui: bool = False, small: bool = False, beside_job: bool = False, archive_classes: Path | None = None
+) -> SparkSession:
     """Return the session to run in.
 
     Takes the session that this process has, as on Databricks. Under spark-submit, makes one as the cluster is
@@ -95,6 +97,8 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, 
         settings: the job's settings.
         ui: serve Spark's UI, on a local session.
         small: use one core instead of all cores (or `SPARK_MASTER`).
+        beside_job: end its JVM at once if this process is killed, and not within 10 s: this process's locks are gone
+            then, which keep the job from a commit at the same time.
         archive_classes: where the JVM of a local session writes its class archive when it ends.
 
     Raises:
@@ -102,7 +106,7 @@ def spark_session(settings: Settings, *, ui: bool = False, small: bool = False, 
     """
     spark = running_session()
     if spark is None:
-        spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui, small, archive_classes)
+        spark = SparkSession.builder.getOrCreate() if is_submitted() else _local_session(ui, small, beside_job, archive_classes)
     refuse_connect(spark)
     for name, value in REQUIRED_CONF.items():
         spark.conf.set(name, value)
@@ -189,7 +193,7 @@ def redirected(target: int, *descriptors: int) -> Iterator[None]:
             os.close(kept)
 
 
-def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> SparkSession:
+def _local_session(ui: bool, small: bool, beside_job: bool, archive_classes: Path | None) -> SparkSession:
     java = find_java()
     os.environ.setdefault("JAVA_HOME", str(java.resolve().parent.parent))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -216,7 +220,7 @@ def _local_session(ui: bool, small: bool, archive_classes: Path | None) -> Spark
         # and a thread of its server outlives the failure.
         with deferred_signals():
             SparkContext._ensure_initialized(conf=spark_conf)
-            guard_jvm()
+            guard_jvm(0.0 if beside_job else 10.0)
         with _without_sparks_ctrl_c():
             return SparkSession.builder.config(conf=spark_conf).getOrCreate()
 

@@ -49,16 +49,22 @@ def replay_lock(storage: StorageSettings) -> AbstractContextManager[None]:
     )
 
 
-def is_in_use(storage: StorageSettings) -> bool:
-    """Return True if a job on this machine is running on the checkpoint. Makes no folder."""
+def is_in_use(storage: StorageSettings) -> bool | None:
+    """Return True if a job on this machine is running on the checkpoint. Writes nothing.
+
+    Returns:
+        None if the checkpoint is not on a local disk, or this user may not read its lock.
+    """
     folder = local_path(storage.checkpoint)
-    if folder is None or not (folder / LOCK_FILE).exists():
-        return False
+    if folder is None:
+        return None
     try:
-        with job_lock(storage):
-            return False
-    except CheckpointInUseError:
-        return True
+        with (folder / LOCK_FILE).open() as lock:
+            return not _lock_at_once(lock, fcntl.LOCK_SH)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
 
 
 @contextmanager
@@ -66,7 +72,8 @@ def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIM
     """Wait until no other process commits to a table, and keep others from it until the block ends.
 
     A commit is a file that must not exist before. On a local disk Delta checks for it and then renames, so that of two
-    commits at once the second would replace the first, rows and all.
+    commits at once the second would replace the first, rows and all. If a signal interrupts the block, the lock is kept
+    until the process ends: the JVM may be in the middle of its commit.
 
     Args:
         warehouse: the folder on a local disk that holds the tables; None elsewhere, where nothing is locked.
@@ -82,7 +89,7 @@ def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIM
     warehouse.mkdir(parents=True, exist_ok=True)
     with (warehouse / f".{table}.lock").open("a+") as lock:
         if not _lock_at_once(lock):
-            log.info("event=table_in_use table=%s process=%r effect=waiting", table, _holder(lock))
+            log.warning("event=table_in_use table=%s process=%r effect=waiting", table, _holder(lock))
             deadline_s = monotonic() + limit_s
             while not _lock_at_once(lock):
                 if monotonic() > deadline_s:
@@ -94,12 +101,16 @@ def commit_lock(warehouse: Path | None, table: str, limit_s: float = _COMMIT_LIM
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
-        yield
+        try:
+            yield
+        except (KeyboardInterrupt, SystemExit):
+            os.dup(lock.fileno())
+            raise
 
 
-def _lock_at_once(lock: IO[str]) -> bool:
+def _lock_at_once(lock: IO[str], kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(lock.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock.fileno(), kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
