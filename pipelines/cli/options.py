@@ -1,5 +1,6 @@
 """Defines the options that commands share, and the command group that prints errors as one line."""
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ _EXTRA_OF = {
     "prometheus_client": "metrics",
 }
 """Package → the extra that brings it. A command imports what it needs when it runs."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _MISUSED = (KafkaError._INVALID_ARG, KafkaError._STATE)
 """What librdkafka says where it is called wrongly."""
 
@@ -87,8 +89,8 @@ def _warn_of_other_code() -> None:
 class HalfwayGroup(TyperGroup):
     """The top command. Prints in one line, and exits with code 1, for what its user can do something about.
 
-    That is a HalfwayError, a missing extra, a file that this user may not use, and a failure of Kafka that nothing else
-    has explained. Other errors keep their traceback.
+    That is a HalfwayError, a missing extra, a file that this user may not use, a full disk, and a failure of Kafka that
+    nothing else has explained. Other errors keep their traceback.
 
     Tables, checkpoints, logs and the local broker's data hold bodies. What a command and the processes that it starts
     write to a local disk is for its user alone.
@@ -111,6 +113,10 @@ class HalfwayGroup(TyperGroup):
             told = str(error)
         except PermissionError as error:
             told = not_permitted(error)
+        except OSError as error:
+            if error.errno not in _DISK:
+                raise
+            told = f"cannot write {error.filename or 'a file'}: {error.strerror}; `halfway doctor` shows what is free"
         except KafkaException as error:
             if error.args[0].code() in _MISUSED:
                 raise

@@ -16,8 +16,8 @@ from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.find_pending import block_of
 from halfway.pipelines.operate.settle import argument_of, by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
-from halfway.pipelines.storage.delta_tables import stored_tables
-from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, restore_append_only, rows_to_erase
+from halfway.pipelines.storage.delta_tables import restore_append_only, stored_tables
+from halfway.pipelines.storage.erasure import erase_rows, note_erasure, old_files_kept_ms, rows_to_erase
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError

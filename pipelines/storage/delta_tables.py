@@ -32,6 +32,7 @@ _OWNER_PROPERTY = "halfway.query_id"
 _EPOCH_PROPERTY = "halfway.epoch"
 _FORMER_PROPERTY = "halfway.former_query_id"
 _STATISTICS_PROPERTY = "delta.dataSkippingStatsColumns"
+_APPEND_ONLY = "delta.appendOnly"
 FENCED = 2**63 - 1
 """The greatest `txnVersion`."""
 _FENCE_TRIES = 100
@@ -39,7 +40,7 @@ _COMMIT_LOCK_LIMIT_S = 60.0
 _PROPERTIES = {
     # Append only, and readable by any Delta reader.
     "delta.enableDeletionVectors": "false",
-    "delta.appendOnly": "true",
+    _APPEND_ONLY: "true",
     # Delta keeps 30 days of log and 7 days of deleted files by default. With a commit a second the log would hold 2.6
     # million commits, which each append lists, and each checkpoint of the log 600,000 names of files that a compaction
     # replaced (docs/tables.md).
@@ -228,8 +229,11 @@ def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
 def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
     known = read_table(spark, storage, table).columns
     new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
-    counted = properties_of(spark, storage, table).get(_STATISTICS_PROPERTY, "").split(",")
-    name, is_counted = table_name(storage, table), set(SEARCHED_COLUMNS[table]) <= set(counted)
+    found = properties_of(spark, storage, table)
+    # Elsewhere than on a local disk, nothing would keep this from an erasure that is under way.
+    if found.get(_APPEND_ONLY) == "false" and local_warehouse(spark, storage) is not None:
+        restore_append_only(spark, storage, table)
+    name, is_counted = table_name(storage, table), set(SEARCHED_COLUMNS[table]) <= set(found.get(_STATISTICS_PROPERTY, "").split(","))
     if not new and is_counted:  # A start beside a compaction does not wait for it.
         return
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
@@ -237,6 +241,20 @@ def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) ->
             spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
         if not is_counted:
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
+
+
+def restore_append_only(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+    """Make a table append-only again, if an erasure was killed before it did so. Waits for one that is under way."""
+    if properties_of(spark, storage, table).get(_APPEND_ONLY) != "false":
+        return
+    with commit_lock(local_warehouse(spark, storage), table):
+        if properties_of(spark, storage, table).get(_APPEND_ONLY) == "false":
+            set_append_only(spark, storage, table, "true")
+
+
+def set_append_only(spark: SparkSession, storage: StorageSettings, table: Table, value: str) -> None:
+    """Set whether a table takes appends alone. The caller holds the table's lock."""
+    spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = '{value}')")
 
 
 def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, epoch: int) -> None:

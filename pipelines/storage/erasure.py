@@ -17,7 +17,15 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.storage.delta_tables import create_table, local_warehouse, properties_of, property_ms, save, table_name, table_path
+from halfway.pipelines.storage.delta_tables import (
+    create_table,
+    local_warehouse,
+    property_ms,
+    save,
+    set_append_only,
+    table_name,
+    table_path,
+)
 from halfway.pipelines.storage.locks import commit_lock
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.headers import PGROUP
@@ -32,7 +40,6 @@ _ERASED: Mapping[Table, tuple[str, ...]] = {
     Table.QUARANTINE: ("value", "headers", "detail"),
 }
 """The columns with what a producer has sent."""
-_APPEND_ONLY = "delta.appendOnly"
 _TRIES = 20
 # By an append, or by a compaction. They have no base class of their own.
 _OVERTAKEN = (ConcurrentAppendException, ConcurrentDeleteDeleteException, ConcurrentDeleteReadException, MetadataChangedException)
@@ -82,22 +89,11 @@ def erase_rows(spark: SparkSession, storage: StorageSettings, table: Table, rows
 
 @contextmanager
 def _changeable(spark: SparkSession, storage: StorageSettings, table: Table) -> Iterator[None]:
-    _set_append_only(spark, storage, table, "false")
+    set_append_only(spark, storage, table, "false")
     try:
         yield
     finally:
-        _set_append_only(spark, storage, table, "true")
-
-
-def restore_append_only(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
-    """Make a table append-only again, if an erasure was killed before it did so."""
-    if properties_of(spark, storage, table).get(_APPEND_ONLY) == "false":
-        with commit_lock(local_warehouse(spark, storage), table):
-            _set_append_only(spark, storage, table, "true")
-
-
-def _set_append_only(spark: SparkSession, storage: StorageSettings, table: Table, value: str) -> None:
-    spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ('{_APPEND_ONLY}' = '{value}')")
+        set_append_only(spark, storage, table, "true")
 
 
 def _delta_table(spark: SparkSession, storage: StorageSettings, table: Table) -> DeltaTable:

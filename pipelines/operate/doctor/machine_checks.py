@@ -59,7 +59,8 @@ def disk_findings(storage: StorageSettings) -> Iterator[Finding]:
         free = shutil.disk_usage(nearest_existing(folder)).free
         text = f"{free / 1024**3:.1f} GiB free for the {name} {folder}"
         if free < MIN_FREE_BYTES:
-            yield Finding("disk", Health.PROBLEM, f"only {text}: free some space, or set storage.{name} to another disk")
+            remedy = f"free some space, or stop the job, move the folder to another disk, and set storage.{name}"
+            yield Finding("disk", Health.PROBLEM, f"only {text}: {remedy}")
         elif free < LITTLE_FREE_BYTES:
             yield Finding("disk", Health.WARNING, f"only {text}: free some space soon")
         else:

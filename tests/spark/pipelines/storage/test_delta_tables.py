@@ -94,6 +94,14 @@ def test_tables_of_an_earlier_version_get_their_columns_in_place(spark: SparkSes
     assert {tuple(row) for row in rows.collect()} == {("old", None, None, None), ("new", 1, 7, 0)}
 
 
+@pytest.mark.parametrize("storage", ["folders"], indirect=True)
+def test_a_table_that_a_killed_erasure_has_left_open_is_append_only_after_a_start(spark: SparkSession, storage: StorageSettings) -> None:
+    create_tables(spark, storage, "first")
+    spark.sql(f"ALTER TABLE {table_name(storage, Table.MESSAGES)} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
+    upgrade_tables(spark, storage)
+    assert properties_of(spark, storage, Table.MESSAGES)["delta.appendOnly"] == "true"
+
+
 def test_a_missing_table_is_named_with_the_setting_that_places_it(spark: SparkSession, storage: StorageSettings) -> None:
     setting, name = ("storage.catalog_schema", "`payments`.`messages`") if storage.catalog_schema else ("storage.warehouse", "/messages`")
     with pytest.raises(HalfwayError, match=rf"there is no table .*{name} yet: .*, or set {setting}$"):

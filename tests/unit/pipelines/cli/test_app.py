@@ -163,6 +163,10 @@ def test_a_known_error_is_one_line_and_a_defect_keeps_its_traceback() -> None:
         raise PermissionError(13, "Permission denied", "/data/messages")
 
     @own.command()
+    def full() -> None:
+        raise OSError(28, "No space left on device", "/data/log")
+
+    @own.command()
     def kafka() -> None:
         raise KafkaException(KafkaError(KafkaError._FATAL, "the producer was fenced"))
 
@@ -177,6 +181,7 @@ def test_a_known_error_is_one_line_and_a_defect_keeps_its_traceback() -> None:
     for command, told in [
         ("known", "two lines"),
         ("forbidden", "/data/messages: Permission denied: run this as its user, or give this user the right to it"),
+        ("full", "cannot write /data/log: No space left on device; `halfway doctor` shows what is free"),
         ("kafka", "Kafka refuses this, or has failed: the producer was fenced"),
         ("extra", "this command needs deltalake, which is not installed: pip install '.[tables]' in a clone of Halfway"),
     ]:
