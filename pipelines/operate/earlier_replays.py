@@ -85,8 +85,8 @@ def pending_of(candidates: Candidates, pending: pa.Table) -> pa.Table:
     return found.filter(pa.array([row not in own for row in rows_of(found.select(names))], pa.bool_()))
 
 
-def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
-    """Drop ids that were discarded before the topic's oldest record. Return how many."""
+def drop_unproven(scan: TopicScan, candidates: Candidates) -> list[tuple[str, str]]:
+    """Drop ids that were discarded before the topic's oldest record. Return them, each with its group."""
     known_since_ms = scan.known_since_ms()
     ends = {number: high for number, (_, high) in scan.retained.items()}
     unproven = [
@@ -97,7 +97,7 @@ def drop_unproven(scan: TopicScan, candidates: Candidates) -> int:
     ]
     for identity in unproven:
         del candidates[identity]
-    return len(unproven)
+    return unproven
 
 
 def sent_halves(

@@ -72,7 +72,8 @@ def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: Stored
     if discarded is not None and phase in (None, Phase.DISCARDED):
         reason, check_times = discarded
         resend = f"`halfway replay {argument_of(transaction_id)}` resends it"
-        return f"it was discarded ({reason}, after {check_times} checks): {resend}"
+        replayed = "a replay is pending after the job's next batch"
+        return f"it was discarded ({reason}, after {check_times} checks): {resend}, unless that was done; {replayed}"
     if phase is Phase.ROLLED_BACK:
         return "it was rolled back"
     if phase is not None:

@@ -76,6 +76,15 @@ class Discarded:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A message that a replay has not resent, and why."""
+
+    transaction_id: str
+    producer_group: str
+    why: str
+
+
+@dataclass(frozen=True)
 class ReplayResult:
     """Numbers of messages: resent now, resent before, skipped because they are unproven, and named as not sent."""
 
@@ -85,6 +94,8 @@ class ReplayResult:
     not_sent: int
     would_resend: Sequence[Discarded] = ()
     """Of a dry run: what would be resent, in the order of the discards."""
+    left: Sequence[Left] = ()
+    """Those that are unproven, or named as not sent."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,7 @@ def replay_discarded(
         candidates = _latest_discards(spark, settings.storage, wanted)
         if not candidates:
             return ReplayResult(0, 0, 0, 0)
-        selected, unproven = len(candidates), 0
+        selected, unproven, left = len(candidates), list[tuple[str, str]](), list[Left]()
         drop_committed(spark, settings.storage, candidates)
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
@@ -133,17 +144,19 @@ def replay_discarded(
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
                 unsure = _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
-        left = len(candidates)
-        _drop_unsure(unsure, candidates, say)
-        _drop_held(pending, candidates, say)
+        to_send = len(candidates)
+        already = selected - len(unproven) - to_send
+        _drop_unsure(unsure, candidates, say, left)
+        _drop_held(pending, candidates, say, left)
         for group in sorted({group for _, group in candidates} & absent_groups):
             say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
+        found = []
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
-            return ReplayResult(0, selected - unproven - left, unproven, left - len(found), found)
-        replayed = _send(spark, settings, candidates, say) if candidates else 0
-        return ReplayResult(replayed, selected - unproven - left, unproven, left - replayed)
+        replayed = _send(spark, settings, candidates, say, left) if candidates and not dry_run else 0
+        left += [Left(*identity, "unproven") for identity in unproven]
+        return ReplayResult(replayed, already, len(unproven), to_send - len(found) - replayed, found, left)
 
 
 def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: ReplaySelection) -> Candidates:
@@ -208,26 +221,31 @@ def _drop_sent(
     return unsure & candidates.keys()
 
 
-def _drop_unsure(unsure: set[tuple[str, str]], candidates: Candidates, say: Callable[[str], None]) -> None:
+def _leave(identity: tuple[str, str], why: str, say: Callable[[str], None], left: list[Left]) -> None:
+    say(f"{identity[0]} is not sent: {why}")
+    left.append(Left(*identity, why))
+
+
+def _drop_unsure(unsure: set[tuple[str, str]], candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> None:
     """Drop the ids of which the half topic holds a half that cannot be read yet, and name them."""
     for identity in sorted(unsure):
-        why = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
-        say(f"{identity[0]} is not sent: {why}: repeat this when it has ended")
+        open_before = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
+        _leave(identity, f"{open_before}: repeat this when it has ended", say, left)
         del candidates[identity]
 
 
-def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None]) -> None:
+def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> None:
     """Drop the ids that are pending, and name them."""
     holders = {row[0]: row[1:] for row in rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))}
     for identity in [each for each in candidates if each[0] in holders]:
         name, (group, incarnation) = identity[0], holders[identity[0]]
         held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
         ends = f"`halfway rollback {argument_of(name)}` ends it"
-        say(f"{name} is not sent: {held}: replay it when that transaction has ended and is forgotten; {ends}")
+        _leave(identity, f"{held}: replay it when that transaction has ended and is forgotten; {ends}", say, left)
         del candidates[identity]
 
 
-def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None]) -> int:
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> int:
     """Send the halves. Return how many Kafka has acknowledged, without those that the job will refuse."""
     progress = ProgressLine(say, "sending")
     half_topic, total = settings.kafka.half_topic, len(candidates)
@@ -247,27 +265,29 @@ def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: 
             # With CreateTime, a later replay must find this half after the discard.
             at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
             if row["body"] is None:
-                say(f"{row['transaction_id']} is not sent: its body was erased (`halfway erase`)")
+                _leave(identity, "its body was erased (`halfway erase`)", say, left)
                 continue
             try:
                 headers = next_half(row, settings.kafka, at_ms)
             except HalfwayError as error:
                 # The incarnation may be the largest one, the headers that it has in addition too much, or the key of
                 # the group may be missing. The others do not wait for this one.
-                say(f"{row['transaction_id']} is not sent: {error}")
+                _leave(identity, str(error), say, left)
                 continue
             if len(row["body"]) > max_body_bytes:
                 # The job would quarantine the half.
-                say(f"{row['transaction_id']} is not sent: its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
+                _leave(identity, f"its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it", say, left)
                 continue
             is_signed = any(name == SIGNATURE for name, _ in headers)
             verify = partial(verify_clock, identity, at_ms) if is_signed else None
             writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms, on_delivered=verify)
         progress(done, total)
     writer.flush()
-    for (transaction_id, _), ahead_ms in refused.items():
+    for identity, ahead_ms in refused.items():
         clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
-        say(f"{transaction_id} was sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat")
+        vain = f"sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat"
+        say(f"{identity[0]} was {vain}")
+        left.append(Left(*identity, vain))
     return writer.delivered - len(refused)
 
 

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import admin_client
+from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.open_transactions import OpenTransaction, open_transactions
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges
 from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
-from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.batch_status import BatchStatus
-from halfway.schemas.errors import AccessError, HalfwayError
+from halfway.schemas.errors import AccessError, HalfwayError, TopicError
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
@@ -78,14 +77,16 @@ def job_status(session: Callable[[], SparkSession], settings: Settings, now_ms: 
     relays: list[RelayStatus] | None = None
     kafka_error = None
     try:
-        unread = _unread(settings.kafka, stored)
-        holding = _holding(session, settings.kafka)
-        relays = _relays(settings.kafka)
+        kafka = settings.kafka
+        client = admin_client(kafka)
+        holding = open_transactions(client, kafka, (kafka.half_topic, kafka.op_topic), session)
+        relays = _relays(client, kafka)
+        unread = _unread(kafka, stored)
     except HalfwayError as error:
         kafka_error = str(error)
     rates, rates_over_s = _rates(session, storage, stored, view)
     return Status(
-        is_running=None if local_path(storage.checkpoint) is None else is_in_use(storage),
+        is_running=is_in_use(storage),
         batch_id=stored.batch_id,
         last_batch=stored.last_batch,
         horizon_ms=view.horizon_ms,
@@ -104,15 +105,11 @@ def job_status(session: Callable[[], SparkSession], settings: Settings, now_ms: 
     )
 
 
-def _relays(kafka: KafkaSettings) -> list[RelayStatus] | None:
+def _relays(client: Admin, kafka: KafkaSettings) -> list[RelayStatus] | None:
     try:
-        return relay_states(admin_client(kafka), kafka)
+        return relay_states(client, kafka)
     except AccessError:
         return None
-
-
-def _holding(session: Callable[[], SparkSession], kafka: KafkaSettings) -> list[OpenTransaction]:
-    return open_transactions(admin_client(kafka), kafka, (kafka.half_topic, kafka.op_topic), session)
 
 
 def _unread(kafka: KafkaSettings, stored: StoredState) -> dict[str, int]:
@@ -122,10 +119,15 @@ def _unread(kafka: KafkaSettings, stored: StoredState) -> dict[str, int]:
 
     def left(topic: str, number: int, place: OffsetRange) -> OffsetRange:
         first = max(place.first, stored.read_to.get(topic, {}).get(number, place.first))
-        return OffsetRange(first, max(first, place.end))
+        if first > place.end:
+            raise TopicError(
+                f"the topic {topic} ends at offset {place.end} of partition {number}, and the job has read to {first}: it was recreated or "
+                "has lost records, or kafka.bootstrap_servers names another Kafka"
+            )
+        return OffsetRange(first, place.end)
 
     ranges = {topic: {number: left(topic, number, place) for number, place in retained[topic].items()} for topic in topics}
-    with operator_consumer(kafka) as consumer:
+    with ranges_consumer(kafka) as consumer:
         return {topic: _without_ticks(consumer, topic, places) for topic, places in ranges.items()}
 
 

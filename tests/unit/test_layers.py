@@ -34,6 +34,7 @@ GRANTS = {
     "pipelines/operate": {"clients/reading", "pipelines/kafka", "pipelines/relay", "pipelines/storage", "transforms/views", "schemas"},
     "pipelines/operate/doctor": {
         "clients/kafka",
+        "clients/reading",
         "pipelines/kafka",
         "pipelines/relay",
         "pipelines/storage",

@@ -1,4 +1,4 @@
 """The checks of `halfway doctor`: machine, Kafka, relays, storage.
 
-May import `schemas`, `clients/kafka`, `kafka`, `relay`, `storage` and `runtime`.
+May import `schemas`, `clients/kafka`, `clients/reading`, `kafka`, `relay`, `storage` and `runtime`.
 """

@@ -12,7 +12,7 @@ from confluent_kafka.admin import TopicDescription
 from halfway.clients.kafka.diagnosis import missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
 from halfway.pipelines.kafka.open_transactions import open_transactions
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
@@ -52,7 +52,7 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
         ticks: list[Message] = []
         yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka, ticks))
         yield from errors_as_findings("jobs", lambda: _other_jobs(ticks, settings.storage))
-    yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings.kafka))
+    yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings))
 
 
 def _signing(signing: SigningSettings) -> Iterator[Finding]:
@@ -184,7 +184,7 @@ def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Find
 
 def _last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
     """Return the ticks near the end of partition 0 of the half topic."""
-    with operator_consumer(kafka) as consumer:
+    with ranges_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
         tail = OffsetRange(max(first, end - _TAIL), end)
         return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if _tick_ms(record) is not None]

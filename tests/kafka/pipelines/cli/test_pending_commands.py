@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.storage import locks
 from halfway.pipelines.storage.locks import job_lock
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
+from halfway.transforms.views import quiet
 from tests.support.commands import facts, groups_away, invoke, records, run
 from tests.support.job_process import JobProcess
 from tests.support.job_world import NOT_UTF8, START_MS, MakeWorld, World, half_headers
-from tests.support.kafka_topics import MakeTopics
+from tests.support.kafka_topics import MakeTopics, make_topics_anew
 from tests.support.waiting import until
 
 
@@ -141,6 +143,29 @@ def test_pending_filters_and_shows_what_each_transaction_waits_for(world: MakeWo
     assert nobody.stdout == "none of the 3 pending transactions is of this group and age\n"
     w.resolve()
     assert re.fullmatch(r"nothing is pending as of batch 2 \(\S+ m?s ago\)\n", invoke(w.settings, "pending").stdout)
+
+
+def test_pending_says_nothing_of_a_job_that_it_cannot_see(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the checkpoint is in an object store: whoever starts a second job there may lose messages."""
+    w = world()
+    w.half("a")
+    w.tick(1_000)
+    w.resolve()
+    monkeypatch.setattr(locks, "is_in_use", lambda _: None)
+    assert invoke(w.settings, "pending").stderr == ""
+    monkeypatch.setattr(quiet, "_QUIET_MS", -60_000)
+    assert invoke(w.settings, "pending").stderr.startswith("if the job is running, its last batch ended ")
+
+
+def test_status_refuses_to_count_what_is_unread_in_topics_that_were_recreated(world: MakeWorld) -> None:
+    w = world()
+    w.half("a")
+    w.tick(1_000)
+    w.resolve()
+    make_topics_anew(w.settings)
+    status = facts(invoke(w.settings, "status", "--json"))
+    assert status["unread"] is None
+    assert "it was recreated" in status["kafka_error"]
 
 
 def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> None:

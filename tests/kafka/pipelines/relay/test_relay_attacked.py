@@ -1,6 +1,7 @@
 """What services, operators and retention may do to a relay: it neither ends, nor leaves a message out."""
 
 import re
+import shutil
 import uuid
 from collections.abc import Collection
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_bookmark_without_its_stopped_topics_is_refused(world: RelayWorld) -> 
     world.make_topic("late")
     with pytest.raises(RelayError, match=r"has lost 1 of the topics that relay .* has stopped"):
         world.relay()
-    assert [each.text.split(":")[0] for each in relay_findings(client, world.settings.kafka)] == [
+    assert [each.text.split(":")[0] for each in relay_findings(client, world.settings)] == [
         f"topic {place.topic} is not compacted, so that it would lose the relay's bookmark",
         f"{place.topic} has lost 1 of the topics that {world.name} has stopped",
         f"no instance of {world.name} runs",
@@ -186,9 +187,9 @@ def test_no_line_of_the_relays_log_is_a_services(world: RelayWorld) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_the_doctor_names_a_topic_that_is_stopped(world: RelayWorld) -> None:
+def test_the_doctor_names_a_topic_that_is_stopped_and_a_bookmark_that_is_ahead(world: RelayWorld, tmp_path: Path) -> None:
     def findings() -> list[tuple[Health, str]]:
-        found = relay_findings(admin_client(world.settings.kafka), world.settings.kafka)
+        found = relay_findings(admin_client(world.settings.kafka), world.settings)
         return [(each.health, each.text.replace(world.name, "…")) for each in found]
 
     assert findings() == []
@@ -198,7 +199,17 @@ def test_the_doctor_names_a_topic_that_is_stopped(world: RelayWorld) -> None:
         until(lambda: findings() == [(Health.PROBLEM, stopped)], "the stopped topic")
         world.make_topic("late")
         until(lambda: findings() == [(Health.OK, "… runs, and no topic is stopped (bookmark 0.3)")], "the topic goes on")
-    assert findings() == [(Health.WARNING, "no instance of … runs: start `halfway relay`")]
+    idle = (Health.WARNING, "no instance of … runs: start `halfway relay`")
+    assert findings() == [idle]
+    table, backup = tmp_path / "warehouse" / "messages", tmp_path / "backup"
+    shutil.copytree(table, backup)
+    world.append(1, 0, [row("b", world.topic("late"))])
+    world.relay()
+    shutil.rmtree(table)
+    backup.rename(table)
+    [(health, text), last] = findings()
+    assert (health, last) == (Health.PROBLEM, idle)
+    assert text.startswith("the bookmark of … (1.0) is ahead of the table, whose last message is in 0.3: ")
 
 
 @pytest.mark.timeout(200)
