@@ -93,6 +93,11 @@ class Security(SettingsGroup):
     def _is_whole(self) -> Self:
         if self.protocol.startswith("SASL"):
             self._verify_login()
+        elif self.sasl_mechanism or self.user or self.password:
+            raise ValueError(
+                f"{self.protocol} has no login, so that sasl_mechanism, user and password would not be used: set protocol to SASL_SSL, or "
+                "remove them"
+            )
         if (self.certificate is None) != (self.key is None):
             raise ValueError("certificate and key go together")
         oauth, kerberos = self.oauth, self.kerberos

@@ -27,7 +27,7 @@ def parse_duration_ms(value: object) -> int:
     Raises:
         ValueError: the value is neither, or negative, or more than a century: the job adds it to times.
     """
-    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, int | str) and value is not True else None
+    match = _DURATION.fullmatch(str(value).strip()) if isinstance(value, int | str) else None
     if match is None:
         raise ValueError("a duration is a number of ms or has a unit, such as 500ms, 2s, 5m, 72h or 7d")
     duration_ms = int(match[1]) * _UNITS_MS[match[2] or "ms"]
@@ -36,6 +36,14 @@ def parse_duration_ms(value: object) -> int:
     return duration_ms
 
 
+def _no_switch(value: object) -> object:
+    """Refuse a bool, which pydantic would read as 0 or 1: in YAML `on` and `yes` are bools too."""
+    if isinstance(value, bool):
+        raise ValueError("expected a number")
+    return value
+
+
+Number = Annotated[int, BeforeValidator(_no_switch)]
 DurationMs = Annotated[int, BeforeValidator(parse_duration_ms)]
 PositiveDurationMs = Annotated[int, BeforeValidator(parse_duration_ms), Field(gt=0)]
 
@@ -83,7 +91,7 @@ class KafkaSettings(SettingsGroup):
     check_topics: TopicOfGroup = Field(default_factory=dict)
     relay_topic: Topic = "transactions.relay"
     starting_offsets: Literal["earliest", "latest"] = "earliest"
-    max_offsets_per_trigger: Annotated[int, Field(gt=0)] | None = 400_000
+    max_offsets_per_trigger: Annotated[Number, Field(gt=0)] | None = 400_000
     security: Security = Security()
     signing: SigningSettings = SigningSettings()
 
@@ -132,12 +140,12 @@ class ResolutionSettings(SettingsGroup):
 
     transactionTimeOut: PositiveDurationMs = 6_000
     transactionCheckInterval: PositiveDurationMs = 30_000
-    transactionCheckMax: Annotated[int, Field(ge=1, le=MAX_INT)] = 15
+    transactionCheckMax: Annotated[Number, Field(ge=1, le=MAX_INT)] = 15
     tick_interval: DurationMs = 1_000
     max_clock_skew: PositiveDurationMs = 5 * 60_000
     half_retention: PositiveDurationMs = 72 * 3_600_000
     resolved_retention: DurationMs = 60_000
-    max_body_bytes: Annotated[int, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
+    max_body_bytes: Annotated[Number, Field(gt=0, le=512 * 1024 * 1024)] = 4 * 1024 * 1024
 
     @property
     def max_record_bytes(self) -> int:
@@ -153,8 +161,8 @@ class ResolutionSettings(SettingsGroup):
 class StateSettings(SettingsGroup):
     """How the state is partitioned. A checkpoint freezes both values when it is made."""
 
-    buckets: Annotated[int, Field(ge=1, le=65_536)] = 64
-    shuffle_partitions: Annotated[int, Field(ge=1)] = 8
+    buckets: Annotated[Number, Field(ge=1, le=65_536)] = 64
+    shuffle_partitions: Annotated[Number, Field(ge=1)] = 8
 
 
 def _absolute(location: str) -> str:
@@ -203,7 +211,7 @@ class TriggerSettings(SettingsGroup):
 class MetricsSettings(SettingsGroup):
     """Where the job serves Prometheus metrics. Port 0 switches them off."""
 
-    port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    port: Annotated[Number, Field(ge=0, le=65_535)] = 0
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
 

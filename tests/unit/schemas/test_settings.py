@@ -448,6 +448,19 @@ def test_sasl_needs_mechanism_user_and_password() -> None:
         refused("SASL_SSL needs sasl_mechanism, user and password", overrides=some)
 
 
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_a_login_that_would_not_be_used_is_refused(protocol: str) -> None:
+    refused(f"{protocol} has no login", overrides={**SASL, "kafka.security.protocol": protocol})
+
+
+@pytest.mark.parametrize("name", ["kafka.max_offsets_per_trigger", "resolution.transactionCheckMax", "state.buckets", "metrics.port"])
+def test_a_switch_is_no_number(name: str, tmp_path: Path) -> None:
+    group, last = name.split(".")
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{group}: {{{last}: yes}}")
+    refused(f"{name}: expected a number, not True of {path}", path=path)
+
+
 def test_certificate_and_key_go_together() -> None:
     refused("certificate and key go together", overrides={"kafka.security.certificate": "a.pem"})
 
