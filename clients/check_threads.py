@@ -2,7 +2,6 @@
 
 import queue
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -39,7 +38,6 @@ class CheckThreads(CheckWorkers):
         super().__init__(open_checks)
         self._answers = answers
         self._tasks: queue.SimpleQueue[CheckTask | None] = queue.SimpleQueue()
-        self._listener_ended, self._running, self._is_stopping = threading.Condition(), 0, False
         self._names = [f"halfway-check-{group}-{number}" for number in range(count)]
         self._threads: list[threading.Thread] = []
 
@@ -59,13 +57,6 @@ class CheckThreads(CheckWorkers):
         for _ in self._threads:
             self._tasks.put(None)
 
-    def stop(self, deadline_s: float | None) -> bool:
-        """Start no more listeners, and wait for those that run."""
-        with self._listener_ended:
-            self._is_stopping = True
-            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            return self._listener_ended.wait_for(lambda: self._running == 0, left_s)
-
     def are_alive(self) -> bool:
         """Return True if a thread has not ended."""
         return any(thread.is_alive() for thread in self._threads)
@@ -76,28 +67,13 @@ class CheckThreads(CheckWorkers):
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
-            if not self._begin(task):
+            if not self.begin(task):
                 continue
             try:
                 try:
                     task.answer = task.answer or self._answers.of(task.request)
                 finally:
-                    self._end()
+                    self.end()
                 self._answers.send(task.request, task.answer, partial(self.on_delivered, task))
             except Exception as error:  # Whatever it is, this thread goes on: later checks wait for it.
                 self.on_failure(task, error)
-
-    def _begin(self, task: CheckTask) -> bool:
-        """Count a running listener and return True. If the check is not this instance's any more, drop it."""
-        with self._listener_ended:
-            if self._is_stopping:
-                self._open_checks.drop(task)
-            elif self._open_checks.keep_owned(task):
-                self._running += 1
-                return True
-            return False
-
-    def _end(self) -> None:
-        with self._listener_ended:
-            self._running -= 1
-            self._listener_ended.notify_all()

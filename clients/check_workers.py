@@ -1,6 +1,7 @@
 """What answers checks, in threads or in an event loop: each asks the listener, and sends the answer."""
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 
@@ -24,6 +25,7 @@ class CheckWorkers(ABC):
     def __init__(self, open_checks: OpenChecks) -> None:
         """Store where to tell what became of a check."""
         self._open_checks = open_checks
+        self._ended, self._running, self._is_stopping = threading.Condition(), 0, False
 
     @abstractmethod
     def start(self) -> None:
@@ -37,7 +39,6 @@ class CheckWorkers(ABC):
     def dismiss(self) -> None:
         """Let the workers end after the queued checks."""
 
-    @abstractmethod
     def stop(self, deadline_s: float | None) -> bool:
         """Start no more listeners, and wait for those that run.
 
@@ -47,6 +48,10 @@ class CheckWorkers(ABC):
         Returns:
             True if all listeners have ended.
         """
+        with self._ended:
+            self._is_stopping = True
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            return self._ended.wait_for(lambda: self._running == 0, left_s)
 
     @abstractmethod
     def are_alive(self) -> bool:
@@ -80,3 +85,19 @@ class CheckWorkers(ABC):
         request = task.request
         log.warning("event=answer_not_sent transaction_id=%r check=%d error=%r", request.transaction_id, request.check_times, why)
         self._open_checks.resend_later(task, time.monotonic() + _RETRY_S)
+
+    def begin(self, task: CheckTask) -> bool:
+        """Count a running listener and return True. If the check is not this instance's any more, drop it."""
+        with self._ended:
+            if self._is_stopping:
+                self._open_checks.drop(task)
+            elif self._open_checks.keep_owned(task):
+                self._running += 1
+                return True
+            return False
+
+    def end(self) -> None:
+        """Note that a listener has ended."""
+        with self._ended:
+            self._running -= 1
+            self._ended.notify_all()

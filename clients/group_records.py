@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from halfway.clients.kafka.sender import NOT_STORED, DeliveryReport, OnDelivery, Sender
 from halfway.clients.listener import Answer, log_unknown, remark_of
 from halfway.clients.messages import CheckRequest, HalfMessage, MessageFields, SendResult, refuse_reserved
-from halfway.clients.telemetry import telemetry_of
+from halfway.clients.telemetry import OpSpan, telemetry_of
 from halfway.clients.verdicts import KnownVerdicts
 from halfway.schemas.errors import SendError
 from halfway.schemas.headers import SIGNED_WINDOW_MS, LocalTransactionState
@@ -239,16 +239,7 @@ class GroupRecords:
 
     def send_op(self, sender: Sends, message: HalfMessage, answer: Answer) -> None:
         """Queue the op. If it is lost, the caller gets no error: a check asks again."""
-        log_unknown(message, 0, answer)
-        span = self.telemetry.op(message, answer.state)
-        op = OpHeaders(
-            action=answer.state,
-            producer_group=self.group,
-            incarnation=message.incarnation,
-            remark=answer.remark,
-            half_signature=message.signature,
-            **span.headers,
-        )
+        span, record = self._op(message, answer)
 
         def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
             span.end(error)
@@ -258,7 +249,7 @@ class GroupRecords:
                 log.warning("event=op_not_sent transaction_id=%r state=%s error=%r", message.transaction_id, answer.state, str(cause))
 
         try:
-            sender.send(self._op_topic, self._record_of(message, op), log_failure)
+            sender.send(self._op_topic, record, log_failure)
         except SendError as error:
             log_failure(error)
 
@@ -274,33 +265,35 @@ class GroupRecords:
         Raises:
             SendError: it cannot be queued.
         """
-        log_unknown(request, request.check_times, answer)
         self.telemetry.answered(answer)
-        span = self.telemetry.op(request, answer.state)
-        op = OpHeaders(
-            action=answer.state,
-            producer_group=self.group,
-            incarnation=request.incarnation,
-            from_check=True,
-            check_times=request.check_times,
-            remark=answer.remark,
-            half_signature=request.signature,
-            **span.headers,
-        )
+        span, record = self._op(request, answer, request.check_times)
 
         def delivered(error: KafkaError | None, _: Message) -> None:
             span.end(error)
             on_delivered(error)
 
         try:
-            sender.send(self._op_topic, self._record_of(request, op), delivered)
+            sender.send(self._op_topic, record, delivered)
         except SendError as error:
             span.end(error)
             raise
 
-    def _record_of(self, message: HalfMessage, op: OpHeaders) -> Record:
+    def _op(self, message: HalfMessage, answer: Answer, check_times: int | None = None) -> tuple[OpSpan, Record]:
+        """Return an op's span, which has begun, and its record. With `check_times` it answers that check."""
+        log_unknown(message, check_times or 0, answer)
+        span = self.telemetry.op(message, answer.state)
+        op = OpHeaders(
+            action=answer.state,
+            producer_group=self.group,
+            incarnation=message.incarnation,
+            from_check=None if check_times is None else True,
+            check_times=check_times,
+            remark=answer.remark,
+            half_signature=message.signature,
+            **span.headers,
+        )
         headers = op.signed(message.transaction_id, self._op_topic, self._keyring).to_headers()
-        return Record(encode_key(message.transaction_id), None, headers)
+        return span, Record(encode_key(message.transaction_id), None, headers)
 
 
 def _is_refused(error: KafkaError | None) -> bool:

@@ -69,11 +69,6 @@ class CheckTask:
     """The time of the record that was read first."""
     answer: Answer | None = None
 
-    @property
-    def identity(self) -> _Identity:
-        """Return what tells this check from others."""
-        return _identity(self.request)
-
 
 class OpenChecks:
     """The checks that one instance has read. Safe for threads.
@@ -176,7 +171,7 @@ class OpenChecks:
         """Mark a check as answered: Kafka has acknowledged the answer."""
         with self._lock:
             self._close(task)
-            self._answered_until_ms[task.identity] = task.at_ms + REMEMBERED_MS
+            self._answered_until_ms[_identity(task.request)] = task.at_ms + REMEMBERED_MS
             if len(self._answered_until_ms) > REMEMBERED_ANSWERS:
                 self._answered_until_ms.popitem(last=False)
             for progress, offset in task.sources:
@@ -235,8 +230,8 @@ class OpenChecks:
                     progress.is_owned = False
 
     def _close(self, task: CheckTask) -> None:
-        if self._open.get(task.identity) is task:
-            del self._open[task.identity]
+        if self._open.get(_identity(task.request)) is task:
+            del self._open[_identity(task.request)]
             self._open_bytes -= len(task.request.body)
 
     def _give_up(self, task: CheckTask) -> None:

@@ -21,6 +21,7 @@ from halfway.clients.listener import Answer, Arg_contra, verify_listener
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
 from halfway.clients.transaction import LocalTransaction, Outcomes, unscoped
+from halfway.schemas.records import type_of
 from halfway.schemas.settings import KafkaSettings
 
 
@@ -253,7 +254,7 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             raise TypeError("this producer has a listener: give it AsyncSqlTransactions(...) in its place")
         session = unscoped(session)
         if not hasattr(session, "sync_session"):
-            raise TypeError(f"{type(session).__name__} is no AsyncSession of SQLAlchemy: use a block, `async with producer.transaction()`")
+            raise TypeError(f"{type_of(session)} is no AsyncSession of SQLAlchemy: use a block, `async with producer.transaction()`")
 
         def store(messages: Sequence[HalfMessage], consequence: str) -> list[StoredHalf]:
             with self._instance.sending(asyncio.current_task()):

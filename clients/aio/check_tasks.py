@@ -1,8 +1,6 @@
 """Runs the tasks that answer checks in an event loop: each asks the listener, and sends the answer."""
 
 import asyncio
-import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -45,7 +43,7 @@ class CheckTasks(CheckWorkers):
         self._answers, self._count = answers, count
         self._waiting: deque[CheckTask] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended, self._running, self._unfinished, self._is_stopping = threading.Condition(), 0, 0, False
+        self._unfinished = 0
 
     def start(self) -> None:
         """Do nothing: tasks are made for checks."""
@@ -65,9 +63,8 @@ class CheckTasks(CheckWorkers):
         with self._ended:
             self._is_stopping = True
         with suppress(RuntimeError):  # The loop is closed, and its tasks with it.
-            self._answers.loop().call_soon_threadsafe(self._begin)
-        with self._ended:
-            return self._ended.wait_for(lambda: self._running == 0, None if deadline_s is None else max(0.0, deadline_s - time.monotonic()))
+            self._answers.loop().call_soon_threadsafe(self._answer_waiting)
+        return super().stop(deadline_s)
 
     def are_alive(self) -> bool:
         """Return True if a check was put and is neither answered nor dropped."""
@@ -86,22 +83,18 @@ class CheckTasks(CheckWorkers):
 
     def _add(self, task: CheckTask) -> None:
         self._waiting.append(task)
-        self._begin()
+        self._answer_waiting()
 
-    def _begin(self) -> None:
+    def _answer_waiting(self) -> None:
         """Start tasks for the checks that wait. Drop those that are not this instance's any more."""
         while self._waiting and (self._is_stopping or len(self._tasks) < self._count):
             task = self._waiting.popleft()
-            with self._ended:
-                if self._is_stopping:
-                    self._open_checks.drop(task)
-                elif self._open_checks.keep_owned(task):
-                    self._running += 1
-                    answering = asyncio.get_running_loop().create_task(self._answer(task))
-                    self._tasks.add(answering)
-                    answering.add_done_callback(partial(self._end, task))
-                    continue
-                self._unfinished -= 1
+            if self.begin(task):
+                answering = asyncio.get_running_loop().create_task(self._answer(task))
+                self._tasks.add(answering)
+                answering.add_done_callback(partial(self._on_ended, task))
+            else:
+                self._finish()
 
     async def _answer(self, task: CheckTask) -> None:
         try:
@@ -110,12 +103,14 @@ class CheckTasks(CheckWorkers):
         except Exception as error:
             self.on_failure(task, error)
 
-    def _end(self, task: CheckTask, answering: "asyncio.Task[None]") -> None:
+    def _on_ended(self, task: CheckTask, answering: "asyncio.Task[None]") -> None:
         if answering.cancelled():  # Also before its first step. If the loop ends, the group's next instance gets the check.
             self.resend_later(task, "its task was cancelled")
         self._tasks.discard(answering)
+        self._finish()
+        self.end()
+        self._answer_waiting()
+
+    def _finish(self) -> None:
         with self._ended:
-            self._running -= 1
             self._unfinished -= 1
-            self._ended.notify_all()
-        self._begin()

@@ -184,7 +184,7 @@ class MessageReader:
             files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S
 
     def _wait(self, poll_s: float) -> None:
-        """Wait. Not for the event: a signal handler that sets it could meet its lock in this thread."""
+        """Sleep. A signal handler in this thread that sets the event could hang on its lock if this waited for it."""
         ends_s = time.monotonic() + poll_s
         while not self._stopping.is_set() and (left_s := ends_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_FOR_STOP_S))

@@ -10,6 +10,7 @@ from halfway.clients.sql.sql_transactions import WEEK_S, SqlTransactions
 from halfway.clients.sql.sqlalchemy_database import LENT
 from halfway.clients.transaction import TransactionDatabase, unscoped
 from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.records import type_of
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class AsyncSqlTransactions:
     def __init__(self, engine: Any, *, lock_wait_ms: int = 1000, retention_s: int = WEEK_S) -> None:
         """Store the configuration. Does not connect."""
         if not hasattr(engine, "sync_engine"):
-            raise TypeError(f"{type(engine).__name__} is no AsyncEngine: make one with sqlalchemy.ext.asyncio.create_async_engine")
+            raise TypeError(f"{type_of(engine)} is no AsyncEngine: make one with sqlalchemy.ext.asyncio.create_async_engine")
         self._engine = engine
         self._transactions = SqlTransactions(engine.sync_engine, lock_wait_ms=lock_wait_ms, retention_s=retention_s)
         self.database: TransactionDatabase = self._transactions

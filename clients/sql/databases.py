@@ -11,6 +11,7 @@ from halfway.clients.sql.savepoint_transaction import SavepointTransaction
 from halfway.clients.sql.sqlalchemy_database import SqlAlchemyDatabase
 from halfway.clients.transaction import DatabaseTransaction
 from halfway.schemas.errors import RolledBackError, SettingsError
+from halfway.schemas.records import type_of
 
 
 def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatabase":
@@ -31,7 +32,7 @@ def database_of(given: Any) -> "DbApiDatabase | SqlAlchemyDatabase | DjangoDatab
     if isinstance(given, type) or (callable(given) and not hasattr(given, "cursor")):  # A connection of sqlite3 can be called.
         return DbApiDatabase(given)
     raise TypeError(
-        f"{type(given).__name__} is no database: give a SQLAlchemy engine, django.db.connections[...], or a function that "
+        f"{type_of(given)} is no database: give a SQLAlchemy engine, django.db.connections[...], or a function that "
         "returns a new DB-API connection"
     )
 

@@ -15,6 +15,7 @@ from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
 from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of, unscoped
 from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.records import type_of
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class SqlTransactions:
         """
         session = unscoped(session)
         if not hasattr(session, "in_nested_transaction") or not hasattr(session, "info"):
-            raise TypeError(f"{type(session).__name__} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
+            raise TypeError(f"{type_of(session)} is no Session of SQLAlchemy: use a block, `with producer.transaction() as tx`")
         self._known_mark()
         hook: SessionHook | None = session.info.get(producer)
         if hook is None or hook.session is not session:  # another session may have been made with the same `info`

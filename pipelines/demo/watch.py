@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, operator_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
@@ -122,13 +122,13 @@ class TopicWatch:
         """The time of the first ROLLBACK, by transaction id and group."""
         self.last_op_ms = 0
         self._client = admin_client(kafka)
-        with operator_consumer(kafka) as consumer:
+        with ranges_consumer(kafka) as consumer:
             self._read_to = {topic: self._ends(consumer, topic) for topic in (kafka.op_topic, *kafka.all_check_topics())}
 
     def read(self) -> bool:
         """Read all new records. Return False if Kafka does not answer in time."""
         try:
-            with operator_consumer(self._kafka) as consumer:
+            with ranges_consumer(self._kafka) as consumer:
                 for topic, read_to in self._read_to.items():
                     ends = self._ends(consumer, topic)
                     ranges = {partition: OffsetRange(read_to.get(partition, 0), end) for partition, end in ends.items()}

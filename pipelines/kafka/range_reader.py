@@ -5,7 +5,7 @@ through dense pointers and drops the records between them, and seeks sparse ones
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any, NamedTuple, Self, cast
 
@@ -79,13 +79,8 @@ def reading_options(group: str) -> dict[str, Any]:
     }
 
 
-def operator_consumer(kafka: KafkaSettings) -> AbstractContextManager[Consumer]:
-    """Open a consumer for a command; see `ranges_consumer`."""
-    return ranges_consumer(kafka, OPERATOR_GROUP)
-
-
 @contextmanager
-def ranges_consumer(kafka: KafkaSettings, group: str, isolation_level: str = READ_COMMITTED) -> Iterator[Consumer]:
+def ranges_consumer(kafka: KafkaSettings, group: str = OPERATOR_GROUP, isolation_level: str = READ_COMMITTED) -> Iterator[Consumer]:
     """Open a consumer that reads offset ranges, and close it when the block ends.
 
     Args:
@@ -299,4 +294,4 @@ class PartitionReader:
             if not self._is_kept(offset):
                 return None
             self._seek(offset)
-        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {self._limit_s:.0f} s")
+        raise KafkaUnavailableError(f"no answer from Kafka for {self._place[0]} in {self._limit_s:.0f} s: are all its brokers up?")

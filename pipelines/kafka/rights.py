@@ -74,7 +74,7 @@ def verify_check_groups(client: Admin) -> None:
     answers = (client.may_describe_group(f"{prefix}{_BELOW}{number}") for number in range(_COORDINATORS_ASKED))
     may_describe = next((answer for answer in answers if answer is not None), None)
     if may_describe is None:
-        raise KafkaUnavailableError(f"Kafka does not tell whether this user may Describe the groups {prefix}*")
+        raise KafkaUnavailableError(f"Kafka does not tell whether this user may Describe the groups {prefix}*: are all brokers up?")
     if not may_describe:
         raise AccessError(_missing_prefix(client, prefix))
 

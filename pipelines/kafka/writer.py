@@ -177,7 +177,9 @@ class RecordWriter:
             self._producer.poll(_POLL_S)
         self._reports.raise_failure()
         if left := len(self._producer):
-            raise KafkaUnavailableError(f"Kafka has not taken {left} records within {self._limit_ms // 1000} s")
+            raise KafkaUnavailableError(
+                f"Kafka has not taken {left} records within {self._limit_ms // 1000} s: are all brokers up, and enough replicas in sync?"
+            )
 
 
 def record_bytes(key: bytes | None, value: bytes | None, headers: HeaderList) -> int:

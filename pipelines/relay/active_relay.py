@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from halfway.clients.reading.committed import CommittedMessage
 from halfway.pipelines.kafka.admin import Admin
@@ -292,7 +292,7 @@ class ActiveRelay:
         relay, kafka = self._settings.relay, self._settings.kafka
         positions = self._positions.with_stops(stops)
         if after is not None:
-            positions = positions.moved(after)
+            positions = replace(positions, after=after)
         changed = changes(relay.name, self._written, positions, {*self._unwritten, *stops})
         if not changed:
             return

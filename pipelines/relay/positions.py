@@ -113,10 +113,6 @@ class RelayPositions:
     lost: int = 0
     """How many stops the relay's topic has lost, for example because its `cleanup.policy` was `delete`."""
 
-    def moved(self, after: TablePosition) -> Self:
-        """Return the positions after everything up to `after` was sent, except to the stopped topics."""
-        return replace(self, after=after)
-
     def with_stops(self, stops: Mapping[str, Stop | None]) -> Self:
         """Return the positions with topics stopped, or with None not stopped any more. Copies them once at most."""
         changed = {named: stop for named, stop in stops.items() if stop != self.stopped.get(named)}

@@ -85,7 +85,8 @@ class Relay:
                         raise
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
-                    time.sleep(_AGAIN_S)  # Not for the event: a signal handler that sets it could meet its lock in this thread.
+                    # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
+                    time.sleep(_AGAIN_S)
                 finally:
                     self.report.is_active = False
         finally:

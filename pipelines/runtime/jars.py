@@ -39,29 +39,36 @@ def ensure_jars(conf: JarSet) -> list[Path]:
         SetupError: Java or Ivy is missing, the fetch fails (the message names its log), a JAR differs from the pinned
             one, or another user may change it.
     """
-    ivy_xml = _ivy_xml(conf)
-    stamp = hashlib.sha256(ivy_xml.read_bytes()).hexdigest()
     folder = home() / "jars" / conf
-    jars = _complete(conf, stamp)
-    if jars:
+    if jars := jars_present(conf):
         return jars
     with locked(folder.parent / ".lock"):
-        jars = _complete(conf, stamp)
+        jars = jars_present(conf)
         if not jars:
-            _fetch(conf, ivy_xml, stamp, folder)
-            jars = _complete(conf, stamp)
+            _fetch(conf, folder)
+            jars = jars_present(conf)
     if not jars:
         raise SetupError(f"the JARs in {folder} changed while they were fetched: remove that folder and try again")
     return jars
 
 
 def jars_present(conf: JarSet) -> list[Path]:
-    """Return the JARs of one set that are on this machine; empty if they are not. Fetches nothing.
+    """Return the JARs of one set that are here; empty if one is missing, or `ivy.xml` has changed. Fetches nothing.
 
     Raises:
-        SetupError: `conf/ivy.xml` is missing, a JAR differs from the pinned one, or another user may change it.
+        SetupError: `conf/ivy.xml` is missing, a JAR differs from the pinned one, or another user may change it. Whoever
+            can write the folder could else put code into each command.
     """
-    return _complete(conf, hashlib.sha256(_ivy_xml(conf).read_bytes()).hexdigest())
+    stamp, folder = _stamp(conf), home() / "jars" / conf
+    try:
+        found_stamp, *names = (folder / _MARKER).read_text().splitlines()
+    except (OSError, ValueError):
+        return []
+    jars = [folder / name for name in names]
+    if found_stamp != stamp or not all(jar.is_file() for jar in jars):
+        return []
+    _verify(conf, jars)
+    return jars
 
 
 def class_archive(java: Path, conf: JarSet = "spark") -> Path:
@@ -98,31 +105,17 @@ def _ivy_xml(conf: JarSet) -> Path:
     return conf_file("ivy.xml" if conf in ("spark", "kafka") else f"ivy-{conf}.xml")
 
 
-def _complete(conf: JarSet, stamp: str) -> list[Path]:
-    """Return the JARs that the marker of a set names; empty if it is of another `ivy.xml` or a JAR is missing.
-
-    Raises:
-        SetupError: a JAR is not the pinned one, or another user may change it. Whoever can write the folder could else
-            put code into each command.
-    """
-    folder = home() / "jars" / conf
-    try:
-        found_stamp, *names = (folder / _MARKER).read_text().splitlines()
-    except (OSError, ValueError):
-        return []
-    jars = [folder / name for name in names]
-    if found_stamp != stamp or not all(jar.is_file() for jar in jars):
-        return []
-    _verify(conf, jars)
-    return jars
+def _stamp(conf: JarSet) -> str:
+    return hashlib.sha256(_ivy_xml(conf).read_bytes()).hexdigest()
 
 
-def _fetch(conf: JarSet, ivy_xml: Path, stamp: str, folder: Path) -> None:
+def _fetch(conf: JarSet, folder: Path) -> None:
+    stamp = _stamp(conf)  # of what is fetched now
     for left_over in folder.parent.glob(f".{conf}-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{conf}-", dir=folder.parent))
     try:
-        _run_ivy(conf, ivy_xml, partial, folder.parent / f"{conf}.log")
+        _run_ivy(conf, _ivy_xml(conf), partial, folder.parent / f"{conf}.log")
         fetched = partial / conf
         names = sorted(jar.name for jar in fetched.glob("*.jar"))
         _verify(conf, [fetched / name for name in names])

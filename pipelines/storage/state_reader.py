@@ -75,7 +75,8 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
             # A running job may have removed this batch meanwhile. Then a later one exists.
             if not left and _chosen(files.batches(COMMITS), batches_ago) == batch_id:
                 raise HalfwayError(
-                    f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line_of(error)}"
+                    f"cannot read the state in {storage.checkpoint} after batch {batch_id}: {first_line_of(error)}; if it is so each time, "
+                    "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
                 ) from None
             log.info("event=state_read_again batch_id=%d", batch_id)
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")

@@ -206,7 +206,7 @@ _begin = open_checks.PartitionProgress.begin
 
 def _remembers_answers(self: Any, task: Any) -> None:
     _finish(self, task)
-    self._answered_until_ms[task.identity] = math.inf
+    self._answered_until_ms[open_checks._identity(task.request)] = math.inf
 
 
 _finish = open_checks.OpenChecks.finish

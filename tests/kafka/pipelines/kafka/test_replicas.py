@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.java_admin import TopicPlace
-from halfway.pipelines.kafka.range_reader import PartitionReader, operator_consumer, retained
+from halfway.pipelines.kafka.range_reader import PartitionReader, ranges_consumer, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.errors import KafkaUnavailableError
@@ -65,7 +65,7 @@ def test_the_topics_are_described_when_the_controller_that_the_client_knew_is_fr
 
 def test_a_record_is_read_back_when_its_leader_dies(cluster: KafkaCluster) -> None:
     write(RecordWriter(settings(cluster)), b"0", b"1", b"2")
-    with operator_consumer(settings(cluster)) as consumer:
+    with ranges_consumer(settings(cluster)) as consumer:
         first, end = retained(consumer, admin_client(settings(cluster)), TOPIC)[0]
         assert read(consumer, first) == b"0"
         cluster.leader(TOPIC, 0).kill()
@@ -75,7 +75,7 @@ def test_a_record_is_read_back_when_its_leader_dies(cluster: KafkaCluster) -> No
 def test_records_are_written_and_read_back_when_their_leader_is_frozen(cluster: KafkaCluster) -> None:
     writer = RecordWriter(settings(cluster))
     write(writer, b"before")
-    with operator_consumer(settings(cluster)) as consumer:
+    with ranges_consumer(settings(cluster)) as consumer:
         offset = retained(consumer, admin_client(settings(cluster)), TOPIC)[0].end - 1
         assert read(consumer, offset) == b"before"
         leader = cluster.leader(TOPIC, 0)

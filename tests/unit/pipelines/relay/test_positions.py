@@ -1,5 +1,7 @@
 """Where a relay is, as records of its compacted topic."""
 
+from dataclasses import replace
+
 import pytest
 
 from halfway.pipelines.relay.positions import PositionRecord, Refusal, RelayPositions, Stop, TablePosition, changes, positions_of
@@ -25,7 +27,7 @@ def test_what_is_written_is_read_again() -> None:
 
 def test_only_what_changed_is_written() -> None:
     assert changes("relay", STOPPED, STOPPED, TOPICS) == []
-    moved = STOPPED.moved(TablePosition(1, 8))
+    moved = replace(STOPPED, after=TablePosition(1, 8))
     assert changes("relay", STOPPED, moved, ()) == [(b"relay", b'{"table": "table", "after": "1.8", "stopped": 2}')]
     assert changes("relay", moved, moved.with_stops({"orders": None}), TOPICS) == [
         (b"relay", b'{"table": "table", "after": "1.8", "stopped": 1}'),
