@@ -116,7 +116,7 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
         places = {(row["source_topic"], row["source_partition"], row["source_offset"]) for row in rows}
         return {half for half in sent if (HALF, half.partition, half.offset) in places}
 
-    def send(_: Any, __: Any, candidates: product.Candidates, ___: Any) -> int:
+    def send(_: Any, __: Any, candidates: product.Candidates, *___: Any) -> int:
         sent = 0
         for row in discarded:
             identity = row["transaction_id"], row["producer_group"]
