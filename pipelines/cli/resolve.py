@@ -3,6 +3,7 @@
 import logging
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -110,6 +111,9 @@ def _tell(text: str) -> None:
 def _end_now(number: int) -> NoReturn:
     from halfway.pipelines.runtime.jvm import end_jvm_at_once
 
+    # Another signal would come in the middle of the wait for the JVM, and wait for that wait.
+    for another in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(another, signal.SIG_IGN)
     # PySpark's threads, which lose their connections, must not print that as an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     end_jvm_at_once()

@@ -9,6 +9,7 @@ from pyspark import SparkContext
 from halfway.pipelines.runtime.guard import guard
 
 _EXIT_LIMIT_S = 120
+_KILL_LIMIT_S = 10
 
 
 def guard_jvm(outlives_by_s: float) -> None:
@@ -20,6 +21,12 @@ def guard_jvm(outlives_by_s: float) -> None:
     jvm = _jvm()
     if jvm is not None:
         guard(jvm.pid, outlives_by_s)
+
+
+def jvm_has_ended() -> bool:
+    """Return True if this process has started a JVM that has ended, or been killed."""
+    jvm = _jvm()
+    return jvm is not None and jvm.poll() is not None
 
 
 def end_jvm() -> None:
@@ -51,7 +58,8 @@ def end_jvm_at_once() -> None:
 
 def _kill(jvm: "subprocess.Popen[bytes]") -> None:
     jvm.kill()
-    jvm.wait()
+    with suppress(subprocess.TimeoutExpired):  # A signal may have interrupted another wait, which ends after this one.
+        jvm.wait(_KILL_LIMIT_S)
 
 
 def _jvm() -> Any:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from halfway.conf.loader import conf_file
 from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
-from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm
+from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm, jvm_has_ended
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.signals import deferred_signals
 from halfway.schemas.errors import SetupError, SparkFailedError
@@ -60,6 +60,9 @@ _LOCAL_CONF = {
     # G1, the default collector, spends a tenth more CPU on short pauses, and a batch job gains nothing from them.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
+    # A machine that stood still for two minutes would lose its only executor, which cannot register again: after ten
+    # more minutes and pages of errors Spark ends the JVM.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
     # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale
     # word.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
@@ -141,12 +144,14 @@ def spark_errors() -> Iterator[None]:
     What is most often a defect of ours passes as it is: a column that does not exist, a function that fails.
 
     Raises:
-        SparkFailedError: Spark's first line.
+        SparkFailedError: Spark's first line, or that its JVM has ended: each request to it fails with another error.
     """
     try:
         yield
-    except (Py4JJavaError, CapturedException) as error:
-        if isinstance(error, AnalysisException | PythonException):
+    except Exception as error:
+        if jvm_has_ended():
+            raise SparkFailedError("Spark's JVM has ended: it was killed, as for want of memory, or has said why before") from error
+        if not isinstance(error, Py4JJavaError | CapturedException) or isinstance(error, AnalysisException | PythonException):
             raise
         told = str(error.java_exception if isinstance(error, Py4JJavaError) else error)
         raise SparkFailedError(f"Spark has failed: {told.strip().partition(chr(10))[0]}") from error
@@ -164,7 +169,7 @@ def own_session() -> Iterator[None]:
         with spark_errors():
             yield
     finally:
-        running = running_session()
+        running = None if jvm_has_ended() else running_session()
         if before is None and running is not None:
             # Spark reports each thread that it interrupts by a page of Java. The command's own error comes last.
             running.sparkContext.setLogLevel("OFF")
