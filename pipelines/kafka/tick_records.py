@@ -1,13 +1,24 @@
-"""Writes ticks: the records in every partition that tell the job what time it is (decision 1)."""
+"""Writes and reads ticks: the records in every partition that tell the job what time it is (decision 1)."""
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from confluent_kafka import Message
 
+from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
+from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
+from halfway.schemas.tick_value import TickValue
+
+TAIL = 500
+"""How many of the last records are searched for ticks. In an idle partition every record is a tick."""
+_READ_LIMIT_S = 5.0
+_ALIVE_S = 60.0
+"""A job that hangs still ticks once a minute."""
 
 
 def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: bytes | None = None, *, keyring: Keyring | None = None) -> int:
@@ -42,3 +53,40 @@ def write_ticks(writer: RecordWriter, partitions: Mapping[str, int], value: byte
             writer.put(topic, None, value, headers, partition=partition, on_delivered=stamped)
     writer.flush()
     return ahead_ms
+
+
+def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
+    """Return the ticks near the end of partition 0 of the half topic.
+
+    Raises:
+        KafkaUnavailableError: it cannot be read.
+    """
+    with ranges_consumer(kafka) as consumer:
+        first, end = retained(consumer, client, kafka.half_topic)[0]
+        tail = OffsetRange(max(first, end - TAIL), end)
+        return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if tick_ms(record) is not None]
+
+
+def tick_ms(record: Message) -> int | None:
+    """Return the time that a tick tells; None if the record is none, or a forged one."""
+    headers = dict(headers_of(record) or ())
+    said = headers.get(TICK) or b""
+    return int(said) if PARTITIONS in headers and re.fullmatch(rb"[0-9]{1,16}", said) else None
+
+
+def other_jobs(ticks: Iterable[Message], ours: Collection[str | None]) -> list[str]:
+    """Return what to say of each other job that has ticked within the last minute.
+
+    Args:
+        ticks: what `last_ticks` has returned.
+        ours: the queries of this checkpoint and of the tables.
+    """
+    said = [(TickValue.parse(tick.value()) or TickValue(), tick.timestamp()[1]) for tick in ticks]
+    ticked_ms = {value.job: at_ms for value, at_ms in said if value.job and value.job not in ours}
+    ago_s = {job: max(0.0, time.time() - at_ms / 1000) for job, at_ms in ticked_ms.items()}
+    return [
+        f"a job of another checkpoint, with other tables (query {job[:40]}), ticked on these topics {ago:.0f} s ago: a job of this one "
+        "beside it asks about every transaction too, and delivers each message a second time. Is this the right folder?"
+        for job, ago in ago_s.items()
+        if ago < _ALIVE_S
+    ]

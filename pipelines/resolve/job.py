@@ -17,6 +17,7 @@ from pyspark.sql.streaming import StreamingQuery
 from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.kafka.rights import FETCH_GROUP, JOB_GROUPS, job_rights, verify_rights
+from halfway.pipelines.kafka.tick_records import last_ticks, other_jobs
 from halfway.pipelines.kafka.topic_scan import deleted_before_ms, retained_ranges
 from halfway.pipelines.kafka.topic_setup import verify_topics
 from halfway.pipelines.resolve.batch_outcomes import max_undivided
@@ -39,10 +40,10 @@ from halfway.pipelines.storage.ownership import Ownership, read_ownership, verif
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.batch_status import BatchStatus
-from halfway.schemas.errors import JobFailedError, KafkaUnavailableError, OwnershipError
+from halfway.schemas.errors import HalfwayError, JobFailedError, KafkaUnavailableError, OwnershipError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
-from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
@@ -133,6 +134,7 @@ class ResolveJob:
             ownership = read_ownership(spark, settings.storage)
             ids = topic_ids(client, (settings.kafka.half_topic, settings.kafka.op_topic))
             verify_ownership(settings, ownership, ids, adopt=self._adopt)
+            _warn_of_other_jobs(client, settings.kafka, ownership)
             manifest = ownership.complete_manifest or self._begin(spark, ownership, ids)
             upgrade_tables(spark, settings.storage)
             if ownership.query_id is not None:  # this is not the very first start
@@ -303,6 +305,13 @@ def stop_between_batches(query: StreamingQuery) -> None:
         pause.wait(0.005)
     with suppress(StreamingQueryException):
         query.stop()
+
+
+def _warn_of_other_jobs(client: Admin, kafka: KafkaSettings, ownership: Ownership) -> None:
+    """Warn of a job of another checkpoint on the same topics, as of one that was started in another folder."""
+    with suppress(HalfwayError):
+        for told in other_jobs(last_ticks(client, kafka), ownership.queries()):
+            log.warning("event=another_job cause=%r", told)
 
 
 def _verify_folders_writable(storage: StorageSettings) -> None:

@@ -44,6 +44,11 @@ class Ownership:
         owners = [owner for owner in self.tables.values() if owner.query_id is not None]
         return max([0, *(owner.epoch + (owner.query_id != query_id) for owner in owners)])
 
+    def queries(self) -> set[str | None]:
+        """Return the queries of the checkpoint and of the tables, former owners too."""
+        owners = self.tables.values()
+        return {self.query_id, *(owner.query_id for owner in owners), *(owner.former_id for owner in owners)}
+
     def others(self, query_id: str | None) -> set[str]:
         """Return the queries that own tables, without this one."""
         return {owner.query_id for owner in self.tables.values() if owner.query_id not in (None, query_id)}

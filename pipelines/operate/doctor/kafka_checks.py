@@ -1,6 +1,5 @@
 """Checks Kafka for `halfway doctor`: connection, topics, access rights, replicas, the broker's clock."""
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import chain
@@ -12,8 +11,8 @@ from confluent_kafka.admin import TopicDescription
 from halfway.clients.kafka.diagnosis import missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
 from halfway.pipelines.kafka.open_transactions import open_transactions
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
+from halfway.pipelines.kafka.tick_records import TAIL, last_ticks, other_jobs, tick_ms
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
@@ -21,16 +20,8 @@ from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.local_ownership import read_local_ownership
-from halfway.schemas.headers import PARTITIONS, TICK
 from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
-from halfway.schemas.tick_value import TickValue
-
-_TAIL = 500
-"""How many of the last records are searched for ticks. In an idle partition every record is a tick."""
-_READ_LIMIT_S = 5.0
-_ALIVE_S = 60.0
-"""A job that hangs still ticks once a minute."""
 
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
@@ -150,15 +141,15 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
 
 def _clock(client: Admin, kafka: KafkaSettings, ticks: list[Message]) -> Iterator[Finding]:
     """Read the last `ticks`. Show how far the clocks of broker and job are apart, on which nothing depends."""
-    ticks += _last_ticks(client, kafka)
+    ticks += last_ticks(client, kafka)
     if not ticks:
-        yield Finding("clock", Health.OK, f"unknown: no job has written a tick among the last {_TAIL} records of partition 0")
+        yield Finding("clock", Health.OK, f"unknown: no job has written a tick among the last {TAIL} records of partition 0")
         return
     kind, broker_ms = ticks[-1].timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
         yield Finding("clock", Health.OK, "not compared: the half topic has CreateTime")
         return
-    ahead_ms = broker_ms - (_tick_ms(ticks[-1]) or 0)
+    ahead_ms = broker_ms - (tick_ms(ticks[-1]) or 0)
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
@@ -169,29 +160,5 @@ def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Find
     """Warn of a job that ticks and has other tables than those of the settings."""
     if storage.catalog_schema or any(local_path(uri) is None for uri in (storage.warehouse, storage.checkpoint)):
         return
-    found = read_local_ownership(storage)
-    owners = found.tables.values()
-    ours = {found.query_id, *(owner.query_id for owner in owners), *(owner.former_id for owner in owners)}
-    said = [(TickValue.parse(tick.value()) or TickValue(), tick.timestamp()[1]) for tick in ticks]
-    ticked_ms = {value.job: at_ms for value, at_ms in said if value.job and value.job not in ours}
-    for job, at_ms in ticked_ms.items():
-        ago_s = max(0.0, time() - at_ms / 1000)
-        if ago_s < _ALIVE_S:
-            what = f"a job of another checkpoint, with other tables (query {job[:40]}), ticked on these topics {ago_s:.0f} s ago"
-            remedy = "a job of this one beside it asks about every transaction too, and delivers each message a second time"
-            yield Finding("jobs", Health.WARNING, f"{what}: {remedy}. Is this the right folder?")
-
-
-def _last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
-    """Return the ticks near the end of partition 0 of the half topic."""
-    with ranges_consumer(kafka) as consumer:
-        first, end = retained(consumer, client, kafka.half_topic)[0]
-        tail = OffsetRange(max(first, end - _TAIL), end)
-        return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if _tick_ms(record) is not None]
-
-
-def _tick_ms(record: Message) -> int | None:
-    """Return the time that a tick tells; None if the record is none, or a forged one."""
-    headers = dict(headers_of(record) or ())
-    said = headers.get(TICK) or b""
-    return int(said) if PARTITIONS in headers and re.fullmatch(rb"[0-9]{1,16}", said) else None
+    for told in other_jobs(ticks, read_local_ownership(storage).queries()):
+        yield Finding("jobs", Health.WARNING, told)

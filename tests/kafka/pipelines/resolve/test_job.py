@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from confluent_kafka import Producer, TopicPartition
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.resolve import sinks
+from halfway.pipelines.resolve.sent_checks import SentChecks
+from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.schemas.errors import CheckpointInUseError, JobFailedError, OwnershipError, TopicError
 from halfway.schemas.headers import Source
 from halfway.schemas.outcomes import Count, Kind
@@ -280,6 +283,31 @@ def test_large_bodies_arrive_whole(world: MakeWorld) -> None:
     w.resolve()
     assert {key: bytes(row.body) for key, row in w.by_id(Table.MESSAGES).items()} == bodies
     assert w.checks()[0][1] == bodies["big0"]
+
+
+def test_a_job_of_another_checkpoint_on_the_same_topics_is_named(world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """As of one that was started in another folder: each message would be delivered by both."""
+    w = world()
+    TickPublisher(w.settings, admin_client(w.settings.kafka), SentChecks(1_000), "another").publish()
+    w.resolve()
+    assert "event=another_job cause='a job of another checkpoint, with other tables (query another), ticked" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_job_whose_jvm_is_killed_ends_with_one_line(topics: MakeTopics, tmp_path: Path) -> None:
+    """As the kernel does for want of memory. Each request to it fails with an error of its own."""
+    job = JobProcess(topics(partitions=1), tmp_path)
+    process = job.start()
+    try:
+        job.until_first_batch()
+        listed = subprocess.run(["ps", "-eo", "pid=,ppid=,comm="], capture_output=True, text=True, check=True).stdout
+        [jvm] = [int(pid) for pid, parent, name in map(str.split, listed.splitlines()) if (int(parent), name) == (process.pid, "java")]
+        os.kill(jvm, signal.SIGKILL)
+        assert process.wait(120) == 1
+        assert job.log.rstrip().endswith("error: Spark's JVM has ended: it was killed, as for want of memory, or has said why before")
+    finally:
+        job.kill()
 
 
 @pytest.mark.slow
