@@ -9,7 +9,7 @@ import typer
 
 from halfway.clients.reading.committed import CommittedMessage, MessageBatch
 from halfway.clients.reading.message_reader import MessageReader, tags_in
-from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, parsed_by
+from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption, one_of, parsed_by
 from halfway.pipelines.cli.output import printable, say, to_json
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import exit_code, on_signals
@@ -31,6 +31,10 @@ class BodyForm(StrEnum):
     NONE = "none"
 
 
+def _body_form(text: str) -> BodyForm:
+    return BodyForm(one_of([*BodyForm])(text))
+
+
 def _tags(expression: str) -> str:
     tags_in(expression)
     return expression
@@ -48,7 +52,12 @@ def messages(
         typer.Option(parser=parsed_by(_tags), metavar="TAGS", help="Only those with this tag, or one of several: 'A || B'."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with new ones until Ctrl-C.")] = False,
-    body: Annotated[BodyForm, typer.Option(help="How to print bodies. With text, bytes that are not UTF-8 are escaped.")] = BodyForm.TEXT,
+    body: Annotated[
+        BodyForm,
+        typer.Option(
+            parser=_body_form, metavar="|".join(BodyForm), help="How to print bodies. With text, bytes that are not UTF-8 are escaped."
+        ),
+    ] = BodyForm.TEXT,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

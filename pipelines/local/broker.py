@@ -87,6 +87,8 @@ class LocalBroker:
                 if self._answers_before(lambda: self.pid() is None, limit_s):
                     return False
             self._check_disk()
+            if port is not None:
+                _verify_free(port)  # Before 45 MB are fetched.
             java, jars = find_java(), ensure_jars("kafka")
             archive = [] if self._archive_classes is not None else use_archive(class_archive(java, "kafka"))
             command = [str(java), *self._jvm_options(), *archive, "-cp", class_path(jars)]
@@ -152,11 +154,7 @@ class LocalBroker:
     def _start_on(self, fixed_port: int | None, command: list[str], limit_s: float) -> None:
         for tries_left in reversed(range(_PORT_TRIES)):
             port = fixed_port or free_port()
-            # A broker that was killed a moment ago still holds its port.
-            if not wait_until(partial(is_free, port), _PORT_LIMIT_S):
-                raise SetupError(
-                    f"port {port} is taken by another process: end it, or choose another port with `halfway broker start --port N`"
-                )
+            _verify_free(port)
             self._configure(port)
             self._format(command)
             try:
@@ -300,3 +298,9 @@ def _last_error_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(_NOISE)]
     errors = [line for line in lines if _ERROR_LINE.search(line)]
     return (errors or lines or ["its log is empty"])[-1]
+
+
+def _verify_free(port: int) -> None:
+    """Refuse a port that is taken. A broker that was killed a moment ago still holds its own."""
+    if not wait_until(partial(is_free, port), _PORT_LIMIT_S):
+        raise SetupError(f"port {port} is taken by another process: end it, or choose another port with `halfway broker start --port N`")
