@@ -47,6 +47,8 @@ def test_a_signed_half_whose_time_the_job_refuses_is_not_counted(
     spark: Any = anything
     discards = {("a", "g"): LatestDiscard(0, 0, 0, 0, "check_max", "orders", None)}
     is_refused = bool(keys) and abs(behind_ms) > 5 * MINUTE_MS
-    assert replay._send(spark, settings, discards, said.append) == (not is_refused)
+    left: list[replay.Left] = []
+    assert replay._send(spark, settings, discards, said.append, left) == (not is_refused)
+    assert [(each.transaction_id, each.why[:13]) for each in left] == [("a", "sent in vain:")] * is_refused
     told = [text for text in said if text.startswith("a was sent in vain: its signature is of 360 s ")]
     assert len(told) == is_refused
