@@ -60,9 +60,6 @@ _LOCAL_CONF = {
     # G1, the default collector, spends a tenth more CPU on short pauses, and a batch job gains nothing from them.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.ui.showConsoleProgress": "false",
-    # A machine that stood still for two minutes would lose its only executor, which cannot register again: after ten
-    # more minutes and pages of errors Spark ends the JVM.
-    "spark.storage.blockManagerHeartbeatTimeoutMs": "365d",
     # Spark's own pattern, and what it misses: a private key in PEM, and the JAAS login, whose name has no telltale
     # word.
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas|keystore[.]key|PRIVATE KEY",
@@ -211,6 +208,9 @@ def _local_session(ui: bool, small: bool, beside_job: bool, archive_classes: Pat
     if conf["spark.master"].partition("[")[0] == "local":
         # The driver listens on loopback, for every user of the machine. Spark makes a secret by itself only here.
         conf["spark.authenticate"] = "true"
+        # A machine that stood still for two minutes would lose its only executor, which cannot register again: after
+        # ten more minutes and pages of errors Spark would end the JVM.
+        conf["spark.storage.blockManagerHeartbeatTimeoutMs"] = "365d"
     else:
         conf["spark.jars"] = ",".join(map(str, jars))
     archive_options = make_archive(archive_classes) if archive_classes is not None else use_archive(class_archive(java))
