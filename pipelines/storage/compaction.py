@@ -117,10 +117,10 @@ def _silent_vacuum(spark: SparkSession) -> Iterator[None]:
 
 def _compact(spark: SparkSession, storage: StorageSettings, table: Table) -> Compaction:
     name = table_name(storage, table)
-    with commit_lock(local_warehouse(spark, storage), table), _silent_vacuum(spark):
-        spark.sql(f"VACUUM {name}")  # First, because OPTIMIZE needs space.
     with commit_lock(local_warehouse(spark, storage), table):
         [metrics] = spark.sql(f"OPTIMIZE {name}").select("metrics.numFilesRemoved", "metrics.numFilesAdded").collect()
+    with commit_lock(local_warehouse(spark, storage), table), _silent_vacuum(spark):
+        spark.sql(f"VACUUM {name}")
     [now] = spark.sql(f"DESCRIBE DETAIL {name}").select("numFiles", "sizeInBytes").collect()
     return Compaction(str(table), metrics[0], metrics[1], now[0], now[1], _clean_log(spark, storage, table))
 
