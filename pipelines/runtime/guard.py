@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+OUTLIVES_BY_S = 10.0
 # A process of its own, because this one may be killed. Its standard input ends when this one does. A pidfd, unlike a
 # process id, never means another process.
 _GUARD = """
@@ -16,7 +17,7 @@ if not select.select([guarded], [], [], float(sys.argv[2]))[0]:
 _guards: dict[int, "subprocess.Popen[bytes]"] = {}
 
 
-def guard(pid: int, outlives_by_s: float = 10.0) -> None:
+def guard(pid: int, outlives_by_s: float = OUTLIVES_BY_S) -> None:
     """Let a process not outlive this one for long, however this one ends. Only on Linux.
 
     Args:

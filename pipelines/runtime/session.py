@@ -15,6 +15,7 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import conf_file
+from halfway.pipelines.runtime.guard import OUTLIVES_BY_S
 from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
 from halfway.pipelines.runtime.java import find_java
 from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm, jvm_has_ended
@@ -209,7 +210,7 @@ def _local_session(ui: bool, small: bool, beside_job: bool, archive_classes: Pat
         # The driver listens on loopback, for every user of the machine. Spark makes a secret by itself only here.
         conf["spark.authenticate"] = "true"
         # A machine that stood still for two minutes would lose its only executor, which cannot register again: after
-        # ten more minutes and pages of errors Spark would end the JVM.
+        # sixty heartbeats, with a page of errors each, Spark would end the JVM.
         conf["spark.storage.blockManagerHeartbeatTimeoutMs"] = "365d"
     else:
         conf["spark.jars"] = ",".join(map(str, jars))
@@ -225,7 +226,7 @@ def _local_session(ui: bool, small: bool, beside_job: bool, archive_classes: Pat
         # and a thread of its server outlives the failure.
         with deferred_signals():
             SparkContext._ensure_initialized(conf=spark_conf)
-            guard_jvm(0.0 if beside_job else 10.0)
+            guard_jvm(0.0 if beside_job else OUTLIVES_BY_S)
         with _without_sparks_ctrl_c():
             return SparkSession.builder.config(conf=spark_conf).getOrCreate()
 

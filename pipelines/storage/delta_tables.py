@@ -221,12 +221,15 @@ def create_table(
 
 
 def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
-    """Add the columns of this version to tables of an earlier one. Their rows have NULL there."""
+    """Add the columns of this version to tables of an earlier one, whose rows have NULL there.
+
+    A table on a local disk that a killed erasure has left open to changes is append-only again.
+    """
     for table in Table:
-        _add_columns(spark, storage, table)
+        _upgrade_table(spark, storage, table)
 
 
-def _add_columns(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
+def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
     known = read_table(spark, storage, table).columns
     new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
     found = properties_of(spark, storage, table)
@@ -264,7 +267,7 @@ def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, quer
     """
     owner = owner_of(spark, storage, table)
     verify_unclaimed(owner, query_id, epoch, table_name(storage, table))
-    _add_columns(spark, storage, table)
+    _upgrade_table(spark, storage, table)
     if owner.former_id is not None:  # a start that was killed may have named itself and fenced nobody
         _fence(spark, storage, table, owner.former_id)
     if owner.query_id == query_id:
