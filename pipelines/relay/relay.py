@@ -80,13 +80,18 @@ class Relay:
                         if available_now and not self._stopping.is_set() and election.is_leader:
                             return True
                 except (TransactionLostError, KafkaUnavailableError, TableError, TopicError, OSError) as error:
-                    unknown_since_s = min(unknown_since_s, time.monotonic()) if isinstance(error, TopicError) else math.inf
+                    if self.report.is_active or not isinstance(error, TopicError):
+                        unknown_since_s = math.inf
+                    if isinstance(error, TopicError):
+                        unknown_since_s = min(unknown_since_s, time.monotonic())
                     if time.monotonic() > unknown_since_s + _UNKNOWN_LIMIT_S:
                         raise
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
                     # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
                     time.sleep(_AGAIN_S)
+                else:
+                    unknown_since_s = math.inf
                 finally:
                     self.report.is_active = False
         finally:

@@ -149,11 +149,34 @@ def test_a_relay_whose_topic_is_gone_ends(tmp_path: Path, kafka: FakeKafka, monk
     assert not kafka.sent
 
 
+@pytest.mark.parametrize("between", ["another error", "it stood by", "it was active"])
 def test_a_topic_that_is_unknown_again_hours_later_has_its_minute_again(
-    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, between: str
 ) -> None:
     """The broker has started anew: it refuses connections, and then knows no topic for a moment."""
-    let_fail(monkeypatch, [missing_relay_topic("r"), KafkaUnavailableError("away"), missing_relay_topic("r")])
-    monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 1.5)  # Each try is a second after the one before.
+    unknown = missing_relay_topic("r")
+    let_fail(monkeypatch, [unknown, KafkaUnavailableError("away"), unknown] if between == "another error" else [unknown, unknown])
+    # Each try is a second after the one before.
+    monkeypatch.setattr(module, "_UNKNOWN_LIMIT_S", 1.5 if between == "another error" else 0.5)
+    serve, run_active, done = Election.serve, Relay._run_active, []
+
+    def stand_by_once(self: Election, wait_s: float) -> bool:
+        if done == ["failed"]:
+            done.append("stood by")
+            return False
+        return serve(self, wait_s)
+
+    def note(self: Relay, client: Any, election: Any, *, available_now: bool) -> None:
+        try:
+            run_active(self, client, election, available_now=available_now)
+        except TopicError:
+            if done == ["failed"] and between == "it was active":
+                self.report.is_active = True
+            done.append("failed")
+            raise
+
+    monkeypatch.setattr(Relay, "_run_active", note)
+    if between == "it stood by":
+        monkeypatch.setattr(Election, "serve", stand_by_once)
     assert Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
     assert kafka.sent["orders"] == ["m0", "m1", "m2"]
