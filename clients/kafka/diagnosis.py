@@ -3,10 +3,14 @@
 import shlex
 import socket
 import ssl
+import struct
 from collections.abc import Collection, Mapping
 from typing import Any
 
 _CONNECT_LIMIT_S = 3.0
+_CORRELATION_ID = b"half"
+_API_VERSIONS = struct.pack(">ihh4sh", 10, 18, 0, _CORRELATION_ID, -1)
+"""Kafka's request ApiVersions: its size, key and version, the id that the answer repeats, and no client id."""
 WRONG_LOGIN = "Kafka rejects this login: check kafka.security.sasl_mechanism and what it needs (user and password, oauth, or kerberos)"
 
 
@@ -64,18 +68,38 @@ def tls_problem(config: Mapping[str, Any]) -> str | None:
 
 
 def _handshake(address: str, ca: str | None) -> tuple[bool, str | None]:
-    """Return True if `address` uses TLS, and why its certificate is rejected or None."""
+    """Return True if `address` uses TLS, and why its certificate is rejected or None.
+
+    Raises:
+        OSError: it does not answer, or hangs up on both, as a proxy does while its brokers are away.
+    """
     host, _, port = address.rpartition(":")
+    place = (host.strip("[]"), int(port))
     context = ssl.create_default_context(cafile=ca)
-    with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_LIMIT_S) as connection:
+    with socket.create_connection(place, _CONNECT_LIMIT_S) as connection:
         try:
-            context.wrap_socket(connection, server_hostname=host.strip("[]")).close()
+            context.wrap_socket(connection, server_hostname=place[0]).close()
         except ssl.SSLCertVerificationError as error:
             return True, error.verify_message
-        except TimeoutError:
-            raise  # It does not answer: a broker may be frozen.
-        except OSError as error:
-            # SSLError is an OSError. A port without TLS answers something else, or hangs up. An alert is TLS: a broker
-            # may want a certificate, which this handshake does not show.
-            return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""), None
-    return True, None
+        except (ssl.SSLEOFError, ConnectionError):
+            pass
+        except ssl.SSLError as error:
+            # It answers something else than TLS, or an alert, which is TLS: a broker may want a certificate, which this
+            # handshake does not show.
+            return "ALERT" in (error.reason or ""), None
+        else:
+            return True, None
+    _ask_without_tls(place)
+    return False, None
+
+
+def _ask_without_tls(place: tuple[str, int]) -> None:
+    """Ask Kafka for its versions, which it tells before any login.
+
+    Raises:
+        OSError: it does not answer that.
+    """
+    with socket.create_connection(place, _CONNECT_LIMIT_S) as connection, connection.makefile("rb") as answer:
+        connection.sendall(_API_VERSIONS)
+        if answer.read(8)[4:] != _CORRELATION_ID:  # behind the answer's size
+            raise ConnectionError

@@ -38,7 +38,6 @@ NOT_STORED = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.INVALID_REQUIRED_ACKS,
-        KafkaError.NOT_ENOUGH_REPLICAS,
         KafkaError.POLICY_VIOLATION,
         KafkaError.TOPIC_EXCEPTION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,

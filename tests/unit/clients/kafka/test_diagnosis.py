@@ -44,6 +44,22 @@ def test_a_broker_that_wants_a_certificate_does_use_tls(version: ssl.TLSVersion,
         assert tls_problem({"bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(authority.ca)}) is None
 
 
+def test_a_proxy_that_hangs_up_while_its_brokers_are_away_is_not_told_as_one_without_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with socket.create_server((HOST, 0)) as server:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        address = f"{HOST}:{server.getsockname()[1]}"
+        assert tls_problem({"bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(authority.ca)}) is None
+        thread.join()
+
+
 def test_a_broker_without_tls_is_told(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     with listening(authority, None) as address:
