@@ -102,8 +102,11 @@ class OpenTelemetry(Telemetry):
             labels["error.type"] = type(error).__name__
             raise
         finally:
-            self._sent.add(1, labels)
-            self._duration.record(time.perf_counter() - began_s, labels)
+            try:
+                self._sent.add(1, labels)
+                self._duration.record(time.perf_counter() - began_s, labels)
+            except Exception as failure:
+                _log_failure(failure)
 
     def local_transaction(self) -> AbstractContextManager[None]:
         """Report a local transaction: a span."""
@@ -122,8 +125,13 @@ class OpenTelemetry(Telemetry):
 
     def answered(self, answer: Answer) -> None:
         """Count an answer to a check."""
-        failure = {} if answer.error is None else {"error.type": type(answer.error).__name__}
-        self._checks.add(1, {**self._group, "halfway.state": str(answer.state), **failure})
+        labels = {**self._group, "halfway.state": str(answer.state)}
+        if answer.error is not None:
+            labels["error.type"] = type(answer.error).__name__
+        try:
+            self._checks.add(1, labels)
+        except Exception as failure:
+            _log_failure(failure)
 
     def op(self, message: HalfMessage, state: LocalTransactionState) -> OpSpan:
         """Begin the span of an op, in the caller's trace or else in that of its half."""
@@ -208,5 +216,5 @@ def _end(span: Any) -> None:
 
 
 def _log_failure(error: Exception) -> None:
-    """Log an error of the service's own span processor. The local transaction may be committed, and its op not sent."""
-    log.warning("event=span_failed error=%s", type(error).__name__, exc_info=error)
+    """Log an error of the service's own processors. The local transaction may be committed, and its op not sent."""
+    log.warning("event=telemetry_failed error=%s", type(error).__name__, exc_info=error)

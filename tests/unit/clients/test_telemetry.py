@@ -4,7 +4,9 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -227,6 +229,34 @@ class _FailingProcessor(SimpleSpanProcessor):
             raise RuntimeError("no place left")
 
 
+class _FailingInstrument:
+    """A counter or a histogram whose views or exemplars fail."""
+
+    def __init__(self, *_: object) -> None:
+        """Take any name, unit and description."""
+
+    def add(self, *_: object) -> None:
+        raise RuntimeError("no place left")
+
+    record = add
+
+
+def test_a_meter_that_fails_takes_nothing_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    meter = SimpleNamespace(create_counter=_FailingInstrument, create_histogram=_FailingInstrument)
+    monkeypatch.setattr(metrics, "get_meter", lambda *_: meter)
+
+    with in_memory_halfway() as halfway:
+        connect = partial(sqlite3.connect, tmp_path / "shop.db", check_same_thread=False)
+        with halfway.producer(SqlTransactions(connect)).transaction() as tx:
+            tx.send("orders", b"apples")
+        assert [message.body for message in halfway.messages()] == [b"apples"]
+        producer = halfway.producer(Listener(lambda *_: LocalTransactionState.UNKNOWN), "asked")
+        producer.send_in_transaction("orders", b"plums")
+        halfway.advance("7s")
+        assert [message.body for message in halfway.messages()][1:] == [b"plums"], "the check is answered"
+    assert caplog.text.count("event=telemetry_failed") == len(("block", "send", "answer"))
+
+
 @pytest.mark.parametrize("fails_at", ["start", "end"])
 def test_a_span_processor_that_fails_takes_nothing_back(
     fails_at: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -248,4 +278,4 @@ def test_a_span_processor_that_fails_takes_nothing_back(
         halfway.advance("7s")
         assert [message.body for message in halfway.messages()][2:] == [b"plums"], "the check is answered"
     tracers.shutdown()
-    assert caplog.text.count("event=span_failed") == len(("block", "in it", "ops", "ops", "send", "listener", "op", "check", "answer"))
+    assert caplog.text.count("event=telemetry_failed") == len(("block", "in it", "ops", "ops", "send", "listener", "op", "check", "answer"))
