@@ -172,8 +172,10 @@ def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -
 
 def property_ms(spark: SparkSession, storage: StorageSettings, table: Table, name: str, default: str) -> int:
     """Return a property of an existing table that holds an interval, such as `interval 6 hours`, in milliseconds."""
-    interval = properties_of(spark, storage, table).get(name, default)
-    [[length_ms]] = spark.sql(f"SELECT unix_millis(timestamp_millis(0) + {interval})").collect()
+    interval = properties_of(spark, storage, table).get(name, default).strip()
+    # Delta takes `6 hours` too.
+    whole = interval if interval.lower().startswith("interval") else f"interval {interval}"
+    [[length_ms]] = spark.sql(f"SELECT unix_millis(timestamp_millis(0) + {whole})").collect()
     return int(length_ms)
 
 

@@ -108,12 +108,12 @@ def test_a_vacuum_prints_nothing(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("0 seconds", 10)])
+@pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("interval 0 seconds", 10)])
 def test_old_log_files_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
     create_tables(spark, storage, "query")
     name = table_name(storage, Table.DISCARDED)
-    both = ", ".join(f"'delta.{what}RetentionDuration' = 'interval {kept}'" for what in ("log", "deletedFile"))
+    both = ", ".join(f"'delta.{what}RetentionDuration' = '{kept}'" for what in ("log", "deletedFile"))
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.checkpointInterval' = '10', {both})")
     for batch_id in range(12):
         append_once(spark.createDataFrame([], TABLE_SCHEMAS[Table.DISCARDED]), storage, Table.DISCARDED, "a", batch_id)
