@@ -346,18 +346,21 @@ class _Resolver:
         rules = self.rules
         is_exhausted = known.check_times >= rules.check_max  # R6
         expiry_ms = rules.expiry_ms(known.half)
-        is_late = horizon_ms >= expiry_ms  # R8
-        was_last_called = known.checked_ms >= max(0, expiry_ms)  # Not -1, which is never: a half of before 1970 expires earlier.
-        # A put-off counts when a check sent at the last one that did would count: a backlog's horizons pass in ms (R8).
-        has_waited = is_late and known.put_off_ms <= asked_ms
-        # What was counted under a shorter retention was not past this age.
-        late_put_offs = known.late_put_offs if known.put_off_ms >= expiry_ms else 0
-        # A last call is one past the half's age, which the horizon then is past too: it never goes back.
-        is_expired = has_waited and late_put_offs >= rules.check_max if is_absent else was_last_called
         later = known._replace(due_ms=rules.next_check_ms(horizon_ms))
-        if is_absent and not is_expired:  # R15
-            self._put_off(later._replace(late_put_offs=late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
-        elif is_exhausted or is_expired:
+        if is_absent:
+            # R8: a put-off counts if a check sent at the last one that did would: a backlog's horizons pass in ms.
+            has_waited = horizon_ms >= expiry_ms and known.put_off_ms <= asked_ms
+            # What was counted under a shorter retention was not past this age.
+            late_put_offs = known.late_put_offs if known.put_off_ms >= expiry_ms else 0
+            is_expired = has_waited and late_put_offs >= rules.check_max  # R8
+            if not is_expired:  # R15
+                self._put_off(later._replace(late_put_offs=late_put_offs + 1, put_off_ms=horizon_ms) if has_waited else later)
+                return
+        else:
+            # R8: a last call is one past the half's age. The horizon is past it too then, because it never goes back.
+            # -1 is no call, but a half of before 1970 expires earlier.
+            is_expired = known.checked_ms >= max(0, expiry_ms)
+        if is_exhausted or is_expired:
             self.counts[Count.DISCARDED] += 1
             reason = Reason.CHECK_MAX if is_exhausted else Reason.EXPIRED
             self.outcomes.append(_outcome_of(Kind.DISCARD, known, horizon_ms, reason))

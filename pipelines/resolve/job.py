@@ -297,12 +297,11 @@ class ResolveJob:
 def stop_between_batches(query: StreamingQuery) -> None:
     """Stop a query while no batch is under way. Stopped in the middle of one, Spark prints a StackOverflowError."""
     deadline_s = time.monotonic() + _STOP_LIMIT_S
-    pause = threading.Event()
     while query.isActive and time.monotonic() < deadline_s:
         status = query.status
         if not status["isTriggerActive"] or status["message"].startswith(_BETWEEN_BATCHES):
             break
-        pause.wait(0.005)
+        time.sleep(0.005)
     with suppress(StreamingQueryException):
         query.stop()
 

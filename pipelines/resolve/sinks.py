@@ -123,8 +123,8 @@ class BatchWriter:
             self._verify_still_owner(spark, Table.MESSAGES)
         except OwnershipError as error:
             self._taken_over = error
-        except Exception as error:  # the next append finds it out
-            log.info("event=owner_not_known cause=%s", type(error).__name__)
+        except Exception as error:  # Looked for again in some seconds; an append and a check look too.
+            log.warning("event=owner_not_known cause=%s", type(error).__name__)
 
     def _verify_still_owner(self, spark: SparkSession, table: Table, *, at_append: bool = False) -> None:
         verify_still_owner(spark, self._settings.storage, table, self._query_id, at_append=at_append)

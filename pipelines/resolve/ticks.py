@@ -78,7 +78,7 @@ class TickPublisher:
         self.pace = TickPace(settings.resolution.tick_interval, HANGS_MS + settings.trigger.interval)
         self.absent_groups: Callable[[], Collection[str]] = tuple
         """Returns the producer groups that are away or behind (R15), called before each tick."""
-        self.known_s: Callable[[], float | None] = time.monotonic
+        self.known_s: Callable[[], float | None] = lambda: None
         """Returns as of when it is known who is absent, or None. A check counts only when that is known (R5)."""
         self.topic_ids: Mapping[str, str] = {}
         """Kafka's ids of the topics, as of the last tick."""
