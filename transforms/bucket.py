@@ -161,7 +161,7 @@ def _to_array(values: Sequence[Any], column: pa.Field) -> pa.Array:
 
 
 def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
-    """Return all entries in one chunk, without most of the names that no entry has any more."""
+    """Return all entries in one chunk. Names that no entry has any more are dropped once they are most of them."""
     joined = pa.concat_tables([untouched, *changed]).unify_dictionaries().combine_chunks()
     for name in ("producer_group", "topic"):
         [column] = joined[name].chunks or [pa.array([], NAME_TYPE)]

@@ -20,15 +20,15 @@ _BYTES = "bytes"
 _BUFFERED = MESSAGE_SCHEMA.append(pa.field(_BYTES, pa.int64()))
 """Rows, and about how many bytes each has: computed once, as it is asked for again with each row group."""
 _OVERLAP = 4
-"""So many batches of the largest size may be in memory before they are complete."""
+"""How many batches of the largest size may be in memory before they are complete."""
 
 
 def merged(files: MessageFiles, position: Bookmark | None, wanted: Wanted) -> Iterator[MessageBatch]:
     """Yield what a table holds after a bookmark.
 
     Files overlap where a compaction has put distant batches together. A batch is complete as soon as no unread row
-    group can hold a row of it, or one before it. Where more overlaps than is to be in memory, the later rows are read
-    again.
+    group can hold a row of it, or one before it. If more overlaps than may be in memory, the later rows are dropped
+    and read again.
 
     Raises:
         FileNotFoundError: a file was compacted, and has been deleted since. What was yielded is right.

@@ -174,7 +174,7 @@ def verify_topics(client: Admin, settings: Settings, *, adopt: bool = False) -> 
 
     - The half topic keeps halves until they expire (R17).
     - The op topic keeps verdicts as long; for an adoption as long as the half topic keeps halves, because a new
-      checkpoint would else read a half that was rolled back without its verdict, and ask about it.
+      checkpoint would otherwise read a half that was rolled back without its verdict, and ask about it.
     - The check topics take what the half topic takes.
 
     What may only do harm later is logged. A user who may not describe the op or a check topic is not refused.

@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 _ALONE_FOR = 1_000
 """How many messages of a topic are sent one by one after it has refused a batch of them."""
 _ALONE_AT_ONCE = 100
-"""So many messages are then in a transaction at most: each waits for the one before."""
+"""The most messages in a transaction then, because each waits for the one before."""
 _QUICK_SHARE = 1 / 8
 """While a transaction of messages that are sent one by one takes less than this, the next one has twice as many."""
 _TURN_S = 0.5
-"""So long stopped topics have their turn, and then the others while stopped ones wait. What was begun is ended."""
+"""How long a turn lasts: stopped topics and the others take turns. A transaction that has begun is finished."""
 _ASKED_AT_ONCE = 500
-"""A question for so many topics takes Kafka about 0.1 s."""
+"""Kafka takes about 0.1 s to answer for this many topics."""
 
 
 @dataclass
@@ -232,7 +232,7 @@ class ActiveRelay:
         return self._retries.has_soon()
 
     def _try_some(self, due: Sequence[str], is_turn: Callable[[], bool]) -> None:
-        """Try stopped topics: of those that take messages again one, and more of them while it is their turn."""
+        """Try stopped topics: at least one of those that take messages again, and others until their turn ends."""
         topics, stopped = self._real(due), self._positions.stopped
         refused = {named: Stop(*stopped[named][:2], *topic.refusal) for named, topic in topics.items() if topic.refusal}
         self._write([], stops=refused)

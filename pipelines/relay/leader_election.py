@@ -24,8 +24,8 @@ _PARTITION = 0
 def relay_id(kafka: KafkaSettings, name: str) -> str:
     """Return the id of the consumer group of the relays of one name, and of their transactions.
 
-    It names their topic: two Halfways in one Kafka, each with a relay called `relay`, would else fence each other for
-    ever. Neither topic nor name has a slash.
+    It names their topic: two Halfways in one Kafka, each with a relay called `relay`, would otherwise fence each other
+    for ever. Neither topic nor name has a slash.
     """
     return f"halfway-relay/{kafka.relay_topic}/{name}"
 

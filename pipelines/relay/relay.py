@@ -26,7 +26,7 @@ _AGAIN_S = 1.0
 _UNKNOWN_LIMIT_S = 60.0
 """A broker that has just started knows no topic for a moment."""
 _BEGIN_COUNTS_S = 60.0
-"""So long after its start a relay takes `--begin`. One that stands by must not send all again after a lost bookmark."""
+"""How long after its start a relay takes `--begin`: a standby must not send all again after a lost bookmark."""
 
 
 class Begin(NamedTuple):

@@ -76,7 +76,7 @@ class RelayProducer:
             "client.id": self._id,
             "transactional.id": self._id,
             "transaction.timeout.ms": settings.relay.transaction_timeout,
-            # What a topic does not take in time must leave time to abort.
+            # A delivery must fail early enough to abort the transaction before that times out.
             "message.timeout.ms": int(settings.relay.transaction_timeout * _DELIVERY_SHARE),
             "linger.ms": 1,
             # librdkafka would never take a record that is larger than its buffer.

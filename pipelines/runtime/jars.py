@@ -57,7 +57,7 @@ def jars_present(conf: JarSet) -> list[Path]:
 
     Raises:
         SetupError: `conf/ivy.xml` is missing, a JAR differs from the pinned one, or another user may change it. Whoever
-            can write the folder could else put code into each command.
+            can write the folder could otherwise put code into each command.
     """
     stamp, folder = _stamp(conf), home() / "jars" / conf
     try:

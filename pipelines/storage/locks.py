@@ -1,4 +1,4 @@
-"""Locks on a local disk: one job, and one replay or erasure, a checkpoint; one committer a table.
+"""Locks on a local disk: a checkpoint has one job and one replay or erasure at most, a table one committer.
 
 The kernel drops a lock when its process dies.
 
