@@ -237,8 +237,18 @@ class GroupRecords:
         failure.__cause__ = KafkaException(error) if error is not None else None
         return failure
 
-    def send_op(self, sender: Sends, message: HalfMessage, answer: Answer) -> None:
-        """Queue the op. If it is lost, the caller gets no error: a check asks again."""
+    def send_op(self, sender: Sends, message: HalfMessage, answer: Answer, failure: SendError | None = None) -> SendError | None:
+        """Queue the op. If it is lost, the caller gets no error: a check asks again.
+
+        Args:
+            sender: the connection.
+            message: the half.
+            answer: the state, and the remark.
+            failure: why the op of another message of the transaction could not be queued. This one is not tried then.
+
+        Returns:
+            Why it is not queued; None if it is.
+        """
         span, record = self._op(message, answer)
 
         def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
@@ -249,15 +259,28 @@ class GroupRecords:
                 log.warning("event=op_not_sent transaction_id=%r state=%s error=%r", message.transaction_id, answer.state, str(cause))
 
         try:
-            sender.send(self._op_topic, record, log_failure)
+            if failure is None:
+                sender.send(self._op_topic, record, log_failure)
         except SendError as error:
-            log_failure(error)
+            failure = error
+        if failure is not None:
+            log_failure(failure)
+        return failure
+
+    def settle(self, sender: Sends, messages: Sequence[HalfMessage], answer: Answer) -> None:
+        """Queue the same op for each message of a local transaction.
+
+        Each may wait `send_timeout_ms` for room in the queue, and the database's locks may be held: so once one has
+        found none, the others are left to their checks.
+        """
+        failure: SendError | None = None
+        for message in messages:
+            self.verdicts.note(message, answer.state)
+            failure = self.send_op(sender, message, answer, failure)
 
     def roll_back(self, sender: Sends, messages: Sequence[HalfMessage], why: str) -> None:
         """Queue a ROLLBACK of each. Their local transaction has not committed, and never will."""
-        for message in messages:
-            self.verdicts.note(message, LocalTransactionState.ROLLBACK)
-            self.send_op(sender, message, Answer(LocalTransactionState.ROLLBACK, remark_of(why)))
+        self.settle(sender, messages, Answer(LocalTransactionState.ROLLBACK, remark_of(why)))
 
     def send_answer(self, sender: Sends, request: CheckRequest, answer: Answer, on_delivered: Callable[[KafkaError | None], None]) -> None:
         """Queue the op that answers a check.

@@ -310,6 +310,4 @@ class LocalTransaction:
 
     def _say(self, state: LocalTransactionState) -> None:
         self._state = state
-        for half in self._halves:
-            self._records.verdicts.note(half.message, state)
-            self._records.send_op(self._sender, half.message, Answer(state))
+        self._records.settle(self._sender, [half.message for half in self._halves], Answer(state))

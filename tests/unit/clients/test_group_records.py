@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from opentelemetry import context, propagate
 
-from halfway import KafkaSettings, SendError, SqlTransactions, TransactionProducer
+from halfway import KafkaSettings, QueueFullError, SendError, SqlTransactions, TransactionProducer
 from halfway.clients.instance import GroupInstance
 from halfway.schemas.events import RECORD_SCHEMA, EventKind
 from halfway.schemas.headers import SIGNED_AT, SIGNED_WINDOW_MS
@@ -34,8 +34,12 @@ class Wire:
         self.sent: list[tuple[str, Record]] = []
         self.clock_ahead_ms = 0
         """By how much the broker's clock is ahead of this machine's."""
+        self.room, self.waits = 100, 0
 
     def send(self, topic: str, record: Record, on_delivery: Callable[[None, Any], None]) -> None:
+        if len(self.sent) == self.room:
+            self.waits += 1
+            raise QueueFullError("the queue stayed full")
         self.sent.append((topic, record))
         at_ms = time.time_ns() // 1_000_000 + self.clock_ahead_ms
         on_delivery(None, SimpleNamespace(partition=lambda: 0, offset=lambda: len(self.sent), timestamp=lambda: (2, at_ms)))
@@ -113,3 +117,22 @@ def test_a_half_that_the_job_would_refuse_for_its_time_commits_nothing(wire: Wir
     assert [dict(record.headers).get("ACTION") for _, record in wire.sent] == [None, None, b"ROLLBACK", b"ROLLBACK"]
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         assert database.execute("SELECT 1 FROM sqlite_master WHERE name = 'orders'").fetchall() == []
+
+
+@pytest.mark.parametrize("room", [3, 5])
+def test_a_block_waits_once_for_room_in_a_queue_that_stays_full(wire: Wire, tmp_path: Path, room: int) -> None:
+    """Each wait lasts `send_timeout_ms`, and before the rollback the block holds its locks."""
+    producer = TransactionProducer(SETTINGS, "shop", SqlTransactions(lambda: sqlite3.connect(tmp_path / "shop.db")))
+    wire.room = room
+
+    def order() -> None:
+        with producer.transaction() as tx:
+            for item in range(4):
+                tx.send("orders", b"%d" % item)
+
+    if room < 4:
+        with pytest.raises(QueueFullError):
+            order()
+    else:
+        order()
+    assert (len(wire.sent), wire.waits) == (room, 2 if room < 4 else 1), "a half, and one op"

@@ -1,9 +1,11 @@
 """A relay from its start to its end, on a Kafka in memory, and a transaction that librdkafka's queue cannot hold."""
 
+import gc
 import os
 import random
 import signal
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
@@ -20,6 +22,7 @@ from halfway.pipelines.relay.position_reader import missing_relay_topic
 from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.pipelines.relay.relay_producer import RelayProducer
+from halfway.pipelines.relay.route import RelayedRecord
 from halfway.schemas.errors import KafkaUnavailableError, RelayError, TopicError
 from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
@@ -107,6 +110,20 @@ def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Pa
     positions = [PositionRecord(b"relay none%d" % number, None) for number in range(1_000)]
     producer.write([], (), "transactions.relay", positions)
     producer.close()
+
+
+def test_a_relay_that_another_one_has_fenced_leaves_no_producer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody serves the reports of what was in flight, and librdkafka holds them: a thread and a connection each."""
+    monkeypatch.setattr(relay_producer, "librdkafka_config", lambda *_: {"test.mock.num.brokers": 1, "bootstrap.servers": ""})
+    monkeypatch.setitem(relay_producer.PRODUCER_OPTIONS, "allow.auto.create.topics", True)
+    producer = RelayProducer(settings_for(tmp_path))
+    producer._producer.begin_transaction()
+    producer._produce(RelayedRecord("orders", 0, b"key", b"body", (), "orders", "id"), is_alone=False)
+    producer.close()
+    left = weakref.ref(producer)
+    del producer
+    gc.collect()
+    assert left() is None
 
 
 def test_a_relay_does_not_begin_on_a_topic_in_which_an_older_bookmark_may_come_last(
