@@ -24,6 +24,7 @@ settings.configure(
 )
 django.setup()
 producer = TransactionProducer(load_settings().kafka, "order-site", SqlTransactions(connections["default"]))
+producer.start()  # Answers checks from now on, also before the first order. A server that forks does this in each worker.
 
 
 class Order(models.Model):

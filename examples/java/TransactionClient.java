@@ -161,7 +161,7 @@ public final class TransactionClient implements AutoCloseable {
                 || error instanceof InvalidTopicException || error instanceof InvalidRecordException;
     }
 
-    /** Answers the checks that have arrived, from durable data. Returns how many it answered. */
+    /** Answers the checks that have arrived, from durable data. Returns how many it answered. After an error, call it again. */
     public int answerChecks(Function<String, State> lookUp) throws ExecutionException, InterruptedException {
         ConsumerRecords<byte[], byte[]> arrived = checks.poll(Duration.ofMillis(500));
         try {
@@ -197,12 +197,18 @@ public final class TransactionClient implements AutoCloseable {
         String header = text(check.headers(), "INCARNATION");
         int incarnation = header == null ? 0 : Integer.parseInt(header);
         State state = verdicts.get(incarnation + ":" + id);
+        String remark = null;
         if (state == null) {
-            state = lookUp.apply(id);
+            try {
+                state = lookUp.apply(id);
+            } catch (RuntimeException error) {
+                state = State.UNKNOWN;  // It is asked again. One such transaction must not hold up the others.
+                remark = error.getClass().getName();
+            }
             note(id, incarnation, state);
         }
         return op(id, state, incarnation, check.headers().lastHeader("SIGNATURE"),
-                "FROM_CHECK", "true", "CHECK_TIMES", text(check.headers(), "TRANSACTION_CHECK_TIMES"));
+                "FROM_CHECK", "true", "CHECK_TIMES", text(check.headers(), "TRANSACTION_CHECK_TIMES"), "REMARK", remark);
     }
 
     /** Anyone may write to the check topic. What is no check is passed over: it would come again with each poll. */
@@ -227,7 +233,9 @@ public final class TransactionClient implements AutoCloseable {
         op.headers().add("ACTION", state.name().getBytes(UTF_8)).add("PGROUP", group.getBytes(UTF_8));
         op.headers().add("INCARNATION", Integer.toString(incarnation).getBytes(UTF_8));
         for (int at = 0; at < others.length; at += 2) {
-            op.headers().add(others[at], others[at + 1].getBytes(UTF_8));
+            if (others[at + 1] != null) {
+                op.headers().add(others[at], others[at + 1].getBytes(UTF_8));
+            }
         }
         if (halfSignature != null) {
             op.headers().add("HALF_SIGNATURE", halfSignature.value());

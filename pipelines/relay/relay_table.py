@@ -97,7 +97,9 @@ def _portions(batch: MessageBatch, after: TablePosition | None) -> Iterator[Port
     """Divide what is after a position: a batch of the job may be larger than what Kafka takes in one transaction."""
     messages: list[CommittedMessage] = []
     size = 0
-    rows = (row for part in batch.to_arrow().to_batches(max_chunksize=MESSAGES_AT_ONCE) for row in part.to_pylist())
+    table = batch.to_arrow()
+    rows_at_once = max(1, min(MESSAGES_AT_ONCE, table.num_rows * _BYTES_AT_ONCE // max(1, table.nbytes)))
+    rows = (row for part in table.to_batches(max_chunksize=rows_at_once) for row in part.to_pylist())
     for message in map(CommittedMessage.of_row, rows):
         if after is not None and TablePosition.of(message) <= after:
             continue

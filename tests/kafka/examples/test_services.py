@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfway.schemas.settings import KafkaSettings
-from tests.support.client_world import ops, read
+from tests.support.client_world import check_of, ops, read, send_checks
 from tests.support.paths import ROOT
 
 SCRIPT = ["-m", "examples.script", "apples"]
@@ -32,6 +32,15 @@ assert django_shop.producer.close()
 """
 
 
+def environ_of(kafka: KafkaSettings) -> dict[str, str]:
+    names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        **{f"HALFWAY__KAFKA__{n.upper()}": str(getattr(kafka, n)) for n in names},
+    }
+
+
 @pytest.mark.parametrize(
     ("arguments", "group", "file", "table"),
     [
@@ -44,13 +53,9 @@ assert django_shop.producer.close()
 def test_an_order_is_written_and_its_message_committed(
     kafka: KafkaSettings, tmp_path: Path, arguments: list[str], group: str, file: str, table: str
 ) -> None:
-    names = ("bootstrap_servers", "half_topic", "op_topic", "check_topic")
-    environ = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
-        **{f"HALFWAY__KAFKA__{n.upper()}": str(getattr(kafka, n)) for n in names},
-    }
-    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, env=environ_of(kafka), capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     [half] = read(kafka, kafka.half_topic)
     assert b"apples" in (half.value() or b"")
@@ -58,6 +63,17 @@ def test_an_order_is_written_and_its_message_committed(
     assert [path.name for path in tmp_path.glob("*.db")] == [file], "its own: their tables differ"
     with closing(sqlite3.connect(tmp_path / file)) as database:
         assert database.execute(f"SELECT item FROM {table}").fetchall() == [("apples",)]
+
+
+def test_a_service_that_was_restarted_answers_checks_before_its_first_order(kafka: KafkaSettings, tmp_path: Path) -> None:
+    stays = "import sys; from examples import django_shop; sys.stdin.read(); assert django_shop.producer.close()"
+    with subprocess.Popen([sys.executable, "-c", stays], cwd=tmp_path, env=environ_of(kafka), stdin=subprocess.PIPE) as service:
+        send_checks(kafka, check_of("a", group="order-site"))
+        try:
+            [(name, headers)] = ops(kafka, at_least=1)
+        finally:
+            service.communicate()
+    assert (name, headers["FROM_CHECK"], service.returncode) == ("a", "true", 0)
 
 
 def test_the_script_without_an_item_says_what_it_takes(tmp_path: Path) -> None:
