@@ -132,21 +132,21 @@ def _flatten(content: Mapping[object, object], prefix: tuple[str, ...], origin: 
 
 def _is_mapping(dotted: tuple[str, ...]) -> bool:
     """Return True if a setting's value is a mapping, whose keys the user chooses."""
-    return ".".join(dotted).lower() in {name for name, field in _all_settings() if get_origin(field.annotation) is Mapping}
+    return ".".join(dotted).lower() in {name.lower() for name, field in _all_settings() if get_origin(field.annotation) is Mapping}
 
 
 def secret_settings() -> frozenset[str]:
     """Return the dotted names, in lower case, of the settings that hold a secret."""
-    return frozenset(name for name, field in _all_settings() if _holds_secret(field.annotation))
+    return frozenset(name.lower() for name, field in _all_settings() if _holds_secret(field.annotation))
 
 
 def _all_settings(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     for name, field in model.model_fields.items():
         group = _group(field)
         if group is not None:
-            yield from _all_settings(group, f"{prefix}{name.lower()}.")
+            yield from _all_settings(group, f"{prefix}{name}.")
         else:
-            yield prefix + name.lower(), field
+            yield prefix + name, field
 
 
 def _group(field: FieldInfo) -> type[BaseModel] | None:
@@ -169,7 +169,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
 
 def _refuse_near_setting(variable: str, value: str) -> None:
     """Refuse a variable that means a setting and lacks an underscore. It would be ignored."""
-    plain = {name.translate(_NO_SEPARATORS): name for name, _ in _all_settings()}
+    plain = {name.lower().translate(_NO_SEPARATORS): name for name, _ in _all_settings()}
     near = difflib.get_close_matches(variable[len(ENV_PREFIX) - 1 :].lower().translate(_NO_SEPARATORS), plain, n=1, cutoff=_NEAR)
     if near and not _OF_KUBERNETES.match(value):
         meant = ENV_PREFIX + plain[near[0]].replace(".", "__").upper()
@@ -207,13 +207,19 @@ def _united(former: object, value: object) -> object:
     return {**both[0], **both[1]} if all(isinstance(each, dict) and each for each in both) else value  # type: ignore[dict-item]
 
 
+def _elsewhere(name: str) -> list[str]:
+    """Return the dotted name of a setting that is called like this in its group, or none."""
+    groups = {dotted.lower().rpartition(".")[2]: dotted for dotted, _ in _all_settings()}
+    return [groups[found] for found in difflib.get_close_matches(name.lower(), groups, n=1, cutoff=_NEAR)]
+
+
 def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     """Return the field with this name in any case."""
     by_lower = {field.lower(): field for field in model.model_fields}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
-    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
-    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    near = [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)] or _elsewhere(name)
+    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
     is_shown = not dotted.lower().startswith(_LOGINS)
     told = f"unknown setting {dotted!r}" if is_shown else f"an unknown setting in {dotted[: dotted.rindex('.')]}"

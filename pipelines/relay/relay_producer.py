@@ -52,7 +52,7 @@ class TransactionLostError(Exception):
     """The transaction did not end, or another relay has ended it. Only the bookmark in Kafka tells what was written."""
 
 
-class _DeliveryReports:
+class _FirstFailure:
     """Keeps the first failure of a transaction. librdkafka holds it meanwhile, so it must not hold the producer."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RelayProducer:
         """
         self._user, self._id = settings.kafka.security.login, relay_id(settings.kafka, settings.relay.name)
         self._limit_s = settings.relay.transaction_timeout / 1000
-        self._reports = _DeliveryReports()
+        self._first = _FirstFailure()
         options: dict[str, Any] = {
             **librdkafka_config(settings.kafka, ClientLog()),
             **PRODUCER_OPTIONS,
@@ -117,7 +117,7 @@ class RelayProducer:
             RefusedError: a topic refuses a message. Nothing was written.
             TransactionLostError: it did not end, or this producer was fenced. Make a new one.
         """
-        self._reports = _DeliveryReports()
+        self._first = _FirstFailure()
         try:
             self._producer.begin_transaction()
             for record in records:
@@ -127,15 +127,15 @@ class RelayProducer:
                 self._produce(record, is_alone=is_alone)
                 if is_alone:
                     self._wait()
-                if self._reports.failure is not None:
+                if self._first.failure is not None:
                     break
             for position in positions:
                 self._put(topic, position.value, position.key)
             self._wait()
         except KafkaException as error:
             self._give_up(error.args[0])
-        if self._reports.failure is not None:
-            self._give_up(self._reports.failure[1])
+        if self._first.failure is not None:
+            self._give_up(self._first.failure[1])
         try:
             self._finish(self._producer.commit_transaction, may_abort=True)
         except KafkaException as error:
@@ -146,17 +146,17 @@ class RelayProducer:
         self._producer.purge()
 
     def _produce(self, record: RelayedRecord, *, is_alone: bool) -> None:
-        report = self._reports.of(record, is_alone=is_alone)
+        report = self._first.of(record, is_alone=is_alone)
         try:
             self._put(record.topic, record.value, record.key, partition=record.partition, headers=list(record.headers), on_delivery=report)
         except KafkaException as error:
             if error.args[0].code() not in _REFUSALS:
                 raise
-            self._reports.failure = (record, error.args[0], True)
+            self._first.failure = (record, error.args[0], True)
 
     def _put(self, *record: Any, **more: Any) -> None:
         """Queue a record; wait while librdkafka's queue is full, unless a topic has refused a message."""
-        while self._reports.failure is None:
+        while self._first.failure is None:
             try:
                 return self._producer.produce(*record, **more)
             except BufferError:
@@ -165,7 +165,7 @@ class RelayProducer:
 
     def _wait(self) -> None:
         """Wait until each record is delivered, or one has failed. Message time-outs limit it."""
-        while len(self._producer) and self._reports.failure is None:
+        while len(self._producer) and self._first.failure is None:
             self._producer.poll(_POLL_S)
 
     def _give_up(self, error: KafkaError) -> None:
@@ -179,9 +179,9 @@ class RelayProducer:
             raise TransactionLostError(str(error))
         # librdkafka takes no message after a refusal, also before it has reported the refusal: this serves the report.
         self._finish(self._producer.abort_transaction)
-        if self._reports.failure is None or self._reports.failure[1].code() not in _REFUSALS:
+        if self._first.failure is None or self._first.failure[1].code() not in _REFUSALS:
             raise TransactionLostError(str(error))
-        record, failure, is_alone = self._reports.failure
+        record, failure, is_alone = self._first.failure
         refusal = _REFUSALS[failure.code()]
         raise RefusedError(record, refusal, self._cause(record, refusal, failure), is_alone=is_alone)
 

@@ -129,6 +129,8 @@ def test_zero_is_a_valid_tick_interval_and_no_valid_timeout() -> None:
         ("resolution.transactionCheckMx", "did you mean transactionCheckMax?"),
         ("kafka.bootstrap_server", "did you mean bootstrap_servers?"),
         ("resolutoin.tick_interval", "did you mean resolution?"),
+        ("transactionTimeout", "did you mean resolution.transactionTimeOut?"),
+        ("kafka.transactionCheckMx", "did you mean resolution.transactionCheckMax?"),
         ("zzz.y", "there are: kafka, resolution, state, storage, trigger, metrics"),
     ],
 )
