@@ -49,8 +49,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Python as the cluster's machines have it: everything that Halfway depends on, without Halfway."""
-    return make_fresh_python(tmp_path_factory.mktemp("python"))
+    """A Python as the cluster's machines have it: what Halfway depends on, without Halfway, PySpark and Delta."""
+    return make_fresh_python(tmp_path_factory.mktemp("python"), without={"pyspark", "py4j", "delta", "delta_spark"})
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import yaml
 
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.command_settings import command_settings
+from halfway.pipelines.runtime.jars import ensure_jars
 from tests.support.fresh_python import build_wheel, copy_source
 from tests.support.paths import ROOT
 
@@ -60,6 +61,34 @@ def test_there_is_one_job_and_one_committer_and_a_stranger_is_no_executor() -> N
     conf = spark_conf(DRIVER["containers"][0]["args"])
     names = ("spark.authenticate", "spark.network.crypto.enabled", "spark.io.encryption.enabled")
     assert [conf[name] for name in names] == ["true"] * 3
+
+
+def test_executors_have_no_rights_in_kubernetes() -> None:
+    """They decode bytes of strangers. Who may make pods may read every secret of the namespace."""
+    name = spark_conf(DRIVER["containers"][0]["args"])["spark.kubernetes.authenticate.executor.serviceAccountName"]
+    [account] = [each for each in MANIFESTS if each["kind"] == "ServiceAccount" and each["metadata"]["name"] == name]
+    assert account["automountServiceAccountToken"] is False
+    assert name not in [subject["name"] for each in MANIFESTS if each["kind"] == "RoleBinding" for subject in each["subjects"]]
+
+
+def test_a_command_is_made_from_the_pod_of_the_compaction() -> None:
+    [script] = re.findall(r"awk '(.*)'", PAGE)
+    text = yaml.safe_dump(BY_KIND["CronJob"]["spec"]["jobTemplate"])
+    done = subprocess.run(["awk", script], input=text, capture_output=True, text=True, check=True)
+    [container] = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["containers"]
+    arguments = OPTIMIZE["containers"][0]["args"]
+    at = arguments.index("optimize")
+    assert container["args"] == [*arguments[:at], "topics", "create", *arguments[at + 1 :]]
+
+
+def test_delta_for_python_comes_from_the_jar_in_the_image() -> None:
+    """In which there is no delta-spark, because that would bring a second PySpark."""
+    [path] = re.findall(r"PYTHONPATH=(\S+)", DOCKERFILE)
+    [jar] = [Path(each).name for each in path.split(":") if each.startswith("/opt/spark/jars/")]
+    [found] = [each for each in ensure_jars("spark") if each.name == jar]
+    code = "import delta.tables, delta.exceptions; print(delta.tables.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(found)})
+    assert str(found) in done.stdout
 
 
 def spark_conf(arguments: list[str]) -> dict[str, str]:

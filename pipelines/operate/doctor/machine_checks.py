@@ -6,7 +6,10 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata, util
+
+import pyspark
 
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
 from halfway.pipelines.runtime.jars import jars_present
@@ -29,8 +32,11 @@ def machine_findings() -> Iterator[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("pyspark", "delta-spark", "confluent-kafka"))
-    yield Finding("python", Health.OK, f"Python {platform.python_version()}, {packages}")
+    packages = [f"pyspark {pyspark.__version__}"]
+    for name in ("delta-spark", "confluent-kafka"):
+        with suppress(metadata.PackageNotFoundError):  # On a cluster Delta's package is in its JAR, and not installed.
+            packages.append(f"{name} {metadata.version(name)}")
+    yield Finding("python", Health.OK, f"Python {platform.python_version()}, {', '.join(packages)}")
 
 
 def _java() -> Iterator[Finding]:
