@@ -28,7 +28,7 @@ class BucketReport:
     entries: int
     """All entries of its state."""
     absent_groups: int
-    """Producer groups that are away or behind, as the latest tick says (R15)."""
+    """Producer groups that are away or behind, as the latest ticks say (R15)."""
     counts: Mapping[str, int]
     """What this batch counted: `Count`, and quarantined records by their `Reason`."""
     totals: Mapping[str, int]

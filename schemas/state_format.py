@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from halfway.schemas.errors import StateFormatError
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 STATE_SCHEMA = StructType([StructField("format_version", IntegerType(), False), StructField("payload", BinaryType(), False)])
 

@@ -24,7 +24,7 @@ from halfway.schemas.state_format import (
     decode_payload,
     encode_payload,
 )
-from halfway.transforms.horizon import Clock, Floor, LatestTick, Times
+from halfway.transforms.horizon import Clock, Floor, Groups, Times
 from halfway.transforms.protocol import Batch, BucketState, Half, Op, Outcome, Rules, Transaction, resolve
 
 _PHASES = {int(phase): phase for phase in Phase}
@@ -178,19 +178,18 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "read_ms": _encode_times(clock.read_ms),
         "asked_ms": _encode_times(clock.asked_ms),
         "sizes": _encode_times(clock.partition_counts),
-        "latest": clock.latest_tick,
+        "absent": _encode_groups(clock.absent),
         "floor_ms": clock.floor,
     }
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:
-    latest_ms, source, partition, absent_groups = stored["latest"]
     return Clock(
         tick_ms=_decode_times(stored["heard_ms"]),
         read_ms=_decode_times(stored["read_ms"]),
         asked_ms=_decode_times(stored["asked_ms"]),
         partition_counts=_decode_times(stored["sizes"]),
-        latest_tick=LatestTick(latest_ms, Source(source), partition, tuple(absent_groups)),
+        absent=_decode_groups(*stored["absent"]),
         floor=Floor(*stored["floor_ms"]),
     )
 
@@ -202,3 +201,15 @@ def _encode_times(times_ms: Times) -> list[list[list[int]]]:
 
 def _decode_times(stored: list[list[list[int]]]) -> Times:
     return {source: dict(zip(*of_topic, strict=True)) for source, of_topic in zip(Source, stored, strict=True)}
+
+
+def _encode_groups(groups: Groups) -> list[Any]:
+    """Return the distinct lists of groups, and [partitions, places in them] of each topic."""
+    lists: dict[tuple[str, ...], int] = {}
+    of_place = {source: {number: lists.setdefault(named, len(lists)) for number, named in groups[source].items()} for source in Source}
+    return [list(lists), _encode_times(of_place)]
+
+
+def _decode_groups(lists: list[list[str]], stored: list[list[list[int]]]) -> Groups:
+    named = list(map(tuple, lists))
+    return {source: {number: named[which] for number, which in of_topic.items()} for source, of_topic in _decode_times(stored).items()}

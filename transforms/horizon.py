@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from halfway.schemas.headers import Source
@@ -12,6 +11,8 @@ SourcePartition = tuple[Source, int]
 """A partition of the half or the op topic."""
 Times = Mapping[Source, Mapping[int, int]]
 """Topic → partition → time in ms."""
+Groups = Mapping[Source, Mapping[int, tuple[str, ...]]]
+"""Topic → partition → producer groups. Partitions share a tuple: a thousand of them may name a thousand groups."""
 NO_TIME = -1
 """In place of the time of a partition that was read, and in which all records break the contract: they prove none."""
 _Place = TypeVar("_Place")
@@ -42,32 +43,6 @@ def latest_ticks(ticks: Iterable[Tick]) -> list[Tick]:
     return list({(tick.source, tick.partition): tick for tick in ticks}.values())
 
 
-def naming_groups_once(ticks: Sequence[Tick]) -> list[Tick]:
-    """Return the ticks, of which only the latest one names absent groups: nobody asks an earlier one (R15)."""
-    last = max(ticks, key=_LATEST, default=None)
-    return [tick if tick is last else tick._replace(absent_groups=()) for tick in ticks]
-
-
-class LatestTick(NamedTuple):
-    """What the latest tick of all says, and its time and place.
-
-    A later tick replaces it, and so does the next one of its own partition, even an earlier one: otherwise a tick
-    from a clock that was ahead would stand until time reaches it.
-    """
-
-    at_ms: int = -1
-    source: Source = Source.HALF
-    partition: int = -1
-    absent_groups: tuple[str, ...] = ()
-
-    def or_newer(self, ticks: Sequence[Tick]) -> "LatestTick":
-        """Return what stands after more ticks, at least one."""
-        at_ms, source, partition, absent_groups = max(map(_LATEST, ticks))
-        last = LatestTick(at_ms, source, partition, tuple(sorted(absent_groups)))
-        is_replaced = any(tick.source is self.source and tick.partition == self.partition for tick in ticks)
-        return last if is_replaced else max(self, last)
-
-
 class Floor(NamedTuple):
     """The last horizon and read mark that were defined; -1 before the first. Neither goes back."""
 
@@ -93,8 +68,8 @@ class Clock:
     """What the latest tick of each partition says of checks (R5); `ALL_ASKED` is left out."""
     partition_counts: Times = field(default_factory=lambda: {source: {} for source in Source})
     """How many partitions the topic has, as the latest tick of each partition says. The greatest number counts."""
-    latest_tick: LatestTick = field(default_factory=LatestTick)
-    """The latest tick of all, which says which groups are away or behind (R15)."""
+    absent: Groups = field(default_factory=lambda: {source: {} for source in Source})
+    """Which groups the latest tick of each partition names (R15); a partition whose tick names none is left out."""
     floor: Floor = field(default_factory=Floor)
 
     def after(self, ticks: Sequence[Tick], read_ms: Mapping[SourcePartition, int]) -> "Clock":
@@ -107,27 +82,33 @@ class Clock:
         if not ticks and not read_ms:
             return self
         said = latest_ticks(ticks)
-        at_tick, read, asked, counts, latest = {}, {}, {}, {}, self.latest_tick
+        at_tick, read, asked, counts, absent = {}, {}, {}, {}, {}
         for source in Source:
             of_topic = [tick for tick in said if tick.source is source]
             at_tick[source] = {**self.tick_ms[source], **{tick.partition: tick.at_ms for tick in of_topic}}
             counts[source] = {**self.partition_counts[source], **{tick.partition: tick.partitions for tick in of_topic}}
             now = {**self.asked_ms[source], **{tick.partition: tick.asked_ms for tick in of_topic}}
             asked[source] = {partition: asked_ms for partition, asked_ms in now.items() if asked_ms != ALL_ASKED}
+            named = {**self.absent[source], **{tick.partition: tick.absent_groups for tick in of_topic}}
+            absent[source] = {partition: groups for partition, groups in named.items() if groups}
             fresh = {partition: at_ms for (of, partition), at_ms in read_ms.items() if of is source}
             times_ms = read_on(self.read_ms[source], fresh)
             read[source] = {
                 partition: at_ms for partition, at_ms in times_ms.items() if at_ms > at_tick[source].get(partition, NO_TIME - 1)
             }
-        if ticks:
-            latest = latest.or_newer(said)
-        clock = Clock(at_tick, read, asked, counts, latest, self.floor)
+        clock = Clock(at_tick, read, asked, counts, absent, self.floor)
         horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
         return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor=Floor(horizon_ms, read_mark_ms))
 
     def absent_groups(self) -> frozenset[str]:
-        """Return the producer groups that are away or behind, as the latest tick says (R15)."""
-        return frozenset(self.latest_tick.absent_groups)
+        """Return the producer groups that are away or behind, as the latest tick of any partition says (R15).
+
+        Not as the newest of all says: where a backlog is read in parts, it may be one of after a group's return, and
+        the answer that the group has given since is not read yet.
+        """
+        said = ((n, groups, self.partitions_of(source)) for source in Source for n, groups in self.absent[source].items())
+        distinct = {id(groups): groups for partition, groups, partitions in said if partition < partitions}
+        return frozenset().union(*distinct.values())
 
     def partitions_of(self, source: Source) -> int:
         """Return how many partitions a topic has; 0 before its first tick. An older tick may count fewer."""
@@ -163,6 +144,3 @@ class Clock:
         return max(
             horizon_ms, self.floor.read_mark_ms, min(min({**self.tick_ms[source], **self.read_ms[source]}.values()) for source in Source)
         )
-
-
-_LATEST = attrgetter(*LatestTick._fields)

@@ -24,7 +24,7 @@ from halfway.schemas.outcomes import Kind
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig, decode
 from halfway.transforms.former import FormerRecords
-from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, naming_groups_once, read_on
+from halfway.transforms.horizon import SourcePartition, Tick, latest_ticks, read_on
 from halfway.transforms.protocol import Outcome
 from halfway.transforms.record_columns import Integers, is_before
 
@@ -104,7 +104,7 @@ def pack_events(
             if sum(map(len, kept)) >= ROWS_IN_MEMORY:
                 yield _by_bucket(kept, b"", bucket_keys, secret)
                 kept = []
-        yield _by_bucket(kept, _pack_times((naming_groups_once(ticks), read_ms)), bucket_keys, secret)
+        yield _by_bucket(kept, _pack_times((ticks, read_ms)), bucket_keys, secret)
 
     return pack
 
@@ -134,9 +134,10 @@ def unpack(pack: bytes) -> pa.Table:
 @lru_cache(maxsize=256)
 def unpack_times(times: bytes) -> TaskTimes:
     """Return the times of a task. Cached, because all buckets get the same."""
-    ticks, read = json.loads(times) if times else ((), ())
+    lists, ticks, read = json.loads(times) if times else ((), (), ())
+    named = list(map(tuple, lists))
     return (
-        [Tick(Source(source), partition, count, at_ms, tuple(absent), asked) for source, partition, count, at_ms, absent, asked in ticks],
+        [Tick(Source(source), partition, count, at_ms, named[which], asked) for source, partition, count, at_ms, which, asked in ticks],
         {(Source(source), partition): at_ms for source, partition, at_ms in read},
     )
 
@@ -228,8 +229,10 @@ def _to_bytes(table: pa.Table) -> bytes:
 
 
 def _pack_times(times: TaskTimes) -> bytes:
-    """Return times as JSON; nothing if the records of the task say nothing of time."""
+    """Return times as JSON, each list of groups once; nothing if the records of the task say nothing of time."""
     ticks, read_ms = times
     if not ticks and not read_ms:
         return b""
-    return json.dumps([ticks, [(*place, at_ms) for place, at_ms in read_ms.items()]]).encode()
+    lists: dict[tuple[str, ...], int] = {}
+    by_list = [tick._replace(absent_groups=lists.setdefault(tick.absent_groups, len(lists))) for tick in ticks]  # type: ignore[arg-type]
+    return json.dumps([list(lists), by_list, [(*place, at_ms) for place, at_ms in read_ms.items()]]).encode()

@@ -7,7 +7,7 @@ ticks are, so that a finding is always a defect. Times are in ms.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -262,6 +262,14 @@ def _names(tick: Record, group: str) -> bool:
     return f'"{group}"'.encode() in (tick.value or b"")
 
 
+def _is_named_in_a_partition(ticks: Sequence[Record], group: str) -> bool:
+    """Return True if all ticks of a partition name a group: one of them was its latest."""
+    named: dict[tuple[str, int], bool] = {}
+    for tick in ticks:
+        named[tick.topic, tick.partition] = named.get((tick.topic, tick.partition), True) and _names(tick, group)
+    return any(named.values())
+
+
 def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
     """While a group is away, or behind with its checks, it loses nothing (R15)."""
     passed: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
@@ -277,7 +285,7 @@ def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
         if not at or row["discarded_at"] > half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers):
             continue
         with_it = [tick.seq for tick in at if not _names(tick, half.header("PGROUP"))]
-        if not with_it:
+        if not with_it or (not facts.history.clocks_jumped and _is_named_in_a_partition(at, half.header("PGROUP"))):
             yield Finding("R15", pointer[0], "discarded while its group was away")
         first_seq = min(with_it, default=0)
         if not with_it or not facts.is_known(group, first_seq):

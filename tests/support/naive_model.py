@@ -55,14 +55,8 @@ def read_mark_of(batches: Sequence[Batch], horizon_ms: int) -> int:
 
 
 def away_of(batches: Sequence[Batch]) -> tuple[str, ...]:
-    """Return the absent groups of the newest tick (R15). It stands until its own partition has another one."""
-    newest: list[Tick] = []
-    for batch in batches:
-        said = latest_of(batch.ticks)
-        places = {(tick.source, tick.partition) for tick in said}
-        known = [*(tick for tick in newest if (tick.source, tick.partition) not in places), *said]
-        newest = sorted(known, key=lambda tick: (tick.at_ms, tick.source, tick.partition))[-1:]
-    return newest[0].absent_groups
+    """Return the groups that the latest tick of any partition names (R15)."""
+    return tuple({group for tick in latest_of([tick for batch in batches for tick in batch.ticks]) for group in tick.absent_groups})
 
 
 def asked_of(batches: Sequence[Batch]) -> int:

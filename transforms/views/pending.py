@@ -43,7 +43,7 @@ class PendingView:
     horizon_ms: int | None
     """The smallest horizon of all buckets. None if one bucket has none or there is no state; then nothing is due."""
     absent_groups: frozenset[str]
-    """The producer groups that are away or behind, as the latest tick says. Their checks are put off (R15)."""
+    """The producer groups that are away or behind, as the latest ticks say. Their checks are put off (R15)."""
     totals: Counter[str]
     """The counts since the checkpoint began, by `halfway.schemas.outcomes.Count` or the reason of a quarantine."""
     waiting: int
@@ -69,7 +69,7 @@ class GroupPending:
     most_checks: int
     """The largest number of checks that one of them has had."""
     is_absent: bool
-    """True if the group cannot answer, as the latest tick says: no instance runs, or it is behind its checks (R15)."""
+    """True if the group cannot answer, as the latest ticks say: no instance runs, or it is behind its checks (R15)."""
 
 
 def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
@@ -82,7 +82,7 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         StateFormatError: a row is damaged, or another version of Halfway wrote it.
     """
     tables, horizons, totals = [PENDING_SCHEMA.empty_table()], [], Counter[str]()
-    latest: tuple[int, frozenset[str]] = (-1, frozenset())
+    absent_groups: set[str] = set()
     settled_or_waiting = remembered = 0
     for format_version, payload in states:
         bucket = Bucket.decode(format_version, payload)
@@ -91,13 +91,13 @@ def view_pending(states: Iterable[tuple[int, bytes]]) -> PendingView:
         tables.append(_to_view(pending, horizon_ms))
         horizons.append(horizon_ms)
         totals.update(bucket.totals)
-        latest = max(latest, (bucket.clock.latest_tick.at_ms, bucket.clock.absent_groups()), key=lambda tick: tick[0])
+        absent_groups |= bucket.clock.absent_groups()
         settled_or_waiting += bucket.entries.num_rows - pending.num_rows
         remembered += pc.sum(pc.is_in(bucket.entries["entry"], value_set=_SETTLED)).as_py() or 0
     return PendingView(
         transactions=pa.concat_tables(tables).sort_by([("start_ms", "ascending"), ("transaction_id", "ascending")]),
         horizon_ms=common_horizon_ms(horizons),
-        absent_groups=latest[1],
+        absent_groups=frozenset(absent_groups),
         totals=totals,
         waiting=settled_or_waiting - remembered,
         remembered=remembered,

@@ -609,6 +609,15 @@ def test_r9_what_a_clock_that_was_ahead_said_before_it_was_right_in_the_same_bat
     assert Clock().after([*ahead_and_right, halves], {}).absent_groups() == frozenset()
 
 
+def test_r15_a_group_that_is_back_is_absent_until_what_it_has_answered_is_read() -> None:
+    """A rate limit divides a backlog: the half topic is read up to the return, and the op topic up to before it."""
+    begin = [[half("a")], [tick(DUE)], [tick(36_001)]]
+    away = Tick(Source.OP, 0, 1, 66_001, ("g",), 66_000)
+    back = [Tick(source, 0, 1, 80_000, (), 79_000) for source in Source]
+    ended = run([*begin, [[away, back[0]]], [commit("a", 70_000), [back[1]]]])
+    assert ended.batches[3:] == [[], ["commit a @70000"]]
+
+
 def test_an_older_tick_of_another_partition_counts_none_away() -> None:
     """The clock of its broker is ahead of the one whose tick has counted the new partition."""
     clock = Clock().after([Tick(Source.HALF, 0, 1, 100), *(Tick(Source.OP, n, 2, 100) for n in range(2))], {})
