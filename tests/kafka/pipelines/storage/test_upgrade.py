@@ -22,7 +22,7 @@ from tests.support.older_formats import DATA, RUNS, first_part, make_topics, set
 
 KEPT = sorted(int(path.name.removeprefix("format-").removesuffix(".tar.gz")) for path in DATA.glob("format-*.tar.gz"))
 OPENED = [version for version in KEPT if version == FORMAT_VERSION]
-"""Formats 1 and 4 place ids in other buckets; 6 does not tell which partitions name a group. 2, 3 and 5 are not kept."""
+"""Formats 1 and 4 place ids in other buckets; 6 does not tell which partitions name a group. 2, 3 and 5 are gone."""
 OpenKept = Callable[[int], World]
 
 
