@@ -270,8 +270,8 @@ class GroupRecords:
     def settle(self, sender: Sends, messages: Sequence[HalfMessage], answer: Answer) -> None:
         """Queue the same op for each message of a local transaction.
 
-        Each may wait `send_timeout_ms` for room in the queue, and the database's locks may be held: so once one has
-        found none, the others are left to their checks.
+        Each may wait `send_timeout_ms` for room in the queue, and the database's locks may be held: once one could not
+        be queued, the others are not tried, and checks ask for them.
         """
         failure: SendError | None = None
         for message in messages:

@@ -83,7 +83,7 @@ def _shown(place: Sequence[int | str]) -> str:
     whole = ".".join(names)
     if not whole.lower().startswith(_LOGINS):
         return whole
-    known = {name for name, _ in _all_settings()}
+    known = {name.lower() for name, _ in _all_settings()}
     return next((short for end in range(1, len(names)) if (short := ".".join(names[:end])).lower() in known), whole)
 
 
@@ -218,8 +218,9 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     by_lower = {field.lower(): field for field in model.model_fields}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
-    near = [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)] or _elsewhere(name)
-    hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(model.model_fields)}"
+    exact = [setting for setting, _ in _all_settings() if setting.lower().rpartition(".")[2] == name.lower()]
+    near = exact or [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)] or _elsewhere(name)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
     is_shown = not dotted.lower().startswith(_LOGINS)
     told = f"unknown setting {dotted!r}" if is_shown else f"an unknown setting in {dotted[: dotted.rindex('.')]}"

@@ -103,11 +103,13 @@ class Clock:
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away or behind, as the latest tick of any partition says (R15).
 
-        Not as the newest of all says: where a backlog is read in parts, it may be one of after a group's return, and
-        the answer that the group has given since is not read yet.
+        Not as the newest of all says: where a backlog is read in parts, that tick may have been written after a group's
+        return, and what the group has answered since is not read yet.
         """
-        said = ((n, groups, self.partitions_of(source)) for source in Source for n, groups in self.absent[source].items())
-        distinct = {id(groups): groups for partition, groups, partitions in said if partition < partitions}
+        distinct: dict[int, tuple[str, ...]] = {}
+        for source in Source:
+            partitions = self.partitions_of(source)
+            distinct |= {id(groups): groups for partition, groups in self.absent[source].items() if partition < partitions}
         return frozenset().union(*distinct.values())
 
     def partitions_of(self, source: Source) -> int:
@@ -116,8 +118,11 @@ class Clock:
 
     def asked_horizon_ms(self) -> int:
         """Return the horizon up to which checks count at the present one (R5): the smallest over all partitions."""
-        said = ((n, asked_ms, self.partitions_of(source)) for source in Source for n, asked_ms in self.asked_ms[source].items())
-        return min((asked_ms for partition, asked_ms, partitions in said if partition < partitions), default=ALL_ASKED)
+        said: list[int] = []
+        for source in Source:
+            partitions = self.partitions_of(source)
+            said += [asked_ms for partition, asked_ms in self.asked_ms[source].items() if partition < partitions]
+        return min(said, default=ALL_ASKED)
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None until each partition has a tick."""

@@ -55,7 +55,7 @@ def tls_problem(config: Mapping[str, Any]) -> str | None:
     wants_tls = "SSL" in protocol
     for address in str(config["bootstrap.servers"]).split(","):
         try:
-            uses_tls, rejection = _handshake(address.strip(), ca)
+            uses_tls, rejection = _handshake(address.strip(), ca, wants_tls=wants_tls)
         except (OSError, ValueError):
             continue  # No broker answers there, which is another problem.
         if wants_tls and not uses_tls:
@@ -67,11 +67,12 @@ def tls_problem(config: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _handshake(address: str, ca: str | None) -> tuple[bool, str | None]:
+def _handshake(address: str, ca: str | None, *, wants_tls: bool) -> tuple[bool, str | None]:
     """Return True if `address` uses TLS, and why its certificate is rejected or None.
 
     Raises:
-        OSError: it does not answer, or hangs up on both, as a proxy does while its brokers are away.
+        OSError: it does not answer; or TLS is wanted, and it hangs up without TLS too, as a proxy does while its
+            brokers are away.
     """
     host, _, port = address.rpartition(":")
     place = (host.strip("[]"), int(port))
@@ -89,7 +90,8 @@ def _handshake(address: str, ca: str | None) -> tuple[bool, str | None]:
             return "ALERT" in (error.reason or ""), None
         else:
             return True, None
-    _ask_without_tls(place)
+    if wants_tls:
+        _ask_without_tls(place)
     return False, None
 
 

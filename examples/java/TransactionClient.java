@@ -12,6 +12,7 @@ import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.UUID;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
@@ -200,7 +201,7 @@ public final class TransactionClient implements AutoCloseable {
         String remark = null;
         if (state == null) {
             try {
-                state = lookUp.apply(id);
+                state = Objects.requireNonNull(lookUp.apply(id), "the look-up says nothing");
             } catch (RuntimeException error) {
                 state = State.UNKNOWN;  // It is asked again. One such transaction must not hold up the others.
                 remark = error.getClass().getName();

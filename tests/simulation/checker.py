@@ -244,7 +244,7 @@ def _last_call(facts: Facts, half: Record, row: Row) -> Iterator[Finding]:
     oldest_ms = half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers)
     group, about = half.header("PGROUP"), half.text_key
     waited = [tick for tick in facts.ticks.all if oldest_ms < tick.at_ms <= row["discarded_at"] and _names(tick, group)]
-    # The latest tick is the one with the newest time. From a clock that was ahead, it may name a group that is back.
+    # The latest tick of a partition may be from a clock that was ahead, and name a group that is back.
     is_named_ahead = any(tick.at_ms > row["discarded_at"] and tick.seq < row.seq and _names(tick, group) for tick in facts.ticks.all)
     if len({tick.at_ms for tick in waited}) >= min(numbers.check_max for numbers in facts.numbers):
         return
@@ -284,8 +284,11 @@ def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
         at = [tick for tick in facts.ticks.all if tick.at_ms >= row["discarded_at"] and tick.seq < row.seq]
         if not at or row["discarded_at"] > half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers):
             continue
+        # A partition without an earlier tick was added, and may have been counted since.
+        counted = {(tick.topic, tick.partition) for tick in facts.ticks.all if tick.at_ms <= row["discarded_at"]}
+        heard = [tick for tick in at if (tick.topic, tick.partition) in counted]
         with_it = [tick.seq for tick in at if not _names(tick, half.header("PGROUP"))]
-        if not with_it or (not facts.history.clocks_jumped and _is_named_in_a_partition(at, half.header("PGROUP"))):
+        if not with_it or (not facts.history.clocks_jumped and _is_named_in_a_partition(heard, half.header("PGROUP"))):
             yield Finding("R15", pointer[0], "discarded while its group was away")
         first_seq = min(with_it, default=0)
         if not with_it or not facts.is_known(group, first_seq):

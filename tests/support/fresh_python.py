@@ -12,9 +12,12 @@ from tests.support.paths import ROOT
 
 
 def make_fresh_python(folder: Path, *, without: Container[str] = ()) -> Path:
-    """Make a virtual environment and return its interpreter. `without` names packages that are left out."""
+    """Make a virtual environment and return its interpreter. `without` names packages that are left out.
+
+    Links, not a .pth file, which could leave out no package, nor an editable Halfway.
+    """
     venv.create(folder, with_pip=False)
-    for packages in {Path(path) for path in sys.path if path.endswith("site-packages")}:
+    for packages in {Path(path).resolve() for path in sys.path if path.endswith("site-packages")}:
         for entry in packages.iterdir():
             if entry.suffix != ".pth" and "halfway" not in entry.name and entry.name.split("-")[0] not in without:
                 (site_packages(folder) / entry.name).symlink_to(entry)

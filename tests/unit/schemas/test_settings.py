@@ -130,6 +130,8 @@ def test_zero_is_a_valid_tick_interval_and_no_valid_timeout() -> None:
         ("kafka.bootstrap_server", "did you mean bootstrap_servers?"),
         ("resolutoin.tick_interval", "did you mean resolution?"),
         ("transactionTimeout", "did you mean resolution.transactionTimeOut?"),
+        ("kafka.half_retention", "did you mean resolution.half_retention?"),
+        ("state.topics", "did you mean kafka.signing.topics or relay.topics?"),
         ("kafka.transactionCheckMx", "did you mean resolution.transactionCheckMax?"),
         ("zzz.y", "there are: kafka, resolution, state, storage, trigger, metrics"),
     ],

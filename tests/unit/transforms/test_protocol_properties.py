@@ -98,18 +98,18 @@ def _tick(source: Source, partition: int, at_ms: int, *absent: str) -> Tick:
     return Tick(source, partition, PARTITIONS, at_ms, absent)
 
 
-_SET_BACK = (
-    Log((Half("a0", "g", "t", 0, 0, 0, 0), _tick(Source.HALF, 0, 11))),
-    Log((_tick(Source.HALF, 1, 1), _tick(Source.HALF, 1, 32), _tick(Source.HALF, 1, 12))),
-    Log((_tick(Source.OP, 0, 11),)),
-    Log((_tick(Source.OP, 1, 31, "g"),)),
+_NAMED_IN_ONE = (
+    Log((Half("a0", "g", "t", 0, 0, 0, 0), _tick(Source.HALF, 0, 32))),
+    Log((_tick(Source.HALF, 1, 32),)),
+    Log((_tick(Source.OP, 0, 31, "g"),)),
+    Log((_tick(Source.OP, 1, 31),)),
 )
-"""The latest tick is replaced by one of a clock that was set back. What stood before it is forgotten by then."""
+"""The group is named by the latest tick of one partition, which is not the newest of all (R15)."""
 
 
 @settings(max_examples=600)
 @given(_world, _cuts)
-@example(_SET_BACK, [(0, 2, 0, 1)])
+@example(_NAMED_IN_ONE, [(0, 0, 0, 0)])
 def test_same_outcomes_as_the_naive_model(world: tuple[Log, ...], cuts: list[tuple[int, ...]]) -> None:
     batches = _split(world, cuts)
     lines, state, _ = _resolve_all(batches)

@@ -21,6 +21,7 @@ from tests.support.waiting import until
 def test_an_added_partition_gets_ticks(topics: MakeTopics) -> None:
     settings = topics(partitions=1, overrides={"resolution.tick_interval": "100ms"})
     ticks = TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000))
+    assert ticks.known_s() is None, "nobody has told who is absent: no check counts"
     assert ticks.publish() is None
     topic = settings.kafka.op_topic
     ticks.start()

@@ -53,11 +53,9 @@ def test_a_proxy_that_hangs_up_while_its_brokers_are_away_is_not_told_as_one_wit
                 connection, _ = server.accept()
                 connection.close()
 
-        thread = threading.Thread(target=hang_up)
-        thread.start()
+        threading.Thread(target=hang_up, daemon=True).start()
         address = f"{HOST}:{server.getsockname()[1]}"
         assert tls_problem({"bootstrap.servers": address, "security.protocol": "SSL", "ssl.ca.location": str(authority.ca)}) is None
-        thread.join()
 
 
 def test_a_broker_without_tls_is_told(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ import json
 import socket
 import sys
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import pyspark
 import pytest
 from typer.testing import CliRunner
 
@@ -102,6 +104,20 @@ def test_a_topic_needs_replicas_in_sync(replicas: int, in_sync: int, min_in_sync
     found = list(kafka_checks.replica_problems(replicas, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
+
+
+def test_a_cluster_where_pyspark_and_delta_are_not_installed_has_them_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark brings PySpark, and Delta's JAR its package."""
+
+    def version_of(name: str) -> str:
+        if name == "confluent-kafka":
+            return "2.0"
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(checks.metadata, "version", version_of)
+    [found] = checks._python()
+    assert found.health is Health.OK
+    assert found.text.endswith(f"pyspark {pyspark.__version__}, confluent-kafka 2.0")
 
 
 @pytest.mark.parametrize(
