@@ -12,6 +12,7 @@ from halfway.pipelines.storage.state_files import is_known_format, stored_rows
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
+from halfway.schemas.state_format import FORMAT_VERSION
 from halfway.transforms.views.pending import view_pending
 from tests.support.older_formats import DATA
 
@@ -41,7 +42,7 @@ def no_spark() -> SparkSession:
 
 
 def test_a_local_checkpoint_is_read_without_spark(kept: Callable[[str], Path]) -> None:
-    storage = StorageSettings(checkpoint=str(kept("format-6")))
+    storage = StorageSettings(checkpoint=str(kept(f"format-{FORMAT_VERSION}")))
     stored = read_state(no_spark, storage)
     view = view_pending(stored.rows)
     assert (stored.batch_id, len(stored.rows)) == (11, 4)
