@@ -7,7 +7,7 @@ ticks are, so that a finding is always a defect. Times are in ms.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -262,14 +262,6 @@ def _names(tick: Record, group: str) -> bool:
     return f'"{group}"'.encode() in (tick.value or b"")
 
 
-def _is_named_in_a_partition(ticks: Sequence[Record], group: str) -> bool:
-    """Return True if all ticks of a partition name a group: one of them was its latest."""
-    named: dict[tuple[str, int], bool] = {}
-    for tick in ticks:
-        named[tick.topic, tick.partition] = named.get((tick.topic, tick.partition), True) and _names(tick, group)
-    return any(named.values())
-
-
 def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
     """While a group is away, or behind with its checks, it loses nothing (R15)."""
     passed: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
@@ -284,11 +276,11 @@ def _nobody_is_discarded_unasked(facts: Facts) -> Iterator[Finding]:
         at = [tick for tick in facts.ticks.all if tick.at_ms >= row["discarded_at"] and tick.seq < row.seq]
         if not at or row["discarded_at"] > half.at_ms + min(numbers.half_retention_ms for numbers in facts.numbers):
             continue
-        # A partition without an earlier tick was added, and may have been counted since.
-        counted = {(tick.topic, tick.partition) for tick in facts.ticks.all if tick.at_ms <= row["discarded_at"]}
-        heard = [tick for tick in at if (tick.topic, tick.partition) in counted]
+        # The horizon is the time of the latest tick of a partition, and that tick does not name the group.
+        of_horizon = [tick for tick in at if tick.at_ms == row["discarded_at"] and not facts.history.clocks_jumped]
+        is_named = bool(of_horizon) and all(_names(tick, half.header("PGROUP")) for tick in of_horizon)
         with_it = [tick.seq for tick in at if not _names(tick, half.header("PGROUP"))]
-        if not with_it or (not facts.history.clocks_jumped and _is_named_in_a_partition(heard, half.header("PGROUP"))):
+        if not with_it or is_named:
             yield Finding("R15", pointer[0], "discarded while its group was away")
         first_seq = min(with_it, default=0)
         if not with_it or not facts.is_known(group, first_seq):

@@ -500,4 +500,19 @@ FOUND = (
             ),
         ),
     ),
+    Found(
+        "a group that is back before the op topic is read that far, under a rate limit",
+        "R15",
+        (
+            Action("set", 0, {"name": "kafka.max_offsets_per_trigger", "value": 6}),
+            Action("start", 1_000, {}),
+            _send(1_000, "g1", "t0", Fate.NEVER, "unknown", delay_ms=0),
+            Action("wait", 0, {"ms": 80_000, "steps": 80}),
+            Action("stop_service", 4_000, {"group": "g1"}),
+            *(Action("lag", 0, {"topic": "op", "partition": partition, "batches": 30}) for partition in (0, 1)),
+            Action("wait", 0, {"ms": 28_000, "steps": 28}),
+            Action("scale_service", 0, {"group": "g1", "instances": 1}),
+            Action("wait", 0, {"ms": 40_000, "steps": 40}),
+        ),
+    ),
 )

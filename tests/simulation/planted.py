@@ -22,7 +22,7 @@ from halfway.pipelines.storage import delta_tables, ownership
 from halfway.pipelines.storage.delta_tables import append_id
 from halfway.schemas import headers as h
 from halfway.schemas.events import EventKind
-from halfway.schemas.headers import LocalTransactionState, Source
+from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.tables import Table
 from halfway.schemas.tick_value import ALL_ASKED
@@ -138,11 +138,6 @@ def _orphans_vanish(self: Any, transaction_id: str, *_: Any) -> None:
 
 def _put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
     _on_due(self, known._replace(check_times=known.check_times + is_absent), horizon_ms, asked_ms, is_absent=is_absent)
-
-
-def _newest_tick_names(self: horizon.Clock) -> frozenset[str]:
-    _, source, partition = max((at_ms, source, n) for source in Source for n, at_ms in self.tick_ms[source].items())
-    return frozenset(self.absent[source].get(partition, ()))
 
 
 def _no_put_off_counts(self: Any, known: core.Transaction, horizon_ms: int, asked_ms: int, *, is_absent: bool) -> None:
@@ -273,7 +268,6 @@ PLANTED = (
     Planted("R14 any tick moves time", decoding, "_PROBLEMS", {**decoding._PROBLEMS, EventKind.TICK: lambda *_: iter(())}),
     Planted("R5 a check counts before it is sent", horizon.Clock, "asked_horizon_ms", lambda _: ALL_ASKED),
     Planted("R15 groups are never away", horizon.Clock, "absent_groups", lambda _: frozenset()),
-    Planted("R15 the newest tick of all says who is away", horizon.Clock, "absent_groups", _newest_tick_names),
     Planted("R15 what is put off counts", _Resolver, "_on_due", _put_off_counts),
     Planted("R16 committed_at is the half's time", writer, "_plain", _rows_with(committed_at=lambda row: row["half_at"]), is_full=True),
     Planted("R17 a half that is gone is in no table", writer.SimulatedWriter, "_quarantine_lost", lambda *_: None),

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from halfway.pipelines.storage.manifest import MANIFEST_FILE
-from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.headers import LocalTransactionState, Source
 from halfway.schemas.outcomes import Phase, Reason
 from halfway.schemas.tables import Table
 from halfway.transforms import operator
@@ -49,6 +49,18 @@ def test_histories_show_nothing_that_the_rules_forbid(first: int) -> None:
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.about}-{found.rule}")
 def test_what_once_showed_a_defect_shows_none(found: Found) -> None:
     assert findings_of(found.actions) == []
+
+
+def test_the_checker_sees_a_discard_by_the_newest_tick_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which no random history showed: R15 was so once."""
+
+    def newest_names(clock: Clock) -> frozenset[str]:
+        _, source, partition = max((at_ms, source, n) for source in Source for n, at_ms in clock.tick_ms[source].items())
+        return frozenset(clock.absent[source].get(partition, ()))
+
+    monkeypatch.setattr(Clock, "absent_groups", newest_names)
+    [actions] = [found.actions for found in FOUND if found.about.startswith("a group that is back before")]
+    assert [finding.rule for finding in findings_of(actions)] == ["R15"]
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
