@@ -1,6 +1,7 @@
 import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.kafka.common.errors.InterruptException;
 
-/** Fails to answer the second check once. Goes on until it has answered, and prints how many at each try. */
+/** Is interrupted once while it answers the second check. Goes on until it has answered, and prints how many at each try. */
 public final class AnswersAfterFailure {
     public static void main(String[] arguments) throws Exception {
         var asked = new AtomicInteger();
@@ -10,11 +11,12 @@ public final class AnswersAfterFailure {
                 try {
                     answered = client.answerChecks(id -> {
                         if (asked.incrementAndGet() == 2) {
-                            throw new IllegalStateException("the database does not answer");
+                            Thread.currentThread().interrupt();
                         }
                         return TransactionClient.State.COMMIT;
                     });
-                } catch (IllegalStateException error) {
+                } catch (InterruptedException | InterruptException error) {
+                    Thread.interrupted();
                     System.out.println("failed");
                 }
             }
