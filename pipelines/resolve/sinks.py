@@ -23,7 +23,7 @@ from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.events import OUTCOME_SCHEMA
-from halfway.schemas.headers import HALF_LOST, SIGNATURE, HeaderList, Source
+from halfway.schemas.headers import HALF_LOST, SIGNATURE, SIGNED_WINDOW_MS, HeaderList, Source
 from halfway.schemas.outcomes import Count, Kind, Reason
 from halfway.schemas.reports import BucketReport
 from halfway.schemas.settings import Settings
@@ -168,6 +168,8 @@ class BatchWriter:
         same_half = same_place & (found["at_ms"] == held["half_at_ms"])
         same_verdict = (found["kind"] == int(Kind.COMMIT)) & same_op & (found["decided_ms"] == held["committed_at_ms"])
         is_remembered = found["at_ms"] <= held["committed_at_ms"] + self._remembered_ms
+        is_signed = found["producer_group"].isin(sorted(self._settings.kafka.signing.keys))
+        is_remembered |= is_signed & (found["at_ms"] <= held["half_at_ms"] + 2 * SIGNED_WINDOW_MS)
         is_second = (found["at_ms"] >= held["half_at_ms"]) | (found["incarnation"] < held["incarnation"])
         same_message = (found["producer_group"] == held["producer_group"]) & is_remembered & is_second
         is_held = same_id & (same_half | same_verdict | same_message)
