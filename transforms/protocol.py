@@ -255,8 +255,10 @@ class _Resolver:
             if half.discarded_ms:  # decision 6
                 self.counts[Count.ADOPTED] += 1
                 self._settle(started, Phase.DISCARDED, half.discarded_ms)
-        elif half.discarded_ms:  # it came when its id was free again
+        elif half.discarded_ms:
             self.counts[Count.ADOPTED] += 1
+            if self._was_copy(known, half):
+                self._settle(known._replace(half=half), Phase.DISCARDED, half.discarded_ms)
         elif half.producer_group != known.half.producer_group:
             self._quarantine(half, Reason.ID_CONFLICT, f"the id belongs to group {known.half.producer_group}")
         elif half.incarnation == known.half.incarnation:
@@ -267,6 +269,15 @@ class _Resolver:
         else:
             detail = f"incarnation {known.half.incarnation} is {known.phase.name}, not DISCARDED"
             self._quarantine(half, Reason.INCARNATION_REFUSED, detail)
+
+    def _was_copy(self, known: Transaction, discarded: Half) -> bool:
+        """Return True if a pending half was a second one of what a former checkpoint discarded, and read first (R12).
+
+        A half that came when the id was free again is another message (R11).
+        """
+        is_same = (known.half.producer_group, known.half.incarnation) == (discarded.producer_group, discarded.incarnation)
+        free_ms = self.rules.forget_ms(discarded.discarded_ms, discarded)
+        return known.phase is Phase.PENDING and is_same and discarded.at_ms <= known.half.at_ms < free_ms
 
     def on_lost(self, lost: Lost) -> None:
         """Settle an id whose half is gone (R17).

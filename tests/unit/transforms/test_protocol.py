@@ -359,6 +359,18 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {"a": "PENDING"},
     ),
     (
+        "R12-a-copy-that-is-read-before-the-half-that-a-former-checkpoint-discarded-is-discarded-with-it",
+        [[half("a", 70_000, partition=1)], [half("a", discarded_ms=66_001)], [commit("a", 70_001)]],
+        [[], [], ["quarantine a late_verdict"]],
+        {"a": "DISCARDED"},
+    ),
+    (
+        "R11-a-half-after-the-id-was-free-again-is-no-copy-of-what-a-former-checkpoint-discarded",
+        [[half("a", 126_002, partition=1)], [half("a", discarded_ms=66_001)], [commit("a", 126_003)]],
+        [[], [], ["commit a @126003"]],
+        {"a": "COMMITTED"},
+    ),
+    (
         "R12-afresh-has-all-its-checks",
         [[half("a"), tick(DUE)], [tick(36_001)], [tick(66_001)], [half("a", 70_000, incarnation=1), tick(76_000)], [tick(76_001)]],
         [[f"check a #1 @{DUE}"], ["check a #2 @36001"], ["discard a check_max #2 @66001"], [], ["check a #1 @76001"]],
