@@ -154,7 +154,8 @@ class BatchWriter:
         A pointer alone does not identify a record: the offsets of a topic that was deleted and recreated start at 0.
         A COMMIT makes one message. If its half is in two partitions, the new checkpoint may read the other one first.
         A half of a lower incarnation, or one that came while the id was remembered, makes none beside a message of its
-        group (R11, R12): `discarded` may be from an older backup than `messages`.
+        group (R11, R12): `discarded` may be from an older backup than `messages`. Of a signed half, each copy is within
+        twice the window of it.
         """
         spark, storage = packs.sparkSession, self._settings.storage
         messages = read_table(spark, storage, Table.MESSAGES).where(F.coalesce(F.col("epoch"), F.lit(-1)) < self._epoch)
@@ -168,11 +169,12 @@ class BatchWriter:
         same_half = same_place & (found["at_ms"] == held["half_at_ms"])
         same_verdict = (found["kind"] == int(Kind.COMMIT)) & same_op & (found["decided_ms"] == held["committed_at_ms"])
         is_remembered = found["at_ms"] <= held["committed_at_ms"] + self._remembered_ms
-        is_signed = found["producer_group"].isin(sorted(self._settings.kafka.signing.keys))
-        is_remembered |= is_signed & (found["at_ms"] <= held["half_at_ms"] + 2 * SIGNED_WINDOW_MS)
         is_second = (found["at_ms"] >= held["half_at_ms"]) | (found["incarnation"] < held["incarnation"])
-        same_message = (found["producer_group"] == held["producer_group"]) & is_remembered & is_second
-        is_held = same_id & (same_half | same_verdict | same_message)
+        same_group = found["producer_group"] == held["producer_group"]
+        is_signed = found["producer_group"].isin(sorted(self._settings.kafka.signing.keys))
+        is_near = F.abs(found["at_ms"] - held["half_at_ms"]) <= 2 * SIGNED_WINDOW_MS
+        is_copy = is_signed & is_near & (found["incarnation"] == held["incarnation"])
+        is_held = same_id & (same_half | same_verdict | (same_group & ((is_remembered & is_second) | is_copy)))
         return packs.where(~F.col("may_be_held")).union(repacked(found.join(held, is_held, "left_anti")))
 
     def _append(self, outcomes: BatchOutcomes, kind: Kind, table: Table, report: BatchReport) -> DataFrame | None:

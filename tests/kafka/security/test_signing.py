@@ -152,7 +152,8 @@ def test_copies_make_no_second_message_after_the_id_is_forgotten(world: MakeWorl
     assert sorted(row.reason for row in w.rows(Table.QUARANTINE)) == ["bad_signature"] * 2 + ["orphan_op"] * 2
 
 
-def test_copies_make_no_second_message_if_an_adoption_reads_them_first(world: MakeWorld) -> None:
+@pytest.mark.parametrize("copied_ms", [121_000, pytest.param(-121_000, marks=pytest.mark.long)])
+def test_copies_make_no_second_message_if_an_adoption_reads_them_first(world: MakeWorld, copied_ms: int) -> None:
     """They are in other partitions, behind fewer records than the half and its op."""
     w = world(partitions=2, **SIGNING)
     partition = w.half("another", PGROUP=b"z")[0]
@@ -162,10 +163,10 @@ def test_copies_make_no_second_message_if_an_adoption_reads_them_first(world: Ma
     own = half_headers(SIGNED_AT=b"%d" % (START_MS + 1_000))
     half = signed(w, Source.HALF, "a", b"body", own)
     op = signed(w, Source.OP, "a", b"", op_headers(b"COMMIT", HALF_SIGNATURE=dict(half)["SIGNATURE"]))
-    for at_ms, where in ((1_000, partition), (121_000, 1 - partition)):
+    for at_ms, where in ((1_000, partition), (copied_ms, 1 - partition)):
         w.produce(Source.HALF, "a", b"body", half, at_ms, where)
         w.produce(Source.OP, "a", b"", op, at_ms, where)
-    w.resolve()
+        w.resolve()
     assert len(w.rows(Table.MESSAGES)) == 1
     storage = w.settings.storage.model_copy(update={"checkpoint": f"{w.settings.storage.checkpoint}-2"})
     kafka = w.settings.kafka.model_copy(update={"max_offsets_per_trigger": 4})
