@@ -237,35 +237,26 @@ class GroupRecords:
         failure.__cause__ = KafkaException(error) if error is not None else None
         return failure
 
-    def send_op(self, sender: Sends, message: HalfMessage, answer: Answer, failure: SendError | None = None) -> SendError | None:
-        """Queue the op. If it is lost, the caller gets no error: a check asks again.
-
-        Args:
-            sender: the connection.
-            message: the half.
-            answer: the state, and the remark.
-            failure: why the op of another message of the transaction could not be queued. This one is not tried then.
-
-        Returns:
-            Why it is not queued; None if it is.
-        """
+    def send_op(self, sender: Sends, message: HalfMessage, answer: Answer) -> SendError | None:
+        """Queue the op, or return why it is not queued. If it is lost, the caller gets no error: a check asks again."""
         span, record = self._op(message, answer)
 
-        def log_failure(error: KafkaError | SendError | None, _: Message | None = None) -> None:
+        def delivered(error: KafkaError | None, _: Message) -> None:
             span.end(error)
             if error is not None:
-                self.lost_an_op = True
-                cause = sender.explain(self._op_topic, error) if isinstance(error, KafkaError) else error
-                log.warning("event=op_not_sent transaction_id=%r state=%s error=%r", message.transaction_id, answer.state, str(cause))
+                self._note_lost(message, answer, sender.explain(self._op_topic, error))
 
         try:
-            if failure is None:
-                sender.send(self._op_topic, record, log_failure)
+            sender.send(self._op_topic, record, delivered)
         except SendError as error:
-            failure = error
-        if failure is not None:
-            log_failure(failure)
-        return failure
+            span.end(error)
+            self._note_lost(message, answer, str(error))
+            return error
+        return None
+
+    def _note_lost(self, message: HalfMessage, answer: Answer, cause: str) -> None:
+        self.lost_an_op = True
+        log.warning("event=op_not_sent transaction_id=%r state=%s error=%r", message.transaction_id, answer.state, cause)
 
     def settle(self, sender: Sends, messages: Sequence[HalfMessage], answer: Answer) -> None:
         """Queue the same op for each message of a local transaction.
@@ -276,7 +267,10 @@ class GroupRecords:
         failure: SendError | None = None
         for message in messages:
             self.verdicts.note(message, answer.state)
-            failure = self.send_op(sender, message, answer, failure)
+            if failure is None:
+                failure = self.send_op(sender, message, answer)
+            else:
+                self._note_lost(message, answer, str(failure))
 
     def roll_back(self, sender: Sends, messages: Sequence[HalfMessage], why: str) -> None:
         """Queue a ROLLBACK of each. Their local transaction has not committed, and never will."""

@@ -102,11 +102,9 @@ class OpenTelemetry(Telemetry):
             labels["error.type"] = type(error).__name__
             raise
         finally:
-            try:
+            with _failures_logged():
                 self._sent.add(1, labels)
                 self._duration.record(time.perf_counter() - began_s, labels)
-            except Exception as failure:
-                _log_failure(failure)
 
     def local_transaction(self) -> AbstractContextManager[None]:
         """Report a local transaction: a span."""
@@ -128,18 +126,14 @@ class OpenTelemetry(Telemetry):
         labels = {**self._group, "halfway.state": str(answer.state)}
         if answer.error is not None:
             labels["error.type"] = type(answer.error).__name__
-        try:
+        with _failures_logged():
             self._checks.add(1, labels)
-        except Exception as failure:
-            _log_failure(failure)
 
     def op(self, message: HalfMessage, state: LocalTransactionState) -> OpSpan:
         """Begin the span of an op, in the caller's trace or else in that of its half."""
-        try:
+        with _failures_logged():
             return self._op(message, state)
-        except Exception as error:
-            _log_failure(error)
-            return _NO_OP_SPAN
+        return _NO_OP_SPAN
 
     def _op(self, message: HalfMessage, state: LocalTransactionState) -> OpSpan:
         is_in_a_trace = self._trace.get_current_span().get_span_context().is_valid
@@ -154,7 +148,8 @@ class OpenTelemetry(Telemetry):
         def end(error: object) -> None:
             if error is not None:
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, str(error)))
-            _end(span)
+            with _failures_logged():
+                span.end()
 
         return OpSpan(self._headers_of(self._trace.set_span_in_context(span, context)), end)
 
@@ -167,10 +162,10 @@ class OpenTelemetry(Telemetry):
     @contextmanager
     def _span(self, name: str, kind: Any, attributes: Mapping[str, str]) -> Iterator[None]:
         """Begin a span. Of an error it has the type alone: SQLAlchemy's text has the statement's parameters."""
-        try:
+        span = None
+        with _failures_logged():
             span = self._tracer.start_span(name, None, kind, attributes)
-        except Exception as failure:
-            _log_failure(failure)
+        if span is None:
             yield
             return
         with self._trace.use_span(span, end_on_exit=False, record_exception=False, set_status_on_exception=False):
@@ -181,7 +176,8 @@ class OpenTelemetry(Telemetry):
                 span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, type(error).__name__))
                 raise
             finally:
-                _end(span)
+                with _failures_logged():
+                    span.end()
 
     def _attributes(self, operation: str, destination: str) -> dict[str, str]:
         return {
@@ -208,13 +204,10 @@ def telemetry_of(settings: KafkaSettings, group: str) -> Telemetry:
         return Telemetry()
 
 
-def _end(span: Any) -> None:
-    try:
-        span.end()
-    except Exception as failure:
-        _log_failure(failure)
-
-
-def _log_failure(error: Exception) -> None:
+@contextmanager
+def _failures_logged() -> Iterator[None]:
     """Log an error of the service's own processors. The local transaction may be committed, and its op not sent."""
-    log.warning("event=telemetry_failed error=%s", type(error).__name__, exc_info=error)
+    try:
+        yield
+    except Exception as error:
+        log.warning("event=telemetry_failed error=%s", type(error).__name__, exc_info=error)

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -207,10 +208,12 @@ def _united(former: object, value: object) -> object:
     return {**both[0], **both[1]} if all(isinstance(each, dict) and each for each in both) else value  # type: ignore[dict-item]
 
 
-def _elsewhere(name: str) -> list[str]:
-    """Return the dotted name of a setting that is called like this in its group, or none."""
-    groups = {dotted.lower().rpartition(".")[2]: dotted for dotted, _ in _all_settings()}
-    return [groups[found] for found in difflib.get_close_matches(name.lower(), groups, n=1, cutoff=_NEAR)]
+def _called(name: str, cutoff: float) -> list[str]:
+    """Return the dotted names of the settings that are called like this in their groups; with cutoff 1 exactly so."""
+    settings = defaultdict(list)
+    for dotted, _ in _all_settings():
+        settings[dotted.lower().rpartition(".")[2]].append(dotted)
+    return [dotted for found in difflib.get_close_matches(name.lower(), settings, n=1, cutoff=cutoff) for dotted in settings[found]]
 
 
 def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
@@ -218,8 +221,8 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     by_lower = {field.lower(): field for field in model.model_fields}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
-    exact = [setting for setting, _ in _all_settings() if setting.lower().rpartition(".")[2] == name.lower()]
-    near = exact or [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)] or _elsewhere(name)
+    in_group = [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)]
+    near = _called(name, 1) or in_group or _called(name, _NEAR)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
     is_shown = not dotted.lower().startswith(_LOGINS)

@@ -1,6 +1,6 @@
 """Time as the job knows it: what it has read, and the horizon and the read mark that follow from that (decision 1)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,7 @@ Groups = Mapping[Source, Mapping[int, tuple[str, ...]]]
 NO_TIME = -1
 """In place of the time of a partition that was read, and in which all records break the contract: they prove none."""
 _Place = TypeVar("_Place")
+_Said = TypeVar("_Said")
 
 
 class Tick(NamedTuple):
@@ -106,10 +107,7 @@ class Clock:
         Not as the newest of all says: where a backlog is read in parts, that tick may have been written after a group's
         return, and what the group has answered since is not read yet.
         """
-        distinct: dict[int, tuple[str, ...]] = {}
-        for source in Source:
-            partitions = self.partitions_of(source)
-            distinct |= {id(groups): groups for partition, groups in self.absent[source].items() if partition < partitions}
+        distinct = {id(groups): groups for groups in self._counted(self.absent)}
         return frozenset().union(*distinct.values())
 
     def partitions_of(self, source: Source) -> int:
@@ -118,11 +116,13 @@ class Clock:
 
     def asked_horizon_ms(self) -> int:
         """Return the horizon up to which checks count at the present one (R5): the smallest over all partitions."""
-        said: list[int] = []
+        return min(self._counted(self.asked_ms), default=ALL_ASKED)
+
+    def _counted(self, said: Mapping[Source, Mapping[int, _Said]]) -> Iterator[_Said]:
+        """Yield what was said in the partitions that the topics have."""
         for source in Source:
             partitions = self.partitions_of(source)
-            said += [asked_ms for partition, asked_ms in self.asked_ms[source].items() if partition < partitions]
-        return min(said, default=ALL_ASKED)
+            yield from (each for partition, each in said[source].items() if partition < partitions)
 
     def horizon_ms(self) -> int | None:
         """Return the smallest time over all partitions of both topics; None until each partition has a tick."""

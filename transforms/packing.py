@@ -234,5 +234,5 @@ def _pack_times(times: TaskTimes) -> bytes:
     if not ticks and not read_ms:
         return b""
     lists: dict[tuple[str, ...], int] = {}
-    by_list = [tick._replace(absent_groups=lists.setdefault(tick.absent_groups, len(lists))) for tick in ticks]  # type: ignore[arg-type]
-    return json.dumps([list(lists), by_list, [(*place, at_ms) for place, at_ms in read_ms.items()]]).encode()
+    said = [(*tick[:4], lists.setdefault(tick.absent_groups, len(lists)), tick.asked_ms) for tick in ticks]
+    return json.dumps([list(lists), said, [(*place, at_ms) for place, at_ms in read_ms.items()]]).encode()
