@@ -7,7 +7,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer
@@ -17,7 +16,6 @@ from halfway.pipelines.runtime.jars import ensure_jars
 from halfway.schemas import headers as names
 from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.tables import Table
-from tests.support.client_world import check_of, ops, send_checks
 from tests.support.job_world import START_MS, MakeWorld, World
 from tests.support.kafka_topics import MakeTopics
 from tests.support.partition_records import headers_of
@@ -223,18 +221,14 @@ def send_poison(kafka: KafkaSettings) -> None:
     assert producer.flush(30) == 0
 
 
-def java_command(source: Path) -> list[str]:
-    """Return the command that runs a program in Java with Kafka's client."""
-    jars = [str(jar) for jar in ensure_jars("kafka") if jar.name.startswith(("kafka-clients", "slf4j", "lz4", "snappy", "zstd"))]
-    return ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", ":".join(jars), str(source)]
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
 def test_the_java_client_works(world: MakeWorld) -> None:
     w = world()
     kafka = w.settings.kafka
-    command = java_command(ROOT / "examples" / "java" / "TransactionClient.java")
+    jars = [str(jar) for jar in ensure_jars("kafka") if jar.name.startswith(("kafka-clients", "slf4j", "lz4", "snappy", "zstd"))]
+    source = ROOT / "examples" / "java" / "TransactionClient.java"
+    command = ["java", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error", "-cp", ":".join(jars), str(source)]
     arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic, "java-"]
     send_poison(kafka)
     service = subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -256,24 +250,3 @@ def test_the_java_client_works(world: MakeWorld) -> None:
         "java-unknown": (b"body of java-unknown", 1),
     }
     assert w.rows(Table.QUARANTINE) == []
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("javac") is None, reason="Java here has no compiler")
-def test_a_look_up_of_the_java_client_that_fails_holds_up_no_other_check(kafka: KafkaSettings, tmp_path: Path) -> None:
-    text = (ROOT / "examples" / "java" / "TransactionClient.java").read_text()
-    fails = '{ if (id.equals("b")) throw new IllegalStateException("Ada, 12 High Street"); return State.COMMIT; }'
-    changed = text.replace("answerChecks(id -> State.COMMIT) == 0", f"answerChecks(id -> {fails}) >= 0")
-    assert changed != text
-    source = tmp_path / "TransactionClient.java"
-    source.write_text(changed)
-    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic, "java-"]
-    send_checks(kafka, *(check_of(name, group="java-service") for name in "abc"))
-    service = subprocess.Popen([*java_command(source), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: len(ops(kafka)) >= 6, "the answers of the Java client", limit_s=60)
-    finally:
-        service.kill()
-        service.communicate(timeout=30)
-    answers = {name: (headers["ACTION"], headers.get("REMARK")) for name, headers in ops(kafka) if "FROM_CHECK" in headers}
-    assert answers == {"a": ("COMMIT", None), "b": ("UNKNOWN", "java.lang.IllegalStateException"), "c": ("COMMIT", None)}

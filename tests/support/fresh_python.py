@@ -22,7 +22,8 @@ def make_fresh_python(folder: Path, *, without: Container[str] = ()) -> Path:
             if entry.suffix != ".pth" and "halfway" not in entry.name and entry.name.split("-")[0] not in without:
                 (site_packages(folder) / entry.name).symlink_to(entry)
     python = folder / "bin" / "python"
-    modules = "import pandas, confluent_kafka, pydantic; import halfway"
+    needed = [name for name in ("pandas", "confluent_kafka", "pydantic", "pyspark") if name not in without]
+    modules = f"import {', '.join(needed)}; import halfway"
     found = subprocess.run([str(python), "-c", modules], check=False, capture_output=True, text=True, cwd=folder, env={})
     assert "No module named 'halfway'" in found.stderr
     return python

@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.service import CLIENT_SOURCE, java_program
+from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.tables import Table
+from tests.support.client_world import check_of, ops, send_checks
 from tests.support.job_world import MakeWorld
+
+
+def run(kafka: KafkaSettings, name: str, folder: Path) -> str:
+    """Run a program that uses the client, and return what it prints."""
+    program = java_program(name, (CLIENT_SOURCE, Path(__file__).with_name(f"{name}.java")), folder / "java")
+    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, check=True, timeout=60).stdout
 
 
 @pytest.mark.slow
@@ -18,9 +27,14 @@ def test_checks_are_answered_after_a_failure(world: MakeWorld, tmp_path: Path) -
         w.half(name)
     w.tick(7_000)
     w.resolve()
-    program = java_program("AnswersAfterFailure", (CLIENT_SOURCE, Path(__file__).with_name("AnswersAfterFailure.java")), tmp_path / "java")
-    arguments = [kafka.servers(), kafka.half_topic, kafka.op_topic, kafka.check_topic]
-    done = subprocess.run([*program, *arguments], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split() == ["failed", "3"]
+    assert run(kafka, "AnswersAfterFailure", tmp_path).split() == ["failed", "3"]
     w.resolve()
     assert {name: row.check_times for name, row in w.by_id(Table.MESSAGES).items()} == dict.fromkeys("abc", 1)
+
+
+@pytest.mark.slow
+def test_a_look_up_that_fails_holds_up_no_other_check(kafka: KafkaSettings, tmp_path: Path) -> None:
+    send_checks(kafka, *(check_of(name, group="g") for name in "abc"))
+    run(kafka, "LookUpFails", tmp_path)
+    answers = {name: (headers["ACTION"], headers.get("REMARK")) for name, headers in ops(kafka) if "FROM_CHECK" in headers}
+    assert answers == {"a": ("COMMIT", None), "b": ("UNKNOWN", "java.lang.IllegalStateException"), "c": ("COMMIT", None)}

@@ -7,10 +7,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.state_files import stored_rows
+from halfway.schemas.state_format import FORMAT_VERSION
 from tests.support.older_formats import DATA
 
 
-@pytest.mark.parametrize(("name", "batches"), [("format-6", range(12)), ("snapshots", range(15, 19))])
+@pytest.mark.parametrize(("name", "batches"), [(f"format-{FORMAT_VERSION}", range(12)), ("snapshots", range(15, 19))])
 def test_the_rows_are_those_of_spark(name: str, batches: range, spark: SparkSession, tmp_path: Path) -> None:
     with tarfile.open(DATA / f"{name}.tar.gz") as kept:
         kept.extractall(tmp_path, filter="data")

@@ -1,0 +1,15 @@
+/** Answers three checks. The look-up of one of them fails. */
+public final class LookUpFails {
+    public static void main(String[] arguments) throws Exception {
+        try (var client = new TransactionClient(arguments[0], "g", arguments[1], arguments[2], arguments[3])) {
+            for (int answered = 0; answered < 3; ) {
+                answered += client.answerChecks(id -> {
+                    if (id.equals("b")) {
+                        throw new IllegalStateException("Ada, 12 High Street");
+                    }
+                    return TransactionClient.State.COMMIT;
+                });
+            }
+        }
+    }
+}
