@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM
 from halfway.pipelines.runtime.session import spark_session
 from halfway.schemas.settings import ENV_PREFIX, Settings
 from tests.support.kafka_topics import MakeTopics, make_create_time_topics, unique_topics
@@ -75,7 +76,7 @@ def _jvms_start_quickly() -> Iterator[None]:
     Spark keeps 100 compiled classes by default, and a job makes as many: the next test would compile them again.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.cache.maxEntries=2000")
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{SHORT_LIVED_JVM} -Dspark.sql.codegen.cache.maxEntries=2000")
         patch.setenv("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         patch.setenv("KAFKA_HEAP_OPTS", "-Xms256m -Xmx1g -XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from halfway.pipelines.demo.watch import read_status
 from halfway.pipelines.runtime.guard import guard
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
@@ -23,8 +24,6 @@ OWN_SETTINGS = (
 )
 """Settings of the demo's job, so that checks and discards end within two minutes. The user's `--set` override them."""
 
-_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1"
-"""Only the fast compiler: the job ends before optimised code pays for its compilation."""
 # The first start downloads JARs.
 _START_LIMIT_S = 600.0
 _STOP_LIMIT_S = 60.0
@@ -57,7 +56,7 @@ def own_job(storage: StorageSettings, options: Sequence[str]) -> Iterator[Callab
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={"SPARK_SUBMIT_OPTS": _SHORT_LIVED_JVM, **os.environ},
+            env={"SPARK_SUBMIT_OPTS": SHORT_LIVED_JVM, **os.environ},
             start_new_session=True,
         )
     guard(job.pid)

@@ -10,6 +10,12 @@ from pathlib import Path
 from halfway.schemas.errors import HalfwayError, SetupError
 
 MIN_VERSION = 17
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""Only the fast compiler, for a JVM that ends before optimised code pays for its compilation.
+
+Without the other compiler, Java reserves 48 MB for code and not 240. Spark may fill that within a minute, and then ends
+with "Out of space in CodeCache for method handle intrinsic".
+"""
 _REMEDY = f"install Java {MIN_VERSION} or newer and set JAVA_HOME to it, or put its `java` on the PATH"
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _ASK_LIMIT_S = 60

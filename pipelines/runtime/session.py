@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from halfway.conf.loader import conf_file
 from halfway.pipelines.runtime.guard import OUTLIVES_BY_S
 from halfway.pipelines.runtime.jars import class_archive, class_path, ensure_jars, make_archive, use_archive
-from halfway.pipelines.runtime.java import find_java
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM, find_java
 from halfway.pipelines.runtime.jvm import end_jvm, guard_jvm, jvm_has_ended
 from halfway.pipelines.runtime.paths import home
 from halfway.pipelines.runtime.signals import deferred_signals
@@ -80,8 +80,7 @@ _SMALL_CONF = {
     "spark.master": "local[1]",
     "spark.driver.memory": "2g",
     "spark.ui.enabled": "false",
-    # A command ends before optimised code pays for its compilation and its threads.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": f"{SHORT_LIVED_JVM} -XX:+UseSerialGC",
 }
 """For commands beside a running job: one core, and a heap that large bodies fit into."""
 

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM
 from halfway.pipelines.storage.manifest import STATUS_FILE
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.outcomes import Reason
@@ -38,7 +39,7 @@ from tests.support.paths import ROOT
 _MAX_STARTS = 6
 _CLOCKS_AGREE_MS = 60_000
 HISTORY_FILE = "history.json"
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
+JVM_OPTIONS = f"{SHORT_LIVED_JVM} -Dspark.sql.streaming.stateStore.maintenanceInterval=5s"
 """The JVM lives for seconds, so it starts quickly and writes snapshots of the state often, which faults can damage."""
 SHORT_TIMES: dict[str, object] = {
     "state.buckets": 2,

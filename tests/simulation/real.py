@@ -28,6 +28,7 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.sinks import BatchWriter
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage import first_start
 from halfway.pipelines.storage.delta_tables import read_table
@@ -47,7 +48,7 @@ from tests.support.waiting import until
 
 _LIMIT_S = 60.0
 _LONGEST_TRANSACTION_MS = 900_000
-_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -Dspark.sql.codegen.cache.maxEntries=2000"
+_JVM_OPTIONS = f"{SHORT_LIVED_JVM} -Dspark.sql.codegen.cache.maxEntries=2000"
 """Each run of the job is short: see tests/conftest.py."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from halfway.pipelines.runtime.java import SHORT_LIVED_JVM
 from halfway.pipelines.storage import delta_tables, lineage
 from halfway.pipelines.storage.delta_tables import owner_of
 from halfway.schemas.errors import OwnershipError
@@ -28,7 +29,7 @@ def old_job() -> Iterator[list[LaunchedJob]]:
 def start_old(w: World, folder: Path, started: list[LaunchedJob], **changed: object) -> LaunchedJob:
     """Return a running job of its own process, with its own checkpoint and the tables of the world."""
     options = {**SMALL_JOB, **topic_settings(w.settings.kafka), "storage.warehouse": w.settings.storage.warehouse}
-    job = LaunchedJob(folder, {**options, "trigger.available_now": False, "trigger.interval": 0, **changed}, "-XX:TieredStopAtLevel=1")
+    job = LaunchedJob(folder, {**options, "trigger.available_now": False, "trigger.interval": 0, **changed}, SHORT_LIVED_JVM)
     started.append(job)
     return job
 
