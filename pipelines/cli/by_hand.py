@@ -90,7 +90,7 @@ def replay(
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List what would be resent, without a check that each can be, and send nothing.")
+        bool, typer.Option("--dry-run", help="List what would be resent, and send nothing. Does not look whether each can be.")
     ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,

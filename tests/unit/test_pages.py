@@ -17,6 +17,7 @@ import halfway
 from halfway.pipelines.cli.app import app
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.settings import Settings
+from halfway.schemas.tables import ERASURES, ERASURES_SCHEMA, TABLE_SCHEMAS, Table
 from tests.support.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -192,6 +193,12 @@ def test_contributing_names_files_that_exist() -> None:
     paths = {name for name in code_of(ROOT / "CONTRIBUTING.md") if re.fullmatch(r"(?:[\w.-]+/)+[\w.-]*|[\w-]+\.\w+", name)}
     assert len(paths) > 30
     assert sorted(name for name in paths if not (ROOT / name).exists()) == []
+
+
+def test_the_page_names_every_column() -> None:
+    (section,) = re.findall(r"^## Columns\n(.*?)^## ", (ROOT / "docs" / "tables.md").read_text(), re.DOTALL | re.MULTILINE)
+    columns = {name for schema in (*TABLE_SCHEMAS.values(), ERASURES_SCHEMA) for name in schema.names}
+    assert set(re.findall(r"`(\w+)`", section)) == columns | {*Table, ERASURES}
 
 
 def test_the_page_for_rocketmqs_users_names_metrics_that_exist() -> None:
