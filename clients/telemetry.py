@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from halfway.clients.listener import Answer
+from halfway.clients.listener import Answer, hide_parameters
 from halfway.clients.messages import HalfMessage
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.settings import KafkaSettings
@@ -210,4 +210,6 @@ def _failures_logged() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # It may have come while an error of the block went through, which the traceback would show.
+        hide_parameters(error)
         log.warning("event=telemetry_failed error=%s", type(error).__name__, exc_info=error)

@@ -170,8 +170,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, object,
 
 def _refuse_near_setting(variable: str, value: str) -> None:
     """Refuse a variable that means a setting and lacks an underscore. It would be ignored."""
-    plain = {name.lower().translate(_NO_SEPARATORS): name for name, _ in _all_settings()}
-    near = difflib.get_close_matches(variable[len(ENV_PREFIX) - 1 :].lower().translate(_NO_SEPARATORS), plain, n=1, cutoff=_NEAR)
+    plain = {_plain(name): name for name, _ in _all_settings()}
+    near = difflib.get_close_matches(_plain(variable[len(ENV_PREFIX) - 1 :]), plain, n=1, cutoff=_NEAR)
     if near and not _OF_KUBERNETES.match(value):
         meant = ENV_PREFIX + plain[near[0]].replace(".", "__").upper()
         raise SettingsError(f"{variable} is not the name of a setting, and would be ignored: did you mean {meant}?")
@@ -212,8 +212,13 @@ def _called(name: str, cutoff: float) -> list[str]:
     """Return the dotted names of the settings that are called like this in their groups; with cutoff 1 exactly so."""
     settings = defaultdict(list)
     for dotted, _ in _all_settings():
-        settings[dotted.lower().rpartition(".")[2]].append(dotted)
-    return [dotted for found in difflib.get_close_matches(name.lower(), settings, n=1, cutoff=cutoff) for dotted in settings[found]]
+        settings[_plain(dotted.rpartition(".")[2])].append(dotted)
+    return [dotted for found in difflib.get_close_matches(_plain(name), settings, n=1, cutoff=cutoff) for dotted in settings[found]]
+
+
+def _plain(name: str) -> str:
+    """Return a name as people remember it: without its case and its separators."""
+    return name.lower().translate(_NO_SEPARATORS)
 
 
 def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
@@ -221,8 +226,11 @@ def _field(model: type[BaseModel], name: str, dotted: str, origin: str) -> str:
     by_lower = {field.lower(): field for field in model.model_fields}
     if name.lower() in by_lower:
         return by_lower[name.lower()]
-    in_group = [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)]
-    near = _called(name, 1) or in_group or _called(name, _NEAR)
+
+    def in_group(cutoff: float) -> list[str]:
+        return [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)]
+
+    near = in_group(_NEAR) or _called(name, 1) or in_group(0.5) or _called(name, _NEAR)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(model.model_fields)}"
     # A secret may have come to the place of a name, as in `password:SECRET`.
     is_shown = not dotted.lower().startswith(_LOGINS)

@@ -144,6 +144,8 @@ class RelayProducer:
     def close(self) -> None:
         """Forget what is in flight. Kafka aborts an open transaction."""
         self._producer.purge()
+        # Serves their reports: those that are never served keep their records for ever.
+        self._producer.poll(0)
 
     def _produce(self, record: RelayedRecord, *, is_alone: bool) -> None:
         report = self._first.of(record, is_alone=is_alone)

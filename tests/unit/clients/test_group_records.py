@@ -120,7 +120,7 @@ def test_a_half_that_the_job_would_refuse_for_its_time_commits_nothing(wire: Wir
 
 
 @pytest.mark.parametrize("room", [3, 5])
-def test_a_block_waits_once_for_room_in_a_queue_that_stays_full(wire: Wire, tmp_path: Path, room: int) -> None:
+def test_in_a_queue_that_stays_full_a_block_waits_for_one_half_and_one_op(wire: Wire, tmp_path: Path, room: int) -> None:
     """Each wait lasts `send_timeout_ms`, and before the rollback the block holds its locks."""
     producer = TransactionProducer(SETTINGS, "shop", SqlTransactions(lambda: sqlite3.connect(tmp_path / "shop.db")))
     wire.room = room

@@ -257,6 +257,20 @@ def test_a_meter_that_fails_takes_nothing_back(monkeypatch: pytest.MonkeyPatch, 
     assert caplog.text.count("event=telemetry_failed") == len(("block", "send", "answer"))
 
 
+def test_a_meter_that_fails_after_a_block_did_logs_no_parameters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    meter = SimpleNamespace(create_counter=_FailingInstrument, create_histogram=_FailingInstrument)
+    monkeypatch.setattr(metrics, "get_meter", lambda *_: meter)
+    insert = sqlalchemy.text("INSERT INTO nowhere VALUES (:mail)")
+    with in_memory_halfway() as halfway:
+        producer = halfway.producer(SqlTransactions(sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")))
+        with pytest.raises(sqlalchemy.exc.OperationalError), producer.transaction() as tx:
+            tx.execute(insert, {"mail": ADA})
+    assert "no such table: nowhere" in caplog.text
+    assert ADA not in caplog.text
+
+
 @pytest.mark.parametrize("fails_at", ["start", "end"])
 def test_a_span_processor_that_fails_takes_nothing_back(
     fails_at: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
