@@ -273,11 +273,12 @@ class _Resolver:
     def _was_copy(self, known: Transaction, discarded: Half) -> bool:
         """Return True if a pending half was a second one of what a former checkpoint discarded, and read first (R12).
 
-        A half that came when the id was free again is another message (R11).
+        A half that came when the id was free again is another message (R11). A copy of a signed half has any time.
         """
         is_same = (known.half.producer_group, known.half.incarnation) == (discarded.producer_group, discarded.incarnation)
+        is_copied = known.half.binding != 0 and known.half.binding == discarded.binding
         free_ms = self.rules.forget_ms(discarded.discarded_ms, discarded)
-        return known.phase is Phase.PENDING and is_same and discarded.at_ms <= known.half.at_ms < free_ms
+        return known.phase is Phase.PENDING and is_same and (is_copied or discarded.at_ms <= known.half.at_ms < free_ms)
 
     def on_lost(self, lost: Lost) -> None:
         """Settle an id whose half is gone (R17).

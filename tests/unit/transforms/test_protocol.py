@@ -365,6 +365,15 @@ CASES: list[tuple[str, list[list[Any]], list[list[str]], dict[str, str]]] = [
         {"a": "DISCARDED"},
     ),
     (
+        "R12-a-signed-copy-of-what-a-former-checkpoint-discarded-is-known-by-its-signature-whatever-time-it-has",
+        [
+            [half("a", 1_000, binding=7), half("a", 2_000, partition=1, binding=7, discarded_ms=66_001)],
+            [commit("a", 70_001), half("a", 70_002, incarnation=1), commit("a", 70_003, incarnation=1)],
+        ],
+        [[], ["quarantine a late_verdict", "commit a @70003"]],
+        {"a": "COMMITTED"},
+    ),
+    (
         "R11-a-half-after-the-id-was-free-again-is-no-copy-of-what-a-former-checkpoint-discarded",
         [[half("a", 126_002, partition=1)], [half("a", discarded_ms=66_001)], [commit("a", 126_003)]],
         [[], [], ["commit a @126003"]],
