@@ -41,7 +41,7 @@ def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken_at: Ends) -> BucketFunction:
+def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken_at: Ends, held_until_ms: int) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
@@ -49,6 +49,7 @@ def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes of a bucket are not divided among the tasks.
         taken_at: where the topics ended when tables were adopted.
+        held_until_ms: see `pack_outcomes`.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
@@ -56,7 +57,8 @@ def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken
         bucket, outcomes, counts = bucket.after(to_batch(frames), rules.here())
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json().encode()
-        rows = [*pack_outcomes(outcomes, slots, max_undivided, taken_at), OutcomePack(int(Kind.REPORT), 0, False, 1, report)]
+        packs = pack_outcomes(outcomes, slots, max_undivided, taken_at, held_until_ms)
+        rows = [*packs, OutcomePack(int(Kind.REPORT), 0, False, 1, report)]
         yield pd.DataFrame(rows, columns=PACKED_OUTCOMES_SCHEMA.names)
 
     return resolve_bucket

@@ -142,7 +142,7 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, taken_at: Ends) -> list[OutcomePack]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, taken_at: Ends, held_until_ms: int) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
@@ -150,6 +150,7 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, t
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes are not divided among the tasks.
         taken_at: where the topics ended when tables were adopted, which may hold messages of what was before.
+        held_until_ms: until when a later half may be a second one of such a message, and be read first.
     """
     if not outcomes:
         return []
@@ -157,7 +158,8 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, t
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    may_be_held = (kinds != Kind.QUARANTINE) & is_before(taken_at.get(Source.HALF), partitions, offsets)
+    may_be_held = is_before(taken_at.get(Source.HALF), partitions, offsets) | (table["at_ms"].to_numpy() <= held_until_ms)
+    may_be_held &= kinds != Kind.QUARANTINE
     op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
     may_be_held |= (kinds == Kind.COMMIT) & is_before(taken_at.get(Source.OP), op_partitions, op_offsets)
     rows = []

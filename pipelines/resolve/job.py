@@ -254,7 +254,7 @@ class ResolveJob:
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism
-        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), taken_at))
+        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), taken_at, manifest.held_until_ms))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

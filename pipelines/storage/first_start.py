@@ -54,6 +54,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
     delete_folder(spark, checkpoint_file(storage, SOURCES_FOLDER))
     epoch = found.next_epoch(query_id)
     create_tables(spark, storage, query_id, epoch)
+    settled_ms = last_settled_ms(spark, storage) if epoch else 0
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         query_id=query_id,
@@ -61,7 +62,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         buckets=settings.state.buckets,
         half_topic=settings.kafka.half_topic,
         op_topic=settings.kafka.op_topic,
-        halves_since_ms=min(_halves_since_ms(settings, topics.deleted_before_ms), last_settled_ms(spark, storage)) if epoch else 0,
+        halves_since_ms=min(_halves_since_ms(settings, topics.deleted_before_ms), settled_ms),
         # After the former owner is fenced: what it has read, and can append, was in the topics before.
         taken_at=topics.ends() if epoch else {},
         remembered_ms=settings.resolution.resolved_retention,
@@ -70,6 +71,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
         topic_ids=topics.ids,
         # An adoption that was killed is done again by a start without `--adopt`.
         starting_offsets="earliest" if epoch else settings.kafka.starting_offsets,
+        settled_ms=settled_ms,
     )
     write_manifest(spark, storage, manifest)
     if epoch:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.file_systems import read_json, write_json
 from halfway.schemas.errors import OwnershipError
+from halfway.schemas.headers import SIGNED_WINDOW_MS
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION
 
@@ -53,6 +54,13 @@ class Manifest:
     """Kafka's id of each topic that it reads."""
     starting_offsets: str
     """Where it begins to read. Its first start may be killed before its first batch, and the settings change."""
+    settled_ms: int = 0
+    """When the last commit or discard was in the tables that this checkpoint took; 0 if it took none."""
+
+    @property
+    def held_until_ms(self) -> int:
+        """Until when a half may be a second one of a message in the tables that this checkpoint took (R12, R14)."""
+        return self.settled_ms and self.settled_ms + max(self.remembered_ms, 2 * SIGNED_WINDOW_MS)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Manifest":

@@ -180,7 +180,7 @@ class Job:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
         packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
-        function = bucket_function(rules, 2, 1_000, {})
+        function = bucket_function(rules, 2, 1_000, {}, 0)
         after = dict(before)
         outcomes: list[core.Outcome] = []
         buckets: dict[int, BucketReport] = {}

@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,6 +12,8 @@ from benchmarks.service import CLIENT_SOURCE, java_program
 from halfway import TransactionProducer
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.pipelines.storage import first_start
+from halfway.pipelines.storage.manifest import write_manifest
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import SIGNED_WINDOW_MS, Source
 from halfway.schemas.signing import Signable, sha256_of, signature_of
@@ -152,9 +155,14 @@ def test_copies_make_no_second_message_after_the_id_is_forgotten(world: MakeWorl
     assert sorted(row.reason for row in w.rows(Table.QUARANTINE)) == ["bad_signature"] * 2 + ["orphan_op"] * 2
 
 
-@pytest.mark.parametrize("copied_ms", [121_000, pytest.param(-121_000, marks=pytest.mark.long)])
-def test_copies_make_no_second_message_if_an_adoption_reads_them_first(world: MakeWorld, copied_ms: int) -> None:
-    """They are in other partitions, behind fewer records than the half and its op."""
+@pytest.mark.parametrize(
+    ("copied_ms", "is_late"),
+    [(121_000, True), (121_000, False), pytest.param(-121_000, False, marks=pytest.mark.long)],
+)
+def test_copies_make_no_second_message_if_an_adoption_reads_them_first(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, copied_ms: int, is_late: bool
+) -> None:
+    """They are in another partition, behind fewer records; also those that are made when the adoption has begun."""
     w = world(partitions=2, **SIGNING)
     partition = w.half("another", PGROUP=b"z")[0]
     for number in range(60):
@@ -163,9 +171,21 @@ def test_copies_make_no_second_message_if_an_adoption_reads_them_first(world: Ma
     own = half_headers(SIGNED_AT=b"%d" % (START_MS + 1_000))
     half = signed(w, Source.HALF, "a", b"body", own)
     op = signed(w, Source.OP, "a", b"", op_headers(b"COMMIT", HALF_SIGNATURE=dict(half)["SIGNATURE"]))
-    for at_ms, where in ((1_000, partition), (copied_ms, 1 - partition)):
+
+    def produce(at_ms: int, where: int) -> None:
         w.produce(Source.HALF, "a", b"body", half, at_ms, where)
         w.produce(Source.OP, "a", b"", op, at_ms, where)
+
+    def begin(*arguments: Any) -> None:
+        write_manifest(*arguments)
+        produce(copied_ms, 1 - partition)
+
+    produce(1_000, partition)
+    w.resolve()
+    if is_late:
+        monkeypatch.setattr(first_start, "write_manifest", begin)
+    else:
+        produce(copied_ms, 1 - partition)
         w.resolve()
     assert len(w.rows(Table.MESSAGES)) == 1
     storage = w.settings.storage.model_copy(update={"checkpoint": f"{w.settings.storage.checkpoint}-2"})
