@@ -105,7 +105,9 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
             elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
                 yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
         is_alone = len(facts.halves_of[about]) == 1 and half.deleted_seq is None and about not in facts.history.still_pending
-        if not fates and is_alone and is_ordered and first is not None and first.header("ACTION") == "COMMIT":
+        if fates or not is_alone or not is_ordered or first is None or first.header("ACTION") != "COMMIT":
+            continue
+        if not any(facts.fates(each) for each in facts.let_in(about)):  # It is a duplicate of that one.
             yield Finding("R2 lost", about, "the first verdict was COMMIT, and it has made no message")
         if "discarded" in fates and not facts.may_be_anew(half):
             row = facts.discarded_at[pointer]

@@ -224,6 +224,10 @@ class Facts:
         """
         return half.flaw == "body_too_large" and self.was_adopted
 
+    def let_in(self, transaction_id: str) -> list[Record]:
+        """Return the halves above the limit, of an id, that may be taken for good ones."""
+        return [half for half in self.flawed if half.topic == HALF and half.text_key == transaction_id and self.may_be_let_in(half)]
+
 
 def place_of(record: Record) -> tuple[str, int, int]:
     return record.text_key, record.partition, record.offset

@@ -501,6 +501,27 @@ FOUND = (
         ),
     ),
     Found(
+        "a half whose COMMIT goes to one before it that is too large, and that an adoption lets in",
+        "R2 lost",
+        (
+            Action("start", 100, {}),
+            Action("kill", 100, {}),
+            Action(
+                "broken",
+                1_000,
+                {
+                    "topic": "half",
+                    "key": b"t0",
+                    "value": bytes(101),
+                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
+                    "flaw": "body_too_large",
+                },
+            ),
+            _send(0, "g1", "t0", Fate.COMMIT, "op", delay_ms=9_000, immunity_s=1, size=0),
+            Action("new_checkpoint", 1_000, {}),
+        ),
+    ),
+    Found(
         "a group that is back before the op topic is read that far, under a rate limit",
         "R15",
         (
