@@ -18,7 +18,7 @@ from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.horizon import SourcePartition, Tick, read_on
-from halfway.transforms.packing import Ends, OutcomePack, pack_outcomes, unpack, unpack_times
+from halfway.transforms.packing import OutcomePack, Takeover, pack_outcomes, unpack, unpack_times
 from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
 
@@ -41,15 +41,14 @@ def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
     return packs.groupBy("bucket").applyInPandasWithState(function, schema, STATE_SCHEMA, "append", GroupStateTimeout.NoTimeout)
 
 
-def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken_at: Ends, held_until_ms: int) -> BucketFunction:
+def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, takeover: Takeover) -> BucketFunction:
     """Return the function that Spark calls for each bucket that has input in a batch.
 
     Args:
         rules: the numbers of R4 to R11.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes of a bucket are not divided among the tasks.
-        taken_at: where the topics ended when tables were adopted.
-        held_until_ms: see `pack_outcomes`.
+        takeover: what adopted tables may hold messages of.
     """
 
     def resolve_bucket(key: Any, frames: Iterable[pd.DataFrame], group_state: GroupState) -> Iterator[pd.DataFrame]:
@@ -57,7 +56,7 @@ def bucket_function(rules: ByBatch[Rules], slots: int, max_undivided: int, taken
         bucket, outcomes, counts = bucket.after(to_batch(frames), rules.here())
         group_state.update(bucket.encode())
         report = bucket.report(int(key[0]), counts).to_json().encode()
-        packs = pack_outcomes(outcomes, slots, max_undivided, taken_at, held_until_ms)
+        packs = pack_outcomes(outcomes, slots, max_undivided, takeover)
         rows = [*packs, OutcomePack(int(Kind.REPORT), 0, False, 1, report)]
         yield pd.DataFrame(rows, columns=PACKED_OUTCOMES_SCHEMA.names)
 

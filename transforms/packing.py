@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import Broadcast
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -40,9 +41,18 @@ TaskTimes = tuple[Sequence[Tick], Mapping[SourcePartition, int]]
 
 A task reads its partitions whole, each by its offsets: Kafka's source divides none without `minPartitions`.
 """
-Ends = Mapping[Source, Mapping[int, int]]
-"""By topic and partition, the offset after the last record."""
 PackEvents = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class Takeover(NamedTuple):
+    """What tables that were adopted may hold messages of; of nothing if there were none."""
+
+    ends: Mapping[Source, Mapping[int, int]] = {}
+    """By topic and partition, where the topics ended then."""
+    copied_until_ms: int = 0
+    """Until when a later signed half may be a copy of an earlier one, and be read first."""
+    signing_groups: Sequence[str] = ()
+    """The groups that sign."""
 
 
 class OutcomePack(NamedTuple):
@@ -142,15 +152,14 @@ def unpack_times(times: bytes) -> TaskTimes:
     )
 
 
-def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, taken_at: Ends, held_until_ms: int) -> list[OutcomePack]:
+def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, takeover: Takeover) -> list[OutcomePack]:
     """Pack the outcomes of one bucket.
 
     Args:
         outcomes: the outcomes.
         slots: the number of tasks that read records back.
         max_undivided: up to this many outcomes are not divided among the tasks.
-        taken_at: where the topics ended when tables were adopted, which may hold messages of what was before.
-        held_until_ms: until when a later half may be a second one of such a message, and be read first.
+        takeover: what adopted tables may hold messages of.
     """
     if not outcomes:
         return []
@@ -158,10 +167,13 @@ def pack_outcomes(outcomes: Sequence[Outcome], slots: int, max_undivided: int, t
     kinds, partitions, offsets = (table[name].to_numpy() for name in ("kind", "partition", "offset"))
     is_undivided = len(outcomes) <= max_undivided
     of_slot = np.zeros(len(outcomes), np.int64) if is_undivided else (partitions + offsets // CHUNK_OFFSETS) % slots
-    may_be_held = is_before(taken_at.get(Source.HALF), partitions, offsets) | (table["at_ms"].to_numpy() <= held_until_ms)
+    may_be_held = is_before(takeover.ends.get(Source.HALF), partitions, offsets)
+    if takeover.copied_until_ms:
+        is_signed = pc.is_in(table["producer_group"], pa.array(takeover.signing_groups, pa.string())).to_numpy()
+        may_be_held |= is_signed & (table["at_ms"].to_numpy() <= takeover.copied_until_ms)
     may_be_held &= kinds != Kind.QUARANTINE
     op_partitions, op_offsets = (table[name].to_numpy() for name in ("op_partition", "op_offset"))
-    may_be_held |= (kinds == Kind.COMMIT) & is_before(taken_at.get(Source.OP), op_partitions, op_offsets)
+    may_be_held |= (kinds == Kind.COMMIT) & is_before(takeover.ends.get(Source.OP), op_partitions, op_offsets)
     rows = []
     for key, of_key in _grouped(table, (kinds * 2 + may_be_held) * slots + of_slot):
         kind_and_held, slot = divmod(key, slots)

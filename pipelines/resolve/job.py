@@ -47,7 +47,7 @@ from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
-from halfway.transforms.packing import pack_events, to_records
+from halfway.transforms.packing import Takeover, pack_events, to_records
 from halfway.transforms.rules import rules_of
 
 log = logging.getLogger(__name__)
@@ -254,7 +254,8 @@ class ResolveJob:
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
         rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         slots = spark.sparkContext.defaultParallelism
-        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), taken_at, manifest.held_until_ms))
+        takeover = Takeover(taken_at, manifest.copied_until_ms, sorted(kafka.signing.keys))
+        function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), takeover))
         outcomes = resolve_events(packs, function)
         if on_local_disk(spark, settings.storage.checkpoint) is not None:
             spark.conf.set("spark.sql.streaming.checkpointFileManagerClass", _LOCAL_FILE_MANAGER)

@@ -58,9 +58,9 @@ class Manifest:
     """When the last commit or discard was in the tables that this checkpoint took; 0 if it took none."""
 
     @property
-    def held_until_ms(self) -> int:
-        """Until when a half may be a second one of a message in the tables that this checkpoint took (R12, R14)."""
-        return self.settled_ms and self.settled_ms + max(self.remembered_ms, 2 * SIGNED_WINDOW_MS)
+    def copied_until_ms(self) -> int:
+        """Until when a signed half may be a copy of one whose message is in the tables that were taken (R14)."""
+        return self.settled_ms and self.settled_ms + 2 * SIGNED_WINDOW_MS
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Manifest":

@@ -72,13 +72,13 @@ def test_executors_have_no_rights_in_kubernetes() -> None:
 
 
 def test_a_command_is_made_from_the_pod_of_the_compaction() -> None:
-    [script] = re.findall(r"awk '(.*)'", PAGE)
+    [(command, script)] = re.findall(r"""awk -v command="(.*)" '(.*?)'""", PAGE, re.DOTALL)
     text = yaml.safe_dump(BY_KIND["CronJob"]["spec"]["jobTemplate"])
-    done = subprocess.run(["awk", script], input=text, capture_output=True, text=True, check=True)
+    done = subprocess.run(["awk", "-v", f"command={command}", script], input=text, capture_output=True, text=True, check=True)
     [container] = yaml.safe_load(done.stdout)["spec"]["template"]["spec"]["containers"]
     arguments = OPTIMIZE["containers"][0]["args"]
     at = arguments.index("optimize")
-    assert container["args"] == [*arguments[:at], "topics", "create", *arguments[at + 1 :]]
+    assert container["args"] == [*arguments[:at], "topics", "create", "--partitions=8", "--replication=3", *arguments[at + 1 :]]
 
 
 def test_delta_for_python_comes_from_the_jar_in_the_image() -> None:

@@ -30,6 +30,7 @@ from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function
+from halfway.transforms.packing import Takeover
 from halfway.transforms.rules import rules_of
 from tests.simulation.decoded import to_arrow, to_batch, to_packs
 from tests.simulation.groups import SimulatedLag
@@ -180,7 +181,7 @@ class Job:
         """Run the function that Spark calls for each bucket, on packs, with the state as bytes."""
         packs = to_packs(to_arrow(records, self.kafka.timestamp_type), self.configs.of(batch_id), self.manifest.bucket_keys, self.former)
         rules = ByBatch([(0, self.rules.of(batch_id))])
-        function = bucket_function(rules, 2, 1_000, {}, 0)
+        function = bucket_function(rules, 2, 1_000, Takeover())
         after = dict(before)
         outcomes: list[core.Outcome] = []
         buckets: dict[int, BucketReport] = {}

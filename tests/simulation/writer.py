@@ -74,8 +74,7 @@ class SimulatedWriter(BatchWriter):
         ends = self._job.manifest.taken_at
         is_half = outcome.offset < ends.get(HALF, {}).get(outcome.partition, 0)
         is_verdict = outcome.kind is Kind.COMMIT and outcome.op_offset < ends.get(OP, {}).get(outcome.op_partition, 0)
-        is_early = outcome.at_ms <= self._job.manifest.held_until_ms
-        return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict or is_early)
+        return outcome.kind is not Kind.QUARANTINE and (is_half or is_verdict)
 
     def _not_held(self, outcomes: BatchOutcomes) -> list[Outcome]:
         remembered_ms = self._job.manifest.remembered_ms

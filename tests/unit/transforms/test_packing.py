@@ -17,7 +17,7 @@ from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.horizon import Clock, Tick
 from halfway.transforms.operator import bucket_function, to_batch
-from halfway.transforms.packing import CHUNK_OFFSETS, UNDIVIDED, buckets_of, pack_events, pack_outcomes, unpack
+from halfway.transforms.packing import CHUNK_OFFSETS, UNDIVIDED, Takeover, buckets_of, pack_events, pack_outcomes, unpack
 from halfway.transforms.protocol import Batch, Outcome
 from tests.support.scenario import RULES
 
@@ -131,7 +131,7 @@ def outcome(kind: Kind, offset: int, partition: int = 0) -> Outcome:
 @pytest.mark.parametrize("max_undivided", [0, 1_000])
 def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
     sent = [outcome(kind, offset, offset % 3) for offset in range(0, 5 * CHUNK_OFFSETS, 1_000) for kind in Kind if kind is not Kind.REPORT]
-    rows = pack_outcomes(sent, 2, max_undivided, {}, 0)
+    rows = pack_outcomes(sent, 2, max_undivided, Takeover())
     found = []
     for kind, slot, may_be_held, count, pack in rows:
         table = unpack(pack)
@@ -143,23 +143,29 @@ def test_outcomes_come_out_as_they_went_in(max_undivided: int) -> None:
 
 
 def test_records_that_lie_together_are_read_by_one_task() -> None:
-    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, {}, 0)
+    rows = pack_outcomes([outcome(Kind.COMMIT, offset) for offset in range(4 * CHUNK_OFFSETS)], 4, 0, Takeover())
     assert [count for _, _, _, count, _ in rows] == [CHUNK_OFFSETS] * 4
 
 
 def test_a_bucket_with_more_than_a_few_outcomes_goes_to_no_driver() -> None:
     """With many slots its packs are small, and the driver would collect a pack of 2 KB for each outcome."""
     spread = [outcome(Kind.COMMIT, offset, offset) for offset in range(5)]
-    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, {}, 0)] == [0, 1, 2, 3, 4]
-    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, {}, 0)] == [UNDIVIDED]
+    assert [slot for _, slot, *_ in pack_outcomes(spread, 256, 4, Takeover())] == [0, 1, 2, 3, 4]
+    assert [slot for _, slot, *_ in pack_outcomes(spread[:4], 256, 4, Takeover())] == [UNDIVIDED]
 
 
-def test_a_half_soon_after_the_takeover_may_be_held_too() -> None:
+def test_a_signed_half_soon_after_the_takeover_may_be_held_too() -> None:
     """It may be a copy of one that was there, and be read first."""
-    sent = [outcome(kind, 20)._replace(at_ms=at_ms) for kind in (Kind.CHECK, Kind.QUARANTINE) for at_ms in (5_000, 5_001)]
-    rows = pack_outcomes(sent, 2, 100, {Source.HALF: {0: 10}}, 5_000)
-    held = [(kind, unpack(pack)["at_ms"].to_pylist()) for kind, _, may_be_held, _, pack in rows if may_be_held]
-    assert held == [(Kind.CHECK, [5_000])]
+    sent = [
+        outcome(kind, 20)._replace(at_ms=at_ms, producer_group=group)
+        for kind in (Kind.CHECK, Kind.QUARANTINE)
+        for at_ms in (5_000, 5_001)
+        for group in ("g", "unsigned", None)
+    ]
+    rows = pack_outcomes(sent, 2, 100, Takeover({Source.HALF: {0: 10}}, 5_000, ["g"]))
+    held = [each for _, _, may_be_held, _, pack in rows if may_be_held for each in unpack(pack).to_pylist()]
+    assert [(each["kind"], each["at_ms"], each["producer_group"]) for each in held] == [(Kind.CHECK, 5_000, "g")]
+    assert not any(may_be_held for _, _, may_be_held, *_ in pack_outcomes([outcome(Kind.CHECK, 20)._replace(at_ms=-5)], 2, 100, Takeover()))
 
 
 def test_only_what_was_there_at_the_takeover_may_be_held() -> None:
@@ -170,7 +176,7 @@ def test_only_what_was_there_at_the_takeover_may_be_held() -> None:
     verdicts = [outcome(Kind.COMMIT, 20)._replace(op_partition=1, op_offset=op_offset) for op_offset in (6, 7)]
     check = outcome(Kind.CHECK, 20)
     adopted = {Source.HALF: {0: 10}, Source.OP: {1: 7}}
-    rows = pack_outcomes([*sent, *verdicts, check, outcome(Kind.QUARANTINE, 1)], 2, 100, adopted, 0)
+    rows = pack_outcomes([*sent, *verdicts, check, outcome(Kind.QUARANTINE, 1)], 2, 100, Takeover(adopted))
     held = [place for _, _, may_be_held, _, pack in rows if may_be_held for place in unpack(pack)["offset"].to_pylist()]
     assert held == [9, 20, 9, 9]
     assert sum(count for *_, count, _ in rows) == len(sent) + 4
@@ -191,7 +197,7 @@ class State:
 
 
 def test_the_operator_takes_packs_and_yields_packs_and_a_report() -> None:
-    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, {}, 0), State()
+    function, state = bucket_function(ByBatch([(0, RULES)]), 2, 100, Takeover()), State()
     sent = packs([record(Source.HALF, 1, b"id", HALF), record(Source.OP, 1, b"id", OP)])
     [rows] = function((7,), [sent[sent["events"] != b""]], state)  # type: ignore[arg-type]
     assert rows["kind"].tolist() == [Kind.COMMIT, Kind.REPORT]
