@@ -107,7 +107,7 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
         is_alone = len(facts.halves_of[about]) == 1 and half.deleted_seq is None and about not in facts.history.still_pending
         if fates or not is_alone or not is_ordered or first is None or first.header("ACTION") != "COMMIT":
             continue
-        if not any(facts.fates(each) for each in facts.let_in(about)):  # It is a duplicate of that one.
+        if not any(facts.fates(each) for each in facts.let_in_of[about]):  # It is a duplicate of that one.
             yield Finding("R2 lost", about, "the first verdict was COMMIT, and it has made no message")
         if "discarded" in fates and not facts.may_be_anew(half):
             row = facts.discarded_at[pointer]
@@ -132,8 +132,8 @@ def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:
         for half in halves:
             if facts.fates(half) or any(op.header("ACTION") == "ROLLBACK" for op in facts.verdicts(half)):
                 settled.add(name_of(half))
-        for half in facts.flawed:
-            if half.topic == HALF and half.text_key == transaction_id and {"committed", "discarded"} & set(facts.fates(half)):
+        for half in facts.let_in_of[transaction_id]:
+            if {"committed", "discarded"} & set(facts.fates(half)):
                 let_in[name_of(half)] = half  # Those after it are its duplicates, by its clock too.
         held = [row for row in facts.messages if facts.was_adopted and row["transaction_id"] == transaction_id]
         gone = [(row, first, ends) for row in held if (ends := facts.adopted_without(first := facts.records_of(row)[0]))]
@@ -356,16 +356,12 @@ def _is_borne_out(facts: Facts, refused: Record, reason: str) -> bool:
 
 def _no_verdict_is_dropped(facts: Facts) -> Iterator[Finding]:
     """A verdict that settles nothing is in quarantine, unless it repeats another (R2, R10, R11, R13)."""
-    flawed: dict[tuple[str, str, int], list[Record]] = defaultdict(list)
-    for half in facts.flawed:
-        if half.topic == HALF and half.flaw == "body_too_large":
-            flawed[name_of(half)].append(half)
     for transaction_id, ops in facts.verdicts_of.items():
         names = {name_of(half): half for half in facts.halves_of[transaction_id]}
         for op in ops:
             if facts.refused.get((OP, op.partition, op.offset)) or transaction_id in facts.history.still_pending or op.deleted_seq:
                 continue
-            half, let_in = names.get(name_of(op)), [each for each in flawed[name_of(op)] if facts.may_be_let_in(each)]
+            half, let_in = names.get(name_of(op)), [each for each in facts.let_in_of[transaction_id] if name_of(each) == name_of(op)]
             if half is None and (facts.may_be_aged_out(op) or let_in):
                 continue
             if half is None:

@@ -88,13 +88,8 @@ class Facts:
         self.halves = [record for record in said if record.topic == HALF]
         self.ops = [record for record in said if record.topic == OP]
         self.flawed = [record for record in history.records if record.flaw is not None and record.state is KafkaState.COMMITTED]
-        self.halves_of: dict[str, list[Record]] = defaultdict(list)
-        for half in self.halves:
-            self.halves_of[half.text_key].append(half)
-        self.verdicts_of: dict[str, list[Record]] = defaultdict(list)
-        for op in self.ops:
-            if op.header("ACTION") in VERDICTS:
-                self.verdicts_of[op.text_key].append(op)
+        self.halves_of = _by_id(self.halves)
+        self.verdicts_of = _by_id(op for op in self.ops if op.header("ACTION") in VERDICTS)
         self.messages = [row for row in history.rows if row.table == "messages"]
         self.discarded = [row for row in history.rows if row.table == "discarded"]
         self.quarantine = [row for row in history.rows if row.table == "quarantine"]
@@ -126,6 +121,8 @@ class Facts:
         self._last_settled_ms = max(settled_ms, default=0)
         self._adopted_seqs = [act.seq for act in history.acts if "--adopt" in act.detail]
         self.was_adopted = bool(self._adopted_seqs)
+        self.let_in_of = _by_id(half for half in self.flawed if half.topic == HALF and self.may_be_let_in(half))
+        """The halves above the limit, of an id, that may be taken for good ones."""
         self.checkpoints = len({act.detail.split()[0] for act in history.acts if act.name == "started"})
         self.decided = {decision.transaction_id: decision for decision in history.decisions}
 
@@ -224,9 +221,12 @@ class Facts:
         """
         return half.flaw == "body_too_large" and self.was_adopted
 
-    def let_in(self, transaction_id: str) -> list[Record]:
-        """Return the halves above the limit, of an id, that may be taken for good ones."""
-        return [half for half in self.flawed if half.topic == HALF and half.text_key == transaction_id and self.may_be_let_in(half)]
+
+def _by_id(records: Iterable[Record]) -> defaultdict[str, list[Record]]:
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        found[record.text_key].append(record)
+    return found
 
 
 def place_of(record: Record) -> tuple[str, int, int]:

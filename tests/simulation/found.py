@@ -21,6 +21,12 @@ def _send(
     return Action("send", dt_ms, {**arguments, "immunity_s": immunity_s, "size": size})
 
 
+def _too_large(dt_ms: int, transaction_id: str) -> Action:
+    headers = (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1"))
+    half = {"topic": "half", "key": transaction_id.encode(), "value": bytes(101), "headers": headers}
+    return Action("broken", dt_ms, {**half, "flaw": "body_too_large"})
+
+
 FOUND = (
     Found(
         "a replay that nobody asked for, adopted when Kafka has deleted the half that was committed",
@@ -45,17 +51,7 @@ FOUND = (
             Action("new_checkpoint", 1_000, {}),
             Action("kill_at", 1_000, {"step": 7}),
             Action("start", 100, {"adopt": True}),
-            Action(
-                "broken",
-                100,
-                {
-                    "topic": "half",
-                    "key": b"t18",
-                    "value": bytes(101),
-                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
-                    "flaw": "body_too_large",
-                },
-            ),
+            _too_large(100, "t18"),
         ),
     ),
     Found(
@@ -460,17 +456,7 @@ FOUND = (
         (
             Action("freeze_at", 7_000, {"step": 5}),
             Action("start", 100, {}),
-            Action(
-                "broken",
-                7_000,
-                {
-                    "topic": "half",
-                    "key": b"t0",
-                    "value": bytes(101),
-                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
-                    "flaw": "body_too_large",
-                },
-            ),
+            _too_large(7_000, "t0"),
             Action("new_checkpoint", 0, {}),
             _send(1_000, "g1", "t0", Fate.NEVER, "op", delay_ms=9_000, size=4),
             Action("kill_at", 100, {"step": 5}),
@@ -487,17 +473,7 @@ FOUND = (
             Action("broker_clock", 1_000, {"broker": 1, "ms": 20_000}),
             Action("kill", 1_000, {}),
             Action("new_checkpoint", 0, {}),
-            Action(
-                "broken",
-                1_000,
-                {
-                    "topic": "half",
-                    "key": b"t8",
-                    "value": bytes(101),
-                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
-                    "flaw": "body_too_large",
-                },
-            ),
+            _too_large(1_000, "t8"),
         ),
     ),
     Found(
@@ -506,17 +482,7 @@ FOUND = (
         (
             Action("start", 100, {}),
             Action("kill", 100, {}),
-            Action(
-                "broken",
-                1_000,
-                {
-                    "topic": "half",
-                    "key": b"t0",
-                    "value": bytes(101),
-                    "headers": (("REAL_TOPIC", b"orders"), ("PGROUP", b"g1")),
-                    "flaw": "body_too_large",
-                },
-            ),
+            _too_large(1_000, "t0"),
             _send(0, "g1", "t0", Fate.COMMIT, "op", delay_ms=9_000, immunity_s=1, size=0),
             Action("new_checkpoint", 1_000, {}),
         ),

@@ -241,10 +241,14 @@ class _FailingInstrument:
     record = add
 
 
-def test_a_meter_that_fails_takes_nothing_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def _failing_meter(monkeypatch: pytest.MonkeyPatch) -> None:
     meter = SimpleNamespace(create_counter=_FailingInstrument, create_histogram=_FailingInstrument)
     monkeypatch.setattr(metrics, "get_meter", lambda *_: meter)
 
+
+@pytest.mark.usefixtures("_failing_meter")
+def test_a_meter_that_fails_takes_nothing_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with in_memory_halfway() as halfway:
         connect = partial(sqlite3.connect, tmp_path / "shop.db", check_same_thread=False)
         with halfway.producer(SqlTransactions(connect)).transaction() as tx:
@@ -257,11 +261,8 @@ def test_a_meter_that_fails_takes_nothing_back(monkeypatch: pytest.MonkeyPatch, 
     assert caplog.text.count("event=telemetry_failed") == len(("block", "send", "answer"))
 
 
-def test_a_meter_that_fails_after_a_block_did_logs_no_parameters(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    meter = SimpleNamespace(create_counter=_FailingInstrument, create_histogram=_FailingInstrument)
-    monkeypatch.setattr(metrics, "get_meter", lambda *_: meter)
+@pytest.mark.usefixtures("_failing_meter")
+def test_a_meter_that_fails_after_a_block_did_logs_no_parameters(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     insert = sqlalchemy.text("INSERT INTO nowhere VALUES (:mail)")
     with in_memory_halfway() as halfway:
         producer = halfway.producer(SqlTransactions(sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'shop.db'}")))
