@@ -50,7 +50,7 @@ class Driver(ABC):
     """One kind of database, behind the DB-API."""
 
     now_ms: str
-    """What selects the database's time, in ms since 1970 UTC."""
+    """What selects the database's time when the statement runs, in ms since 1970 UTC."""
 
     @abstractmethod
     def parameter(self, name: str) -> str:
@@ -169,7 +169,7 @@ def _begin_no_transactions(connection: Any) -> None:
 class PostgresDriver(Driver):
     """PostgreSQL with psycopg 3."""
 
-    now_ms = "CAST(EXTRACT(EPOCH FROM CURRENT_TIMESTAMP) * 1000 AS BIGINT)"
+    now_ms = "CAST(EXTRACT(EPOCH FROM CLOCK_TIMESTAMP()) * 1000 AS BIGINT)"
 
     def parameter(self, name: str) -> str:
         """Return `%(name)s`."""

@@ -102,11 +102,11 @@ class SqlBookmarks:
             raise TypeError(f"advance takes a batch as MessageReader yields it, not {type_of(batch)}")
         transaction = self._database.begin(using)
         try:
-            self._verify_next(batch)
+            was = self._place_before(batch)
             self._is_loaded = False
             transaction.set_savepoint()
             with transaction.errors_as_the_services():
-                self._move(transaction.raw(), batch.bookmark)
+                self._move(transaction.raw(), was, batch.bookmark)
             yield transaction
             transaction.commit(lambda: self._verify_not_over(transaction))
         except BaseException as error:
@@ -114,35 +114,38 @@ class SqlBookmarks:
             raise
         self._position, self._is_loaded = batch.bookmark, True
 
-    def _verify_next(self, batch: MessageBatch) -> None:
+    def _place_before(self, batch: MessageBatch) -> Bookmark | None:
+        """Return where the bookmark is, which the batch must follow. Another thread may change it after that."""
+        position = self._position
         if not self._is_loaded:
             raise ValueError(f"call load() first, and {_READ_ON}")
-        if not batch.follows(self._position):
+        if not batch.follows(position):
             raise BookmarkMovedError(
-                f"the batch up to {batch.bookmark} is not the next one after {self._position or 'the beginning'}, where the bookmark "
+                f"the batch up to {batch.bookmark} is not the next one after {position or 'the beginning'}, where the bookmark "
                 f"{self._name!r} is: its messages would take effect twice, or others before it never. Call advance for each batch that "
                 f"holds messages. After an error leave the loop, and {_READ_ON}"
             )
+        return position
 
-    def _move(self, connection: Any, bookmark: Bookmark) -> None:
+    def _move(self, connection: Any, was: Bookmark | None, bookmark: Bookmark) -> None:
         """Move the bookmark in the connection's transaction. Another instance waits from here to the commit."""
         driver = driver_of(connection)
         values: dict[str, object] = {"name": self._name, **bookmark._asdict()}
-        if self._position is None:
+        if was is None:
             statement = _insert_by(driver)
         else:
             name, epoch, batch_id = (driver.parameter(column) for column in ("name", "epoch", "batch_id"))
             was_epoch, was_batch = driver.parameter("was_epoch"), driver.parameter("was_batch")
             statement = f"UPDATE {_TABLE} SET epoch = {epoch}, batch_id = {batch_id} "
             statement += f"WHERE name = {name} AND epoch = {was_epoch} AND batch_id = {was_batch}"
-            values |= {"was_epoch": self._position.epoch, "was_batch": self._position.batch_id}
+            values |= {"was_epoch": was.epoch, "was_batch": was.batch_id}
         with closing(connection.cursor()) as cursor:
             try:
                 cursor.execute(statement, values)
             except errors_of(connection).IntegrityError as error:
-                raise self._moved() from error
+                raise self._moved(was) from error
             if cursor.rowcount != 1:
-                raise self._moved()
+                raise self._moved(was)
 
     def _verify_not_over(self, transaction: DatabaseTransaction) -> None:
         """Refuse to commit in another transaction than the one that has moved the bookmark."""
@@ -154,11 +157,10 @@ class SqlBookmarks:
                 f"and {_READ_ON}"
             ) from error
 
-    def _moved(self) -> BookmarkMovedError:
-        place = self._position or "the beginning"
+    def _moved(self, was: Bookmark | None) -> BookmarkMovedError:
         return BookmarkMovedError(
-            f"another instance has moved the bookmark {self._name!r} on from {place}: nothing was written here. Let one instance read "
-            f"with a name at a time, or leave the loop, and {_READ_ON}"
+            f"another instance has moved the bookmark {self._name!r} on from {was or 'the beginning'}: nothing was written here. "
+            f"Let one instance read with a name at a time, or leave the loop, and {_READ_ON}"
         )
 
     def _stored(self, connection: Any, begin: Bookmark | None) -> Bookmark | None:

@@ -11,6 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from halfway import Bookmark, BookmarkMovedError, SqlBookmarks
+from halfway.clients.sql.savepoint_transaction import SavepointTransaction
 from halfway.testing import in_memory_halfway
 from tests.support.message_tables import batch_at
 from tests.support.sql_world import SqlWorld
@@ -124,6 +125,29 @@ def test_an_instance_waits_for_the_other_ones_transaction(shop: SqlWorld) -> Non
     other.join(30)
     assert isinstance(ended[0], BookmarkMovedError)
     assert shop.orders() == ["first"]
+
+
+@pytest.mark.parametrize("shop", ["postgresql-dbapi", "postgresql-sqlalchemy", "mariadb-dbapi"], indirect=True)
+@pytest.mark.parametrize("last", [None, Bookmark(0, 1)])
+def test_a_thread_that_was_given_up_and_commits_late_doubles_no_effect(
+    shop: SqlWorld, monkeypatch: pytest.MonkeyPatch, last: Bookmark | None
+) -> None:
+    """A cancelled `asyncio.to_thread` goes on, beside the next try with the same object."""
+    mine = bookmarks(shop)
+    assert mine.load(last) == last
+    late = mine.advance(batch_at((0, 2), last))
+    order(late.__enter__(), "late")
+    assert mine.load() == last, "the late thread has not committed yet"
+    set_savepoint = SavepointTransaction.set_savepoint
+
+    def while_it_commits(transaction: SavepointTransaction) -> None:
+        late.__exit__(None, None, None)
+        set_savepoint(transaction)
+
+    monkeypatch.setattr(SavepointTransaction, "set_savepoint", while_it_commits)
+    with pytest.raises(BookmarkMovedError, match="nothing was written here"), mine.advance(batch_at((0, 3), last)) as tx:
+        order(tx, "late, and what came after it")
+    assert shop.orders() == ["late"]
 
 
 def advance_and_roll_back(mine: SqlBookmarks, session: Session | None) -> None:

@@ -261,6 +261,17 @@ def test_the_row_of_an_instance_whose_clock_is_behind_is_kept(shop: SqlWorld, mo
     assert ask(shop, transaction) is COMMIT
 
 
+def test_a_row_is_kept_from_its_insert_however_long_its_transaction_was_open_before(shop: SqlWorld) -> None:
+    """Else a nightly import of ten hours, whose COMMIT was lost, would have ten hours less to be asked about."""
+    transaction = shop.begin()
+    shop.order(transaction, "apples")
+    began_at_ms = time.time_ns() // 1_000_000
+    time.sleep(2)
+    transaction.finish()
+    [(born_at_ms,)] = shop.run("SELECT born_at_ms FROM halfway_transactions WHERE state = 'COMMIT'")
+    assert born_at_ms >= began_at_ms + 1000
+
+
 @pytest.mark.parametrize("name", ["order-17", "A" * 32 + ".0", "a" * 31 + ".0", "a" * 32])
 def test_a_message_of_another_client_is_refused(shop: SqlWorld, name: str) -> None:
     with pytest.raises(SharedGroupError, match="producer group 'shop'"):
