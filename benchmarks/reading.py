@@ -2,16 +2,14 @@
 
 import json
 import statistics
-import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 from deltalake import write_deltalake
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from benchmarks.rig import Figures, Rig
+from benchmarks.rig import Figures, Rig, timed
 from halfway import Bookmark, MessageReader
 from halfway.schemas.tables import MESSAGES_SCHEMA, SEARCHED_COLUMNS, Table
 
@@ -43,12 +41,12 @@ def reader(rig: Rig) -> Figures:
         bookmark = Bookmark(0, _LAST + BATCHES - 2)
         tables = MessageReader(str(folder))
         figures[f"{name}_rows"] = ROWS * (BATCHES + 1) + files * rows
-        figures[f"{name}_ms"] = round(1000 * statistics.median(_timed(lambda: _read(tables, bookmark)) for _ in range(MEASURED)), 1)  # noqa: B023
+        figures[f"{name}_ms"] = round(1000 * statistics.median(timed(lambda: _read(tables, bookmark)) for _ in range(MEASURED)), 1)  # noqa: B023
     figures["large_to_small"] = round(figures["large_ms"] / figures["small_ms"], 2)
     folder = rig.folder / "scan"
     rows = max(ROWS, int(100_000 * rig.scale))
     write_deltalake(str(folder), _rows(0, rows), configuration=_STATISTICS)
-    scanned_s = _timed(lambda: _scan(folder, rows))
+    scanned_s = timed(lambda: _scan(folder, rows))
     return {**figures, "messages_per_s": round(rows / scanned_s)}
 
 
@@ -62,12 +60,6 @@ def _read(tables: MessageReader, bookmark: Bookmark) -> None:
 
 def _scan(folder: Path, rows: int) -> None:
     assert sum(len(batch.messages) for batch in MessageReader(str(folder)).read()) == rows
-
-
-def _timed(action: Callable[[], object]) -> float:
-    began_s = time.monotonic()
-    action()
-    return time.monotonic() - began_s
 
 
 def _append(folder: Path, batch_id: int) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +46,13 @@ _SETTINGS: dict[str, object] = {
     # Checks do not disturb a benchmark, except those of `checkback`.
     "resolution.transactionTimeOut": "12h",
 }
+
+
+def timed(action: Callable[[], object]) -> float:
+    """Return the seconds that an action takes."""
+    began_s = time.monotonic()
+    action()
+    return time.monotonic() - began_s
 
 
 @dataclass

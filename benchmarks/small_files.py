@@ -11,11 +11,10 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
@@ -23,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from rich.console import Console
 
+from benchmarks.rig import Figures, timed
 from halfway.conf.loader import load_settings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.compaction import compact_tables
@@ -34,8 +34,6 @@ ROWS = 20
 """The number of messages in one batch, of 1 KiB each."""
 MARKS = (0, 100, 600, 1_800, 3_600)
 MEASURED = 20
-
-Figures = dict[str, Any]
 
 
 def batch(number: int) -> pa.Table:
@@ -98,13 +96,6 @@ class SmallBatches:
             "read_spark_s": round(min(timed(by_spark) for _ in range(2)), 2),
             "read_delta_rs_s": round(min(timed(by_delta_rs) for _ in range(2)), 2),
         }
-
-
-def timed(action: Callable[[], object]) -> float:
-    """Return the seconds that an action takes."""
-    started = time.monotonic()
-    action()
-    return time.monotonic() - started
 
 
 def append_figures(seconds: list[float]) -> Figures:

@@ -10,7 +10,8 @@ from benchmarks.cpu import core_seconds
 from benchmarks.live import quantiles
 from benchmarks.rig import LONG_S, PARTITIONS, Figures, Rig, command_of_job, commits, count_rows, latencies_ms
 from benchmarks.service import Client, produce
-from halfway.pipelines.storage.state_reader import COMMITS, OFFSETS, LocalFiles, ends_in
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import COMMITS, LocalFiles, ends_in
 from halfway.schemas.settings import Settings
 from tests.support.waiting import until
 

@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from benchmarks import beside_peer
-from halfway import CheckRequest, HalfMessage, LocalTransactionState, TransactionProducer
+from halfway import TransactionProducer
+from halfway.pipelines.demo.traffic import SilentListener
 from halfway.pipelines.runtime.paths import home
 from halfway.schemas.settings import KafkaSettings
 from tests.support.paths import ROOT
@@ -42,20 +43,6 @@ _PATIENT = {"HALFWAY__RESOLUTION__TRANSACTIONCHECKINTERVAL": "5s", "HALFWAY__RES
 _TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}
 _RUN_LIMIT_S = 400
 _AWAY_LIMIT_S = 200
-
-
-class Unsure:
-    """The listener of a service whose database is down."""
-
-    def execute_local_transaction(self, message: HalfMessage, arg: object) -> LocalTransactionState:
-        """Return UNKNOWN."""
-        del message, arg
-        return LocalTransactionState.UNKNOWN
-
-    def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
-        """Return UNKNOWN."""
-        del message
-        return LocalTransactionState.UNKNOWN
 
 
 def picture(name: str, command: str, output: str) -> None:
@@ -124,7 +111,7 @@ def _job() -> Iterator[Callable[[], str]]:
 def _sending(group: str, topic: str, ids: Sequence[str]) -> Iterator[None]:
     """Run a service that has sent these transactions, until the block ends."""
     servers = json.loads(_halfway("broker", "status", "--json"))["bootstrap_servers"]
-    with TransactionProducer(KafkaSettings(bootstrap_servers=servers), group, Unsure()) as producer:
+    with TransactionProducer(KafkaSettings(bootstrap_servers=servers), group, SilentListener()) as producer:
         for transaction_id in ids:
             producer.send_in_transaction(topic, b"{}", transaction_id=transaction_id)
         yield

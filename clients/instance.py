@@ -109,7 +109,7 @@ class GroupInstance:
         properties: Mapping[str, str] | None,
         **fields: Unpack[MessageFields],
     ) -> HalfMessage:
-        """Return the half of a send. `GroupRecords.to_send` validates it, and so does the start.
+        """Return the half of a send. It is validated here before the first start, and by `GroupRecords.to_send` later.
 
         Raises:
             ValueError: an argument breaks the contract (docs/contract.md).

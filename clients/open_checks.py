@@ -35,7 +35,7 @@ class PartitionProgress:
     _done: set[int] = field(default_factory=set)
 
     def begin(self, offset: int) -> bool:
-        """Add a record. Return False if that offset was passed before: the records are others now."""
+        """Add a record. Return False if that offset was passed before: the topic was recreated or truncated."""
         last = self._open[-1] if self._open else (self.position or 0) - 1
         if offset <= last:
             return False

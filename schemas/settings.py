@@ -209,7 +209,7 @@ class TriggerSettings(SettingsGroup):
 
 
 class MetricsSettings(SettingsGroup):
-    """Where the job serves Prometheus metrics. Port 0 switches them off."""
+    """Where the job, or the relay, serves Prometheus metrics. Port 0 switches them off."""
 
     port: Annotated[Number, Field(ge=0, le=65_535)] = 0
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"

@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 from halfway.schemas.events import PACKED_OUTCOMES_SCHEMA, EventKind
-from halfway.schemas.headers import LocalTransactionState
+from halfway.schemas.headers import ACTIONS
 from halfway.schemas.outcomes import Kind
 from halfway.schemas.state_format import STATE_SCHEMA
 from halfway.transforms.bucket import Bucket
@@ -23,8 +23,6 @@ from halfway.transforms.protocol import Batch, Half, Lost, Op, Outcome, Rules
 from halfway.transforms.record_columns import Mask
 
 BucketFunction = Callable[[Any, Iterable[pd.DataFrame], GroupState], Iterator[pd.DataFrame]]
-
-_ACTIONS = {str(action): action for action in LocalTransactionState}
 
 
 def resolve_events(packs: DataFrame, function: BucketFunction) -> DataFrame:
@@ -94,7 +92,7 @@ def _sort_out(events: pa.Table, halves: list[Half], ops: list[Op], lost: list[Lo
     kinds = events["event"].to_numpy()
     halves.extend(map(Half._make, zip(*_columns(events, kinds == EventKind.HALF, Half._fields), strict=True)))
     ids, groups, incarnations, actions, *places = _columns(events, kinds == EventKind.OP, _OP_FIELDS)
-    ops.extend(starmap(Op, zip(ids, groups, incarnations, map(_ACTIONS.__getitem__, actions), *places, strict=True)))
+    ops.extend(starmap(Op, zip(ids, groups, incarnations, map(ACTIONS.__getitem__, actions), *places, strict=True)))
     lost_rows = zip(*_columns(events, kinds == EventKind.LOST, ("transaction_id", "half_pointer", "at_ms")), strict=True)
     for transaction_id, pointer, at_ms in lost_rows:
         half_partition, half_offset = pointer.split(":")

@@ -88,7 +88,7 @@ class Outcome(NamedTuple):
     offset: int = 0
     at_ms: int = 0
     decided_ms: int = 0
-    """The op's timestamp for a commit, the horizon for a check or discard, the read mark for an orphan (R16) or 0."""
+    """The op's timestamp for a commit, the horizon for a check or discard, the read mark for an orphan (R10), or 0."""
     producer_group: str = ""
     topic: str = ""
     incarnation: int = 0

@@ -68,7 +68,7 @@ def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
 
 
 def tick_ms(record: Message) -> int | None:
-    """Return the time that a tick tells; None if the record is none, or a forged one."""
+    """Return the time that a tick tells; None if the record is no tick, or tells no number. Verifies no signature."""
     headers = dict(headers_of(record) or ())
     said = headers.get(TICK) or b""
     return int(said) if PARTITIONS in headers and re.fullmatch(rb"[0-9]{1,16}", said) else None

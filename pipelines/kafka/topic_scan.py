@@ -25,7 +25,7 @@ def retained_ranges(kafka: KafkaSettings, topics: list[str], group: str = OPERAT
     Args:
         kafka: where Kafka is.
         topics: their names.
-        group: whose right it is to ask.
+        group: the consumer group to ask as, which this user may describe. It is never joined.
 
     Raises:
         TopicError: a topic is missing.

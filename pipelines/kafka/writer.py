@@ -1,4 +1,4 @@
-"""The one producer of the job and its commands: idempotent, and partitioned as services' producers are."""
+"""The producer of the job and its commands: idempotent, and partitioned as services' producers are."""
 
 import time
 from collections.abc import Callable

@@ -32,7 +32,7 @@ class Status:
     """What `halfway status` shows. Times are in ms; None is an unknown value."""
 
     is_running: bool | None
-    """None if the checkpoint is not on this machine."""
+    """None if the checkpoint is not on a local disk here, or this user may not read its lock."""
     batch_id: int | None
     last_batch: BatchStatus | None
     """What the job wrote after its last batch; None if it has ended none."""

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 _DELIVERY_LIMIT_MS = 10_000
 _FIRST_LIMIT_S = 60.0
 HANGS_MS = 600_000
-"""A job whose batches have not ended for so long, and `trigger.interval`, publishes a tick each `_SLOW_MS`."""
+"""After this time plus `trigger.interval` in which no batch has ended, the job publishes a tick each `_SLOW_MS`."""
 _SLOW_MS = 60_000
 
 
@@ -32,7 +32,7 @@ class TickPace:
     """
 
     def __init__(self, interval_ms: int, hangs_ms: int) -> None:
-        """Begin with a tick at each `interval_ms`, until their intervals since the last batch are `hangs_ms`."""
+        """Begin with a tick each `interval_ms`. After `hangs_ms` of them without a batch, one a minute is due."""
         self._interval_ms, self._hangs_ms = interval_ms, hangs_ms
         self._since_batch_ms = self._last_ms = 0
         self._lock = threading.Lock()

@@ -29,11 +29,11 @@ _FETCH_LIMIT_S = 1800
 
 
 def ensure_jars(conf: JarSet) -> list[Path]:
-    """Return the JARs of one set of `conf/ivy.xml`. Fetches them first if they are missing.
+    """Return the JARs of one set. Fetches them first if they are missing.
 
-    The set becomes visible in one rename, with a marker that holds the hash of `ivy.xml` and the names of the files. So
-    a killed fetch does not count as complete, and another `ivy.xml` is fetched again. Concurrent calls wait for each
-    other.
+    The set becomes visible in one rename, with a marker that holds the hash of the set's Ivy file and the names of the
+    JARs. So a killed fetch does not count as complete, and another Ivy file is fetched again. Concurrent calls wait for
+    each other.
 
     Raises:
         SetupError: Java or Ivy is missing, the fetch fails (the message names its log), a JAR differs from the pinned
@@ -53,11 +53,11 @@ def ensure_jars(conf: JarSet) -> list[Path]:
 
 
 def jars_present(conf: JarSet) -> list[Path]:
-    """Return the JARs of one set that are here; empty if one is missing, or `ivy.xml` has changed. Fetches nothing.
+    """Return the JARs of one set that are here; empty if one is missing, or its Ivy file has changed. Fetches nothing.
 
     Raises:
-        SetupError: `conf/ivy.xml` is missing, a JAR differs from the pinned one, or another user may change it. Whoever
-            can write the folder could otherwise put code into each command.
+        SetupError: the set's Ivy file is missing, a JAR differs from the pinned one, or another user may change it.
+            Whoever can write the folder could otherwise put code into each command.
     """
     stamp, folder = _stamp(conf), home() / "jars" / conf
     try:

@@ -30,7 +30,7 @@ def records_of(records: DataFrame, transaction_id: str) -> DataFrame:
     """Return the Kafka records of one transaction, in order of time.
 
     Args:
-        records: Spark's Kafka columns with headers, of the three topics.
+        records: Spark's Kafka columns with headers, of half, op and check topics.
         transaction_id: the record key.
 
     Returns:

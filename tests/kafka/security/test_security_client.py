@@ -18,14 +18,14 @@ from tests.support.waiting import until
 
 
 class LogLines(logging.Handler):
-    """Collects the lines of the client's log."""
+    """Collects the lines of the client's log, with the tracebacks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
+        self.lines.append(self.format(record))
 
 
 @pytest.fixture
