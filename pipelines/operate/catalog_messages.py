@@ -8,12 +8,14 @@ from pyspark.sql import functions as F
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA, Wanted, in_order
-from halfway.pipelines.storage.delta_tables import read_table, verify_exists
+from halfway.pipelines.storage.delta_tables import read_table, table_id_of, table_name, verify_exists
 from halfway.schemas.bookmark import BEGINNING, Bookmark
+from halfway.schemas.errors import TableError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
 _LOOK_S = 1.0
+_LOOK_AT_ID_S = 30.0
 
 
 def catalog_messages(
@@ -36,12 +38,20 @@ def catalog_messages(
         warn_of_ahead: gets a bookmark that the table has not come to yet, and that of its last message.
 
     Raises:
-        TableError: there is no table yet.
+        TableError: there is no table yet, or it was recreated since the first look.
         OwnershipError: the table is gone, or elsewhere.
     """
     verify_exists(spark, storage, Table.MESSAGES)
+    table_id, looked_s = table_id_of(spark, storage, Table.MESSAGES), time.monotonic()
     unmoved = position
     while True:
+        if time.monotonic() - looked_s >= _LOOK_AT_ID_S:
+            if table_id_of(spark, storage, Table.MESSAGES) != table_id:
+                name = table_name(storage, Table.MESSAGES)
+                raise TableError(
+                    f"the table {name} was recreated since it was first read: bookmarks are of the former one. Begin again without one"
+                )
+            looked_s = time.monotonic()
         rows = read_table(spark, storage, Table.MESSAGES).withColumn("epoch", F.coalesce("epoch", F.lit(0)))
         for first, last in _spans(rows if position is None else rows.where(_is_after(position)), wanted.max_rows):
             is_within = _is_after(Bookmark(first.epoch, first.batch_id - 1)) & ~_is_after(last)

@@ -57,7 +57,6 @@ class _Found:
 
     rows: int
     filled: int
-    groups: frozenset[str]
 
 
 def erase(
@@ -117,7 +116,7 @@ def erase(
                 values |= {"transaction_id": transaction_id, "producer_group": producer_group}
                 note_erasure(spark, storage, Row(**{name: values[name] for name in ERASURES_SCHEMA.names}))
             until_ms = _erase(spark, storage, transaction_id, producer_group, rows, vacuum=vacuum)
-        remains = list(_remains(settings, found, producer_group))
+        remains = list(_remains(settings, is_refused=found[Table.QUARANTINE].rows > 0))
         return Erasure(transaction_id, producer_group, rows, until_ms, remains, dry_run)
 
 
@@ -162,32 +161,28 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
 
 def _find(stored: DataFrame, table: Table, transaction_id: str, producer_group: str | None) -> _Found:
     mine = F.col("transaction_id") == F.lit(transaction_id)
-    group = F.lit(None).cast("string")
-    if table is not Table.QUARANTINE:
-        group = F.col("producer_group")
-        if producer_group is not None:
-            mine &= group == F.lit(producer_group)
-
     to_erase = F.coalesce(rows_to_erase(transaction_id, producer_group, table), F.lit(False))
-    if table is Table.QUARANTINE and producer_group is not None:
+    if producer_group is not None and table is Table.QUARANTINE:
         # A record names its group in a header. One that holds nothing may have been erased before.
         mine &= to_erase | (F.col("headers").isNull() & F.col("value").isNull())
-    [row] = stored.where(mine).agg(F.count("*"), F.count(F.when(to_erase, 1)), F.collect_set(group)).collect()
-    return _Found(row[0], row[1], frozenset(row[2]))
+    elif producer_group is not None:
+        mine &= F.col("producer_group") == F.lit(producer_group)
+    [row] = stored.where(mine).agg(F.count("*"), F.count(F.when(to_erase, 1))).collect()
+    return _Found(*row)
 
 
-def _remains(settings: Settings, found: Mapping[Table, _Found], producer_group: str | None) -> Iterator[Remains]:
+def _remains(settings: Settings, *, is_refused: bool) -> Iterator[Remains]:
     """Yield the topics that may hold the body. None is compacted, so that no tombstone can delete a record.
 
     What was rolled back has left no row, such as a replay, or another use of the id, and may be as young as the last
-    record that the job has read. So each topic counts that the groups use, from now on.
+    record that the job has read. So all check topics count, from now on: a group may have used another one before.
+
+    Args:
+        settings: the job's.
+        is_refused: a record of the id was refused, which may be an op.
     """
-    kafka, is_refused = settings.kafka, found[Table.QUARANTINE].rows > 0
-    groups = {group for each in found.values() for group in each.groups} if producer_group is None else {producer_group}
-    # A refused record may be of any group.
-    of_any = is_refused and producer_group is None
-    checks = kafka.all_check_topics() if of_any else [kafka.check_topic_of(group) for group in sorted(groups)]
-    topics = dict.fromkeys((kafka.half_topic, *checks, *([kafka.op_topic] if is_refused else [])))
+    kafka = settings.kafka
+    topics = (kafka.half_topic, *kafka.all_check_topics(), *([kafka.op_topic] if is_refused else []))
     now_ms = time.time_ns() // 1_000_000
     kept_ms, problem = _kept_ms(settings)
     for topic in topics:

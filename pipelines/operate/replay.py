@@ -123,7 +123,7 @@ def replay_discarded(
             too large, is listed too.
 
     Raises:
-        HalfwayError: there are no tables. Nothing was sent.
+        HalfwayError: there are no tables, or the checkpoint does not tell what is pending. Nothing was sent.
         NotPendingError: an id was not discarded. Nothing was sent.
         CheckpointInUseError: another replay or an erasure is running.
         TopicError: the half topic does not exist, or takes no message of this size.
@@ -187,6 +187,11 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
 def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) -> tuple[pa.Table, Mapping[int, int], frozenset[str]]:
     """Return what is pending (PENDING_SCHEMA) under ids of candidates, how far halves are read, and who is absent."""
     stored = read_state(lambda: spark, settings.storage)
+    if stored.batch_id is None:
+        raise HalfwayError(
+            f"the checkpoint {settings.storage.checkpoint} has no batch yet, and does not tell what is pending: let the job end one, and "
+            "replay then"
+        )
     view = view_pending(stored.rows)
     return pending_of(candidates, view.transactions), stored.read_to.get(settings.kafka.half_topic, {}), view.absent_groups
 

@@ -28,6 +28,8 @@ class RelayStatus:
     """A relay: its bookmark, EPOCH.BATCH or None before the first batch, and how many instances run. One is active."""
 
     name: str
+    table: str
+    """Delta's id of the table that the bookmark is of."""
     after: str | None
     instances: int
     stopped: tuple[StoppedTopic, ...]
@@ -52,7 +54,7 @@ def relay_states(client: Admin, kafka: KafkaSettings) -> list[RelayStatus]:
             for named, stop in sorted(positions.stopped.items())
         )
         after = None if positions.after is None else str(positions.after)
-        states.append(RelayStatus(name, after, _members(client, relay_id(kafka, name)), stopped, positions.lost))
+        states.append(RelayStatus(name, positions.table, after, _members(client, relay_id(kafka, name)), stopped, positions.lost))
     return states
 
 

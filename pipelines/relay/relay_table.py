@@ -75,6 +75,14 @@ class RelayTable:
             raise TableError("the table was recreated")
         return True
 
+    def end(self) -> Bookmark:
+        """Return the bookmark of the last message; `0.-1` without one.
+
+        Raises:
+            TableError: the table is not the one of the last look any more, or cannot be read.
+        """
+        return self._reader_of(None).must_be(self.id).end()
+
     def newest(self, after: TablePosition | None) -> Bookmark | None:
         """Return a bookmark of the newest file that may hold rows after a position, as of the last look; or None."""
         return max((file.first for file in self._files.after(None if after is None else after.bookmark)), default=None)

@@ -170,6 +170,12 @@ def properties_of(spark: SparkSession, storage: StorageSettings, table: Table) -
     return {str(name): str(value) for name, value in spark.sql(f"SHOW TBLPROPERTIES {table_name(storage, table)}").collect()}
 
 
+def table_id_of(spark: SparkSession, storage: StorageSettings, table: Table) -> str:
+    """Return the id of an existing table, which no other table has."""
+    [[table_id]] = spark.sql(f"DESCRIBE DETAIL {table_name(storage, table)}").select("id").collect()
+    return str(table_id)
+
+
 def property_ms(spark: SparkSession, storage: StorageSettings, table: Table, name: str, default: str) -> int:
     """Return a property of an existing table that holds an interval, such as `interval 6 hours`, in milliseconds."""
     interval = properties_of(spark, storage, table).get(name, default).strip()

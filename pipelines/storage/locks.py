@@ -34,12 +34,16 @@ def job_lock(storage: StorageSettings) -> AbstractContextManager[None]:
     Raises:
         CheckpointInUseError: another job holds it.
     """
+    if folder := local_path(storage.checkpoint):
+        folder.mkdir(parents=True, exist_ok=True)
     advice = "stop it first, or give this one a checkpoint, a warehouse and topics of its own"
     return _held(storage, LOCK_FILE, f"another job is running on the checkpoint {storage.checkpoint}: {advice}")
 
 
 def replay_lock(storage: StorageSettings) -> AbstractContextManager[None]:
     """Hold the checkpoint against replays and erasures, but not against the job, until the block ends.
+
+    Makes no checkpoint: the commands after it must find that there is none.
 
     Raises:
         CheckpointInUseError: a replay or an erasure holds it.
@@ -125,10 +129,9 @@ def _holder(lock: IO[str]) -> str:
 @contextmanager
 def _held(storage: StorageSettings, name: str, refusal: str) -> Iterator[None]:
     folder = local_path(storage.checkpoint)
-    if folder is None:
+    if folder is None or not folder.is_dir():
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
     with (folder / name).open("a") as lock:
         if not _locked(lock):
             raise CheckpointInUseError(refusal)

@@ -127,6 +127,20 @@ def test_what_is_pending_unknown_or_of_another_group_stays(w: World, monkeypatch
     assert w.by_id(Table.MESSAGES)["committed"].body == SECRET
 
 
+def test_a_refused_record_whose_headers_could_not_be_stored_is_erased_with_each_group_of_its_id(world: MakeWorld) -> None:
+    """Its `PGROUP` may have been the group's, which the table does not tell."""
+    w = world()
+    for key in ("a", "b"):
+        w.produce(Source.HALF, key, SECRET, [*half_headers(), NOT_UTF8], 0)
+    w.tick(100)
+    w.resolve()
+    refused = w.by_id(Table.QUARANTINE)
+    assert [(refused[key].headers, bytes(refused[key].value)) for key in "ab"] == [(None, SECRET)] * 2
+    assert erase(w, "a", "g").rows["quarantine"] == 1
+    refused = w.by_id(Table.QUARANTINE)
+    assert (refused["a"].value, bytes(refused["b"].value)) == (None, SECRET)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:

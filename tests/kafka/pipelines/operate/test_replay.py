@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -129,6 +130,22 @@ def test_a_warehouse_without_tables_is_refused(world: MakeWorld) -> None:
 
 
 @pytest.mark.long
+def test_a_replay_without_the_checkpoint_is_refused(world: MakeWorld, tmp_path: Path) -> None:
+    """It tells what is pending, and which halves the job has read. No folder is made, which would tell otherwise."""
+    w, elsewhere = world(**QUICK_DISCARD), tmp_path / "elsewhere"
+    discard(w, "a")
+    w.half("a", 50_000, PGROUP=b"another")
+    w.tick(50_001)
+    w.resolve()
+    for checkpoint, refusal in ((elsewhere, "there is no state in"), (tmp_path, "has no batch yet, and does not tell what is pending")):
+        storage = w.settings.storage.model_copy(update={"checkpoint": str(checkpoint)})
+        asked = invoke(w.settings.model_copy(update={"storage": storage}), "replay", "--all")
+        assert (asked.exit_code, asked.stdout) == (1, "")
+        assert refusal in asked.stderr
+    assert not elsewhere.exists()
+    assert incarnations(halves(w)) == {}
+
+
 def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a", "b")

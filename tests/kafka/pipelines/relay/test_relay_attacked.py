@@ -210,6 +210,12 @@ def test_the_doctor_names_a_topic_that_is_stopped_and_a_bookmark_that_is_ahead(w
     [(health, text), last] = findings()
     assert (health, last) == (Health.PROBLEM, idle)
     assert text.startswith("the bookmark of … (1.0) is ahead of the table, whose last message is in 0.3: ")
+    shutil.rmtree(table)
+    for batch_id in range(5):
+        world.append(1, batch_id, [row(f"c{batch_id}", world.topic("late"))])
+    [(health, text), last] = findings()
+    assert (health, last) == (Health.PROBLEM, idle)
+    assert text.startswith("the bookmark of … (1.0) is of another table than the one in storage, which was recreated: it does not start")
 
 
 @pytest.mark.timeout(200)

@@ -9,10 +9,12 @@ from pyspark.sql import SparkSession
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_reader import MessageReader
 from halfway.clients.reading.message_rows import Wanted
+from halfway.pipelines.operate import catalog_messages as reading
 from halfway.pipelines.operate.catalog_messages import catalog_messages
 from halfway.pipelines.storage import lineage
+from halfway.pipelines.storage.delta_tables import create_tables, table_name
 from halfway.schemas.bookmark import Bookmark
-from halfway.schemas.errors import OwnershipError
+from halfway.schemas.errors import OwnershipError, TableError
 from halfway.schemas.tables import Table
 from tests.support.job_world import SMALL_JOB, World
 from tests.support.kafka_topics import MakeTopics
@@ -118,6 +120,26 @@ def test_messages_of_a_catalog_are_read_as_those_of_a_folder(catalog_world: Worl
     beyond = Bookmark(last.epoch, last.batch_id + 1)
     assert read(beyond, Wanted(None, frozenset(), 1, 1)) == []
     assert ahead == [(beyond, last)]
+
+
+@pytest.mark.timeout(300)
+def test_a_reader_that_follows_a_table_of_a_catalog_ends_when_it_is_recreated(
+    catalog_world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the batch after its bookmark, and never show what the new table has before it."""
+    w = catalog_world
+    w.half("a")
+    w.op("a", b"COMMIT", 1)
+    w.tick(100)
+    w.resolve()
+    monkeypatch.setattr(reading, "_LOOK_AT_ID_S", 0.0)
+    wanted, storage = Wanted(None, frozenset(), 1, 1), w.settings.storage
+    messages = catalog_messages(w.spark, storage, None, wanted, goes_on=lambda: True, warn_of_ahead=lambda *_: None)
+    assert [message.transaction_id for message in next(messages).messages] == ["a"]
+    w.spark.sql(f"DROP TABLE {table_name(storage, Table.MESSAGES)}")
+    create_tables(w.spark, storage, "another")
+    with pytest.raises(TableError, match="was recreated since it was first read"):
+        next(messages)
 
 
 @pytest.mark.timeout(300)
