@@ -17,6 +17,7 @@ from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import KafkaUnavailableError
@@ -327,17 +328,17 @@ class CheckAnswerer:
     def _request_of(self, message: Message) -> CheckRequest | None:
         """Return the check that a record holds; None if it is for another group or breaks the contract."""
         try:
-            headers = cast(Headers, message.headers() or [])
+            headers = headers_of(message)
+            if headers is None:
+                raise RecordError(Reason.BAD_HEADER, "the name of a header is not UTF-8")
             groups = [value for name, value in headers if name == PGROUP]
             if groups and self._group.encode() not in groups:
                 return None
             request = CheckRequest.from_record(message.key(), message.value(), headers)
             self._verify(message, headers)
             return request
-        except (RecordError, UnicodeDecodeError) as error:
-            # confluent_kafka raises UnicodeDecodeError if the name of a header is not UTF-8.
-            detail = error if isinstance(error, RecordError) else "the name of a header is not UTF-8"
-            log.warning("event=check_skipped partition=%s offset=%s detail=%r", message.partition(), message.offset(), str(detail))
+        except RecordError as error:
+            log.warning("event=check_skipped partition=%s offset=%s detail=%r", message.partition(), message.offset(), str(error))
             return None
 
     def _verify(self, message: Message, headers: Headers) -> None:

@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, Message
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.storage.delta_tables import table_path
 from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file

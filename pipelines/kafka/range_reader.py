@@ -7,7 +7,7 @@ through dense pointers and drops the records between them, and seeks sparse ones
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -16,7 +16,6 @@ from halfway.clients.kafka.diagnosis import missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
-from halfway.schemas.headers import HeaderList
 from halfway.schemas.settings import KafkaSettings
 
 DENSE_GAP = 1_000
@@ -149,14 +148,6 @@ def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange
         if first < end:
             with PartitionReader(consumer, topic, partition, limit_s) as reader:
                 yield from reader.range(first, end)
-
-
-def headers_of(record: Message) -> HeaderList | None:
-    """Return a record's headers; None if the name of one is not UTF-8, which confluent_kafka refuses to show."""
-    try:
-        return cast(HeaderList, record.headers() or [])
-    except UnicodeDecodeError:
-        return None
 
 
 class PartitionReader:

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from confluent_kafka import Message
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
 from halfway.schemas.settings import KafkaSettings

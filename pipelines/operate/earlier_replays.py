@@ -15,7 +15,7 @@ from confluent_kafka import Message
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.range_reader import headers_of
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import TICK

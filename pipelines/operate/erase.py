@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import admin_client
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, headers_of
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.open_transactions import OpenTransaction, open_transactions
-from halfway.pipelines.kafka.range_reader import OffsetRange, headers_of, ranges_consumer, read_ranges
+from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges
 from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.pipelines.storage.locks import is_in_use

@@ -7,7 +7,7 @@ group has not passed counts as a request that waits for it.
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
@@ -16,9 +16,10 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin, describe_each
 from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, PartitionReader, headers_of, ranges_consumer
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED, READ_UNCOMMITTED, PartitionReader, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import PGROUP, check_group
@@ -36,18 +37,31 @@ RETRY_ROUNDS = 60
 _NOWHERE: tuple[TopicPlace, int] = (("", -1), -1)
 """Where a request may wait for a group that Kafka gives no answer for."""
 _FIRST, _END = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_ANY_STATE = IsolationLevel.READ_UNCOMMITTED
 
 
 class RequestOffsets(NamedTuple):
-    """The offsets of a place of a check topic: the first that is kept, the first that is not old, and its end."""
+    """The offsets of a place of a check topic."""
 
     first: int
+    """The first that is kept."""
     before: int
+    """The first that is not old."""
+    stable: int
+    """The first of an open Kafka transaction, or the end: no group has read on from there (R18)."""
     end: int
 
 
-_ANY_OFFSETS = RequestOffsets(0, 2**63 - 1, 2**63 - 1)
+_ANY_OFFSETS = RequestOffsets(0, *[2**63 - 1] * 3)
 """The offsets of a place for which Kafka does not tell them."""
+
+
+class OldRequests(NamedTuple):
+    """The offsets of the old requests of a place, and from which of them on an open transaction hides them."""
+
+    first: int
+    end: int
+    stable: int
 
 
 class CheckLag:
@@ -68,6 +82,8 @@ class CheckLag:
         """Group → place → the offset before which no request waits for the group."""
         self._waiting: dict[str, tuple[TopicPlace, int]] = {}
         """Group → place and offset of a request that it has not passed."""
+        self._hidden: set[str] = set()
+        """The groups from which an open transaction hides that request. It may be aborted: then nobody reads it."""
         self._unread: dict[TopicPlace, int] = {}
         """A place that could not be read → the round from which on it is read again."""
         self._refused: set[str] = set()
@@ -140,12 +156,15 @@ class CheckLag:
         """Return the groups that the last complete round was about."""
         return set(self._told_s)
 
-    def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OffsetRange]:
+    def _old(self, offsets: Mapping[TopicPlace, RequestOffsets], began_s: float, before_s: float) -> dict[TopicPlace, OldRequests]:
         """Return the offsets of old requests, and note where each place ends now."""
         self._ends.append((began_s, {place: each.end for place, each in offsets.items() if each is not _ANY_OFFSETS}))
         while len(self._ends) > 1 and self._ends[1][0] <= before_s:
             del self._ends[0]
-        return {place: OffsetRange(each.first, max(each.before, min(self._seen(place), each.end))) for place, each in offsets.items()}
+        return {
+            place: OldRequests(each.first, max(each.before, min(self._seen(place), each.end)), each.stable)
+            for place, each in offsets.items()
+        }
 
     def _seen(self, place: TopicPlace) -> int:
         """Return where a place ended in the first round that counts and has seen it.
@@ -155,10 +174,10 @@ class CheckLag:
         """
         return next((ends[place] for _, ends in self._ends if place in ends), _ANY_OFFSETS.end)
 
-    def _may_wait(self, group: str, old: Mapping[TopicPlace, OffsetRange]) -> bool:
+    def _may_wait(self, group: str, old: Mapping[TopicPlace, OldRequests]) -> bool:
         looked = self._looked.get(group, {})
         own = ((place, old[place]) for place in self._places_of(group, old))
-        return group in self._waiting or any(first < end != looked.get(place) for place, (first, end) in own)
+        return group in self._waiting or any(each.first < each.end != looked.get(place) for place, each in own)
 
     def _places_of(self, group: str, places: Iterable[TopicPlace]) -> list[TopicPlace]:
         """Return the places in the topic of a group's requests."""
@@ -170,13 +189,13 @@ class CheckLag:
         new = sum(group not in self._told_s for group in by_age)
         return set(by_age[: max(new, GROUPS_AT_ONCE)])
 
-    def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OffsetRange]) -> bool:
+    def _still_waits(self, group: str, committed: Mapping[TopicPlace, int], old: Mapping[TopicPlace, OldRequests]) -> bool:
         place, offset = self._waiting.get(group, _NOWHERE)
-        is_proven = place in old and place not in self._unread
+        is_proven = place in old and place not in self._unread and (group not in self._hidden or offset >= old[place].stable)
         return is_proven and old[place].first <= offset < old[place].end and committed.get(place, 0) <= offset
 
     def _find(
-        self, groups: Mapping[str, Mapping[TopicPlace, int]], old: Mapping[TopicPlace, OffsetRange]
+        self, groups: Mapping[str, Mapping[TopicPlace, int]], old: Mapping[TopicPlace, OldRequests]
     ) -> dict[str, tuple[TopicPlace, int]]:
         """Return a request that waits for each group for which one does, with its place.
 
@@ -187,9 +206,15 @@ class CheckLag:
         found: dict[str, tuple[TopicPlace, int]] = {}
         limit_s = PLACE_LIMIT_S
         with ExitStack() as stack:
-            consumer: Consumer | None = None
+            consumers = dict[str, Consumer]()
+
+            def consumer_of(isolation_level: str) -> Consumer:
+                if isolation_level not in consumers:
+                    consumers[isolation_level] = stack.enter_context(ranges_consumer(self._kafka, FETCH_GROUP, isolation_level))
+                return consumers[isolation_level]
+
             for place in sorted(old, key=lambda place: self._unread.get(place, 0)):
-                first, end = old[place]
+                first, end = old[place][:2]
                 starts = {
                     group: max(first, committed.get(place, 0), self._looked.get(group, {}).get(place, 0))
                     for group, committed in groups.items()
@@ -200,9 +225,7 @@ class CheckLag:
                 if self._unread.get(place, 0) <= self._round:
                     try:
                         if wanted:
-                            # A request that an open transaction of another writer hides from its group waits too.
-                            consumer = consumer or stack.enter_context(ranges_consumer(self._kafka, FETCH_GROUP, READ_UNCOMMITTED))
-                            waiting = self._first_requests(consumer, place, wanted, end, limit_s)
+                            waiting = self._first_requests(consumer_of, place, wanted, old[place], limit_s)
                         self._note_read(place)
                     except (KafkaException, KafkaUnavailableError) as error:
                         self._note_unread(place, error, round(RETRY_ROUNDS * limit_s / PLACE_LIMIT_S))
@@ -210,6 +233,7 @@ class CheckLag:
                 for group in starts:
                     self._looked.setdefault(group, {})[place] = waiting.get(group, end)
                 found.update({group: (place, offset) for group, offset in waiting.items()})
+        self._hidden = self._hidden - groups.keys() | {group for group, (place, offset) in found.items() if offset >= old[place].stable}
         return found
 
     def _note_unread(self, place: TopicPlace, error: Exception, rounds: int) -> None:
@@ -226,21 +250,31 @@ class CheckLag:
         if self._unread.pop(place, None) is not None:
             log.info("event=check_topic_not_read_no_more topic=%r partition=%d", *place)
 
-    def _first_requests(self, consumer: Consumer, place: TopicPlace, wanted: Mapping[str, int], end: int, limit_s: float) -> dict[str, int]:
-        """Return the offset of the first request of each group from its offset on, and before `end`.
+    def _first_requests(
+        self, consumer_of: Callable[[str], Consumer], place: TopicPlace, wanted: Mapping[str, int], old: OldRequests, limit_s: float
+    ) -> dict[str, int]:
+        """Return the offset of the first old request of each group from its offset on.
+
+        A request that an open transaction of another writer hides from its group waits too. One of an aborted
+        transaction does not: no group ever reads it, nor passes it before the next record.
 
         Raises:
             KafkaUnavailableError: Kafka does not answer within `limit_s`.
         """
         left, found = dict(wanted), dict[str, int]()
-        with PartitionReader(consumer, *place, limit_s) as reader:
-            for record in reader.range(min(left.values()), end):
-                group, offset = group_of(record), record.offset() or 0
-                if group is not None and left.get(group, end) <= offset:
-                    found[group] = offset
-                    del left[group]
-                    if not left:
-                        break
+        stable = max(old.first, min(old.stable, old.end))
+        for level, first, end in ((READ_COMMITTED, old.first, stable), (READ_UNCOMMITTED, stable, old.end)):
+            start = max(first, min(left.values(), default=end))
+            if start >= end:
+                continue
+            with PartitionReader(consumer_of(level), *place, limit_s) as reader:
+                for record in reader.range(start, end):
+                    group, offset = group_of(record), record.offset() or 0
+                    if group is not None and left.get(group, end) <= offset:
+                        found[group] = offset
+                        del left[group]
+                        if not left:
+                            break
         return found
 
     def _offsets(self, topics: Collection[str], before_ms: int) -> dict[TopicPlace, RequestOffsets]:
@@ -258,17 +292,16 @@ class CheckLag:
         places = [TopicPartition(topic, number) for topic, each in described.items() for number in range(len(each.partitions))]
         if not places:
             return {}
-        first, since, end = (
-            self._client.list_offsets(
-                dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=_ASK_LIMIT_S
-            )
-            for spec in (_FIRST, OffsetSpec.for_timestamp(max(0, before_ms)), _END)
+        since_ms = OffsetSpec.for_timestamp(max(0, before_ms))
+        first, since, stable, end = (
+            self._client.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_ASK_LIMIT_S)
+            for spec, level in ((_FIRST, _ANY_STATE), (since_ms, _ANY_STATE), (_END, IsolationLevel.READ_COMMITTED), (_END, _ANY_STATE))
         )
         found = {}
         for place in places:
             key = (place.topic, place.partition)
             try:
-                found[key] = self._offsets_of(first[place], since[place], end[place])
+                found[key] = self._offsets_of(first[place], since[place], stable[place], end[place])
             except KafkaException as error:
                 found[key] = _ANY_OFFSETS
                 self._note_unread(key, error, 1)
@@ -286,15 +319,15 @@ class CheckLag:
         self._waiting = {group: (place, offset) for group, (place, offset) in self._waiting.items() if place[0] not in former}
 
     def _offsets_of(self, *answers: "Future[ListOffsetsResultInfo]") -> RequestOffsets:
-        """Return a partition's offsets, by what Kafka says of its first one, of a time, and of its end.
+        """Return a partition's offsets, by what Kafka says of its first one, of a time, and of its two ends.
 
         Raises:
             KafkaException: the partition has no leader, or one that does not answer.
         """
-        low, since, high = (self._client.result(answer).offset for answer in answers)
-        if OFFSET_INVALID in (low, since, high):  # so librdkafka says that there was no answer in time
+        low, since, stable, high = found = [self._client.result(answer).offset for answer in answers]
+        if OFFSET_INVALID in found:  # so librdkafka says that there was no answer in time
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return RequestOffsets(low, high if since == OFFSET_END else since, high)  # OFFSET_END: every record is older
+        return RequestOffsets(low, high if since == OFFSET_END else since, stable, high)  # OFFSET_END: every record is older
 
     def _committed(self, groups: set[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
         """Return the offsets that groups have committed in their topics; no group that Kafka gives no answer for.

@@ -7,8 +7,9 @@ from operator import itemgetter
 import pyarrow as pa
 from confluent_kafka import Consumer, Message
 
+from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import librdkafka_log
-from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, headers_of, reading_options
+from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, reading_options
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
 from halfway.schemas.events import StoredRecord

@@ -17,6 +17,7 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.signing import Signable, sha256_of
 from halfway.schemas.tables import Table
 from tests.support.partition_records import topic_records
+from tests.support.raw_headers import send_raw
 
 Headers = list[tuple[str, bytes | None]]
 SMALL_JOB = {
@@ -28,10 +29,6 @@ SMALL_JOB = {
 """Settings of a job whose time the test moves. It ends when it has read everything."""
 START_MS = 1_700_000_000_000
 """Time 0 of the tests: 14 November 2023, a date that every tool accepts."""
-
-
-NOT_UTF8: Any = (b"\xff", b"x")
-"""A header that confluent_kafka sends, but does not show."""
 
 
 def half_headers(**changes: bytes | None) -> Headers:
@@ -83,6 +80,12 @@ class World:
         self._producer.produce(topic, value, key, partition=partition, timestamp=START_MS + at_ms, headers=headers, on_delivery=delivered)
         self._producer.flush(30)
         return placed[0]
+
+    def produce_odd(self, key: str, value: bytes, headers: Headers, at_ms: int = 0) -> None:
+        """Send a record to the half topic with one header more, whose name is not UTF-8: confluent_kafka shows none."""
+        raw = [(name.encode(), said or b"") for name, said in headers]
+        kafka = self.settings.kafka
+        send_raw(kafka.servers(), kafka.half_topic, key.encode(), value, [*raw, (b"\xff", b"x")], START_MS + at_ms)
 
     def produce_later(self, source: Source, key: str, value: bytes, headers: Headers, at_ms: int = 0) -> None:
         """Queue one record. The next record that `produce` sends comes after it."""

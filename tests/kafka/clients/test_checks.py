@@ -46,6 +46,7 @@ from tests.support.client_world import (
 )
 from tests.support.kafka_topics import MakeTopics, set_topic_config, unique_kafka_settings
 from tests.support.paths import ROOT
+from tests.support.raw_headers import send_raw
 from tests.support.waiting import until
 
 
@@ -150,6 +151,17 @@ def test_checks_of_other_groups_and_invalid_checks_are_skipped(kafka: KafkaSetti
         "event=check_skipped partition=0 offset=0 detail='missing_header: TRANSACTION_CHECK_TIMES'",
         "event=check_skipped partition=0 offset=1 detail='missing_header: REAL_TOPIC'",
     ]
+
+
+def test_the_names_of_headers_may_be_any_bytes(kafka: KafkaSettings, caplog: pytest.LogCaptureFixture) -> None:
+    """Many, because Python finds out at once only in the first calls that confluent_kafka returns a broken list."""
+    for _ in range(40):
+        send_raw(kafka.servers(), kafka.check_topic, b"odd", b"s3cret", [(b"PGROUP", GROUP.encode()), (b"\xff", b"x")], 1_700_000_000_000)
+    with TransactionProducer(kafka, GROUP, Listener()):
+        send_checks(kafka, check_of("t1"))
+        assert [name for name, _ in ops(kafka, at_least=1)] == ["t1"]
+    assert committed(kafka) == {0: 41}
+    assert caplog.text.count("detail='bad_header: the name of a header is not UTF-8'") == 40
 
 
 def test_two_instances_share_the_checks(topics: MakeTopics) -> None:

@@ -10,12 +10,11 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage import locks
 from halfway.pipelines.storage.locks import job_lock
-from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.transforms.views import quiet
 from tests.support.commands import facts, groups_away, invoke, records, run
 from tests.support.job_process import JobProcess
-from tests.support.job_world import NOT_UTF8, START_MS, MakeWorld, World, half_headers
+from tests.support.job_world import START_MS, MakeWorld, World, half_headers
 from tests.support.kafka_topics import MakeTopics, make_topics_anew
 from tests.support.waiting import until
 
@@ -194,7 +193,7 @@ def test_status_counts_unread_records_and_computes_rates_by_the_horizon(world: M
     w.tick(3_000, w.away("h"))
     w.resolve()
     w.half("d")
-    w.produce(Source.HALF, "e", b"", [*half_headers(), NOT_UTF8])
+    w.produce_odd("e", b"", half_headers())
     status = facts(invoke(w.settings, "status", "--json"))
     assert status["horizon_ms"] == START_MS + 3_000
     assert status["unread"] == {w.settings.kafka.half_topic: 2, w.settings.kafka.op_topic: 0}

@@ -34,7 +34,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.commands import as_options
-from tests.support.job_world import NOT_UTF8, MakeWorld
+from tests.support.job_world import MakeWorld
 from tests.support.kafka_topics import MakeTopics, set_topic_config, topic_settings, unique_topics
 from tests.support.waiting import until
 
@@ -148,7 +148,7 @@ def test_a_forged_tick_ends_no_look_at_the_clock(world: MakeWorld) -> None:
     w = world(partitions=1)
     w.tick(1_000)
     w.produce(Source.HALF, None, b"", [("TICK", b"soon"), ("PARTITIONS", b"1")])
-    w.produce(Source.HALF, None, b"", [NOT_UTF8, ("TICK", b"7"), ("PARTITIONS", b"1")])
+    w.produce_odd("", b"", [("TICK", b"7"), ("PARTITIONS", b"1")])
     [clock] = [each.text for each in kafka_findings(w.settings) if each.check == "clock"]
     assert clock == "not compared: the half topic has CreateTime"
 

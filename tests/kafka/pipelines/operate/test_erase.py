@@ -22,11 +22,10 @@ from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage import compaction, delta_tables, erasure
 from halfway.pipelines.storage.delta_tables import properties_of, read_table, table_name
 from halfway.schemas.errors import CheckpointInUseError, NotErasableError, SetupError
-from halfway.schemas.headers import Source
 from halfway.schemas.tables import ERASURES, Table
 from tests.support.commands import facts, invoke
 from tests.support.job_process import JobProcess
-from tests.support.job_world import NOT_UTF8, MakeWorld, World, half_headers
+from tests.support.job_world import MakeWorld, World, half_headers
 from tests.support.kafka_topics import MakeTopics
 from tests.support.kafka_transaction import Transaction
 from tests.support.waiting import until
@@ -131,7 +130,7 @@ def test_a_refused_record_whose_headers_could_not_be_stored_is_erased_with_each_
     """Its `PGROUP` may have been the group's, which the table does not tell."""
     w = world()
     for key in ("a", "b"):
-        w.produce(Source.HALF, key, SECRET, [*half_headers(), NOT_UTF8], 0)
+        w.produce_odd(key, SECRET, half_headers())
     w.tick(100)
     w.resolve()
     refused = w.by_id(Table.QUARANTINE)
@@ -153,7 +152,7 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
     transaction.abort()
     w.half("discarded", 700, SECRET, INCARNATION=b"1")
     w.half("new", 700, SECRET)
-    w.produce(Source.HALF, "broken", SECRET, [*half_headers(), NOT_UTF8], 700)
+    w.produce_odd("broken", SECRET, half_headers(PGROUP=b"another"), 700)
     with pytest.raises(NotErasableError, match="holds a half of the transaction broken that the job has not read"):
         erase(w, "broken", "g")
     for transaction_id in ("discarded", "new"):

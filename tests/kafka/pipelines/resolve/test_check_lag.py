@@ -124,6 +124,26 @@ def test_r15_requests_of_other_groups_make_no_group_late(check_topic: CheckTopic
     assert check_topic.behind(lag, "g", "other", before_ms=100) == {"g": (0, 10), "other": (0, 4)}
 
 
+def test_r15_a_request_waits_behind_an_open_transaction_and_not_in_one_that_is_aborted(check_topic: CheckTopic) -> None:
+    """No group reads an aborted record, and none passes it before the next one: it would be behind for days."""
+    topic = check_topic.kafka.check_topic
+    writer = Producer({"bootstrap.servers": check_topic.kafka.servers(), "transactional.id": f"another-{topic}"})
+    writer.init_transactions(30)
+    lag = check_topic.lag()
+    check_topic.commit("g", 0)
+    writer.begin_transaction()
+    for name in ("g", "other"):
+        writer.produce(topic, b"", partition=0, timestamp=T + 10, headers=[("PGROUP", check_topic.name(name).encode())])
+    assert writer.flush(30) == 0
+    check_topic.ask("other", 20)
+    assert check_topic.behind(lag, "g", "other", before_ms=100) == {"g": (0, 0), "other": (0, 1)}
+    writer.abort_transaction(30)
+    until(lambda: check_topic.behind(lag, "g", "other", before_ms=100) == {"other": (0, 2)}, "the end of the transaction")
+    assert check_topic.behind(check_topic.lag(), "g", "other", before_ms=100) == {"other": (0, 2)}, "a job that starts finds the same"
+    check_topic.commit("other", 3)
+    assert check_topic.behind(lag, "g", "other", before_ms=100) == {}
+
+
 def test_r15_a_request_that_the_topic_has_deleted_waits_no_more(check_topic: CheckTopic) -> None:
     lag = check_topic.lag()
     assert check_topic.behind(lag, "g", before_ms=2) == {}

@@ -13,7 +13,7 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.resolve import check_lag
-from halfway.pipelines.resolve.check_lag import CheckLag, RequestOffsets
+from halfway.pipelines.resolve.check_lag import CheckLag, OldRequests, RequestOffsets
 from halfway.pipelines.resolve.groups import GroupWatch
 from halfway.schemas.headers import check_group
 
@@ -111,7 +111,7 @@ class Lag(CheckLag):
         first, requests = self.of.first[place], self.of.requests[place]
         times_ms = [(sent_s + self.of.clock_s[place]) * 1000 for _, sent_s in requests]
         before = next((offset for offset in range(first, len(requests)) if times_ms[offset] >= before_ms), len(requests))
-        return RequestOffsets(first, before, len(requests))
+        return RequestOffsets(first, before, len(requests), len(requests))
 
     def _committed(self, groups: Any, places: Any) -> dict[str, dict[TopicPlace, int]]:
         if groups and self.of.fails(0.2):
@@ -119,11 +119,11 @@ class Lag(CheckLag):
         asked = [group for group in sorted(groups) if not self.of.fails(0.2)]
         return {group: {place: offset for place, offset in self.of.committed[group].items() if place in places} for group in asked}
 
-    def _first_requests(self, _: Any, place: TopicPlace, wanted: Any, end: int, __: float) -> dict[str, int]:
+    def _first_requests(self, _: Any, place: TopicPlace, wanted: Any, old: OldRequests, __: float) -> dict[str, int]:
         if self.of.fails(0.3):
             raise FAILURE
         requests = self.of.requests[place]
-        kept = {group: OffsetRange(max(start, self.of.first[place]), min(end, len(requests))) for group, start in wanted.items()}
+        kept = {group: OffsetRange(max(start, self.of.first[place]), min(old.end, len(requests))) for group, start in wanted.items()}
         waiting = {group: [offset for offset in range(*kept[group]) if requests[offset][0] == group] for group in wanted}
         return {group: offsets[0] for group, offsets in waiting.items() if offsets}
 

@@ -50,7 +50,7 @@ class Lag(CheckLag):
     def _offsets(self, *_: object) -> dict[TopicPlace, RequestOffsets]:
         if not self.tells_offsets:
             raise FAILURE
-        return {PLACE: RequestOffsets(0, 1, 1)}
+        return {PLACE: RequestOffsets(0, 1, 1, 1)}
 
     def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
         return {group: {PLACE: 1 if group == "other" or self.is_passed else 0} for group in groups if self.knows_g or group != "g"}

@@ -68,7 +68,7 @@ class Lag(CheckLag):
         if not self.of.tells_offsets:
             raise FAILURE
         times = self.of.requests_s
-        return {PLACE: RequestOffsets(0, sum((at_s + self.of.clock_ahead_s) * 1000 < before_ms for at_s in times), len(times))}
+        return {PLACE: RequestOffsets(0, sum((at_s + self.of.clock_ahead_s) * 1000 < before_ms for at_s in times), len(times), len(times))}
 
     def _committed(self, groups: Any, _: Any) -> dict[str, dict[TopicPlace, int]]:
         return {group: {PLACE: 0} for group in groups}
