@@ -31,24 +31,22 @@ class PartitionProgress:
     position: int | None = None
     committed: int | None = None
     is_owned: bool = True
-    _open: deque[int] = field(default_factory=deque)
-    _done: set[int] = field(default_factory=set)
+    _read_to: int = 0
+    _open: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """The offsets of the records that are not done, in order. Those that are done cost no memory, however many."""
 
     def begin(self, offset: int) -> bool:
         """Add a record. Return False if that offset was passed before: the topic was recreated or truncated."""
-        last = self._open[-1] if self._open else (self.position or 0) - 1
-        if offset <= last:
+        if offset < max(self._read_to, self.position or 0):
             return False
-        self._open.append(offset)
+        self._read_to = offset + 1
+        self._open[offset] = None
         return True
 
     def finish(self, offset: int) -> None:
         """Mark a record as done, and advance `position` to the first open record."""
-        if self._open and offset >= self._open[0]:
-            self._done.add(offset)
-        while self._open and self._open[0] in self._done:
-            self.position = self._open.popleft() + 1
-            self._done.discard(self.position - 1)
+        self._open.pop(offset, None)
+        self.position = next(iter(self._open), self._read_to)
 
 
 class _Identity(NamedTuple):
@@ -61,7 +59,7 @@ class _Identity(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class CheckTask:
-    """An open check: the request, the records that hold it, and the answer once the listener has given it."""
+    """An open check: the request, the first record of each partition that holds it, and the answer once it is known."""
 
     request: CheckRequest
     sources: list[tuple[PartitionProgress, int]]
@@ -128,8 +126,11 @@ class OpenChecks:
             if request is None or at_ms < self._answered_until_ms.get(_identity(request), at_ms):
                 progress.finish(offset)
                 return None
-            if _identity(request) in self._open:
-                self._open[_identity(request)].sources.append((progress, offset))
+            if known := self._open.get(_identity(request)):
+                if any(each is progress for each, _ in known.sources):
+                    progress.finish(offset)  # The first record holds the position.
+                else:
+                    known.sources.append((progress, offset))
                 return None
             task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)], at_ms)
             self._open_bytes += len(request.body)

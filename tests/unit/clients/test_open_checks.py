@@ -1,5 +1,7 @@
 """Which checks are open, which offsets may be committed, and when reading should pause, without Kafka."""
 
+import tracemalloc
+
 import pytest
 
 from halfway import CheckRequest, LocalTransactionState
@@ -122,6 +124,23 @@ def test_reading_pauses_at_a_number_of_checks_or_of_bytes() -> None:
     for number in range(2, 5):
         checks.add(0, number, request(f"t{number}", body=b""))
     assert checks.is_full()
+
+
+def test_what_passes_by_while_a_check_is_open_costs_no_memory() -> None:
+    """A listener may hang, while a shared topic brings the requests of all others, or somebody copies this one."""
+    checks = OpenChecks(max_open=10)
+    checks.assign({0: 0})
+    stuck = checks.add(0, 0, request())
+    assert stuck is not None
+    tracemalloc.start()
+    for offset in range(1, 20_000):
+        assert checks.add(0, offset, request() if offset % 2 else None) is None
+    grown, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown < 100_000
+    assert checks.to_commit() == {}
+    checks.finish(stuck)
+    assert checks.to_commit() == {0: 20_000}
 
 
 def test_the_latest_verdicts_are_known_by_id_and_incarnation() -> None:
