@@ -13,6 +13,9 @@ from pyspark.sql import SparkSession
 
 from halfway.schemas.errors import SetupError
 
+_APPEARS_WHEN_CLOSED = "fs.capability.outputstream.abortable"
+"""Hadoop's name for what object stores do: a file appears, complete, when it is closed."""
+
 
 def local_path(uri: str) -> Path | None:
     """Return the path of a local URI; None for another file system. Needs no Spark: see `on_local_disk`.
@@ -101,6 +104,10 @@ def write_text(spark: SparkSession, uri: str, text: str) -> None:
         part.replace(local)
         return
     path, file_system = _open(spark, uri)
+    if file_system.hasPathCapability(path, _APPEARS_WHEN_CLOSED):
+        # S3. There a rename deletes the file first: a job that is killed in between would have none.
+        _write(file_system, path, data)
+        return
     try:
         context = _jvm(spark).org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), _hadoop_conf(spark))
     except Py4JJavaError as error:

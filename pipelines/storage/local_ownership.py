@@ -14,7 +14,7 @@ from halfway.pipelines.storage.lineage import COMMITS_LOOKED_AT, TableCommit, Ta
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.ownership import UNNAMED, Ownership
-from halfway.pipelines.storage.state_reader import LocalFiles
+from halfway.pipelines.storage.state_reader import LocalFiles, damaged_log
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
@@ -28,6 +28,8 @@ def read_local_ownership(storage: StorageSettings) -> Ownership:
     """
     checkpoint = local_folder(storage.checkpoint)
     with reading(storage):
+        if name := damaged_log(LocalFiles(checkpoint)):
+            raise ValueError(f"{name} is damaged")
         logs = {table: _log_of(storage, table) for table in Table}
         manifest = _json(checkpoint / MANIFEST_FILE)
         return Ownership(

@@ -91,7 +91,7 @@ def read_manifest(spark: SparkSession, storage: StorageSettings) -> Manifest | N
     try:
         return Manifest.from_json(content) if content else None
     except ValueError as error:
-        raise _damaged(storage, MANIFEST_FILE) from error
+        raise damaged(storage, MANIFEST_FILE) from error
 
 
 def read_checkpoint_file(spark: SparkSession, storage: StorageSettings, name: str) -> dict[str, Any] | None:
@@ -103,10 +103,11 @@ def read_checkpoint_file(spark: SparkSession, storage: StorageSettings, name: st
     try:
         return read_json(spark, checkpoint_file(storage, name))
     except ValueError as error:
-        raise _damaged(storage, name) from error
+        raise damaged(storage, name) from error
 
 
-def _damaged(storage: StorageSettings, name: str) -> OwnershipError:
+def damaged(storage: StorageSettings, name: str) -> OwnershipError:
+    """Return the error that says that a file of the checkpoint is damaged."""
     what = "restore it, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
     return OwnershipError(f"{checkpoint_file(storage, name)} is damaged: {what}")
 

@@ -7,9 +7,9 @@ from pyspark.sql import SparkSession
 
 from halfway.pipelines.storage.adopted_rows import last_epoch
 from halfway.pipelines.storage.delta_tables import Owner, owner_at_append, owner_of, table_exists, table_name
-from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, read_checkpoint_file, read_manifest
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, Manifest, damaged, read_checkpoint_file, read_manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS, missing_table
-from halfway.pipelines.storage.state_reader import HadoopFiles
+from halfway.pipelines.storage.state_reader import HadoopFiles, damaged_log
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.state_format import FORMAT_VERSION, other_format
@@ -65,10 +65,13 @@ def read_ownership(spark: SparkSession, storage: StorageSettings) -> Ownership:
     """
     owners = {table: _owner(spark, storage, table) for table in Table if table_exists(spark, storage, table)}
     metadata = read_checkpoint_file(spark, storage, METADATA_FILE)
+    files = HadoopFiles(spark, storage)
+    if name := damaged_log(files):
+        raise damaged(storage, name)
     return Ownership(
         manifest=read_manifest(spark, storage),
         query_id=str(metadata["id"]) if metadata else None,
-        last_batch_id=max(HadoopFiles(spark, storage).batches(OFFSETS), default=None),
+        last_batch_id=max(files.batches(OFFSETS), default=None),
         tables=owners,
     )
 
@@ -118,10 +121,12 @@ def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[st
     if found.manifest is not None:
         _verify_manifest(settings, found.manifest)
         verify_same_topics(settings.storage, found.manifest, topic_ids)
-    elif found.last_batch_id is not None:
+    if found.last_batch_id is not None and (found.manifest is None or found.manifest.query_id != found.query_id):
+        # It says which bucket an id is in: with another one, no verdict would find its half.
+        what = "missing" if found.manifest is None else "another checkpoint's"
         raise OwnershipError(
-            f"the checkpoint {settings.storage.checkpoint} has run before, but its file {MANIFEST_FILE} is missing: set storage.checkpoint "
-            "to a new folder and start once with `halfway resolve --adopt`"
+            f"the checkpoint {settings.storage.checkpoint} has run before, but its file {MANIFEST_FILE} is {what}: put its own back, or "
+            "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"
         )
     for table in Table:
         _verify_table(settings.storage, table, found, adopt=adopt)

@@ -132,6 +132,22 @@ class HadoopFiles:
 CheckpointFiles = LocalFiles | HadoopFiles
 
 
+def damaged_log(files: CheckpointFiles) -> str | None:
+    """Return the newest file of Spark's offset log or commit log, if it is damaged; else None.
+
+    Spark does not flush these files to the disk, so that a power cut may leave a part of the newest.
+    """
+    for log_name, line in ((OFFSETS, 2), (COMMITS, 1)):
+        for batch_id in files.batches(log_name)[-1:]:
+            text = files.text(f"{log_name}/{batch_id}")
+            try:
+                if text is not None:  # a running job has not removed it since
+                    json.loads(text.splitlines()[line])
+            except (LookupError, ValueError):
+                return f"{log_name}/{batch_id}"
+    return None
+
+
 def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
     offsets, manifest, status = _offsets_of(files, batch_id), files.text(MANIFEST_FILE), files.text(STATUS_FILE)
     if isinstance(files, LocalFiles) and manifest is not None and is_known_format(offsets):

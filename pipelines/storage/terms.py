@@ -29,15 +29,21 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
 
     Raises:
         OwnershipError: the batch to repeat began under other signing keys, which are not recorded, or the file is
-            damaged.
+            damaged, or missing.
     """
     storage = settings.storage
     files = HadoopFiles(spark, storage)
     planned = max(files.batches(OFFSETS), default=-1)
     stored = _read(spark, storage)
     kept = [each for each in stored if each["since_batch"] <= planned][-1:]
+    is_to_repeat = planned >= 0 and planned not in files.batches(COMMITS)
+    if is_to_repeat and not kept:
+        raise OwnershipError(
+            f"{checkpoint_file(storage, TERMS_FILE)} is missing, which says under which settings batch {planned} began, and it is to be "
+            "repeated: put the file back, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+        )
     now = {"since_batch": planned + 1, "signing": settings.kafka.signing.fingerprint(), **_deciding(settings.resolution)}
-    if planned >= 0 and kept and kept[0]["signing"] != now["signing"] and planned not in files.batches(COMMITS):
+    if is_to_repeat and kept[0]["signing"] != now["signing"]:
         raise OwnershipError(
             f"batch {planned} of {storage.checkpoint} began under other kafka.signing settings and is to be repeated: set them back, run "
             "`halfway resolve --available-now` once, and change them then"

@@ -136,7 +136,8 @@ def test_a_reader_that_follows_a_table_of_a_catalog_ends_when_it_is_recreated(
     wanted, storage = Wanted(None, frozenset(), 1, 1), w.settings.storage
     messages = catalog_messages(w.spark, storage, None, wanted, goes_on=lambda: True, warn_of_ahead=lambda *_: None)
     assert [message.transaction_id for message in next(messages).messages] == ["a"]
-    w.spark.sql(f"DROP TABLE {table_name(storage, Table.MESSAGES)}")
+    for table in Table:
+        w.spark.sql(f"DROP TABLE {table_name(storage, table)}")
     create_tables(w.spark, storage, "another")
     with pytest.raises(TableError, match="was recreated since it was first read"):
         next(messages)

@@ -7,9 +7,12 @@ import pytest
 
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.storage_checks import storage_findings
+from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE
+from halfway.pipelines.storage.missing_tables import OFFSETS
+from halfway.pipelines.storage.state_reader import COMMITS, LocalFiles
 from halfway.pipelines.storage.terms import TERMS_FILE
-from halfway.schemas.errors import OwnershipError
+from halfway.schemas.errors import OwnershipError, SetupError
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World
 
@@ -151,13 +154,17 @@ def test_a_checkpoint_goes_on_after_a_batch_that_was_written_and_not_committed(w
 def test_a_file_that_a_power_cut_has_left_in_part_is_named(world: MakeWorld) -> None:
     w = world()
     send(w, 1)
-    for name in (MANIFEST_FILE, METADATA_FILE, TERMS_FILE):
+    newest = [f"{log}/{max(LocalFiles(Path(w.settings.storage.checkpoint)).batches(log))}" for log in (OFFSETS, COMMITS)]
+    for name in (MANIFEST_FILE, METADATA_FILE, TERMS_FILE, *newest):
         file = Path(w.settings.storage.checkpoint, name)
         whole = file.read_bytes()
         for left in (b"", whole[:5]):
             file.write_bytes(left)
             with pytest.raises(OwnershipError, match=f"/{name} is damaged: restore it, or start a new checkpoint"):
                 w.resolve()
+            if name in newest:
+                with pytest.raises(SetupError, match=f"cannot read the checkpoint .*: {name} is damaged"):
+                    read_local_ownership(w.settings.storage)
         file.write_bytes(whole)
     send(w, 2)
     assert set(w.by_id(Table.MESSAGES)) == {"t1", "t2"}

@@ -68,6 +68,14 @@ def test_unchanged_settings_are_not_written_again(checkpoint: Checkpoint) -> Non
     assert checkpoint.writes == 1
 
 
+def test_a_batch_whose_settings_are_lost_is_not_repeated(checkpoint: Checkpoint) -> None:
+    checkpoint.planned, checkpoint.committed = 3, 2
+    with pytest.raises(OwnershipError, match=r"terms\.json is missing, which says under which settings batch 2 began"):
+        start(15)
+    checkpoint.committed = 3
+    assert start(15) == [(3, 15)], "nothing is to be repeated"
+
+
 def test_a_batch_is_repeated_with_the_same_signing_keys_only(checkpoint: Checkpoint) -> None:
     keys, others = {"shop": ["k" * 32]}, {"shop": ["l" * 32]}
     start(15, keys)
