@@ -104,11 +104,6 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
                 yield Finding(rule, about, "committed, and the first verdict was ROLLBACK")
             elif first.header("ACTION") == "COMMIT" and at_ms != first.at_ms and len(facts.halves_of[about]) == 1:
                 yield Finding("R2", about, f"committed at {at_ms}, and the first verdict was at {first.at_ms}")
-        is_alone = len(facts.halves_of[about]) == 1 and half.deleted_seq is None and about not in facts.history.still_pending
-        if fates or not is_alone or not is_ordered or first is None or first.header("ACTION") != "COMMIT":
-            continue
-        if not any(facts.fates(each) for each in facts.let_in_of[about]):  # It is a duplicate of that one.
-            yield Finding("R2 lost", about, "the first verdict was COMMIT, and it has made no message")
         if "discarded" in fates and not facts.may_be_anew(half):
             row = facts.discarded_at[pointer]
             horizon_ms = row["discarded_at"]
@@ -116,6 +111,11 @@ def _first_verdict_wins(facts: Facts) -> Iterator[Finding]:
                 if facts.ticks.is_read_at(op, horizon_ms) and op.at_ms >= half.at_ms and op.deleted_seq is None:
                     yield Finding("R9", about, f"discarded at {horizon_ms}, and a verdict had been read")
                     break
+        is_alone = len(facts.halves_of[about]) == 1 and half.deleted_seq is None and about not in facts.history.still_pending
+        if fates or not is_alone or not is_ordered or first is None or first.header("ACTION") != "COMMIT":
+            continue
+        if not any(facts.fates(each) for each in facts.let_in_of[about]):  # It is a duplicate of that one.
+            yield Finding("R2 lost", about, "the first verdict was COMMIT, and it has made no message")
 
 
 def _everything_has_a_fate(facts: Facts) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
-from halfway.pipelines.resolve.check_lag import RequestOffsets
+from halfway.pipelines.resolve.check_lag import OldRequests, RequestOffsets
 from halfway.pipelines.resolve.groups import producer_groups
 from halfway.schemas.headers import PGROUP, check_group
 from halfway.schemas.settings import Settings
@@ -36,7 +36,8 @@ class SimulatedLag(check_lag.CheckLag):
         found = {}
         for number, partition in enumerate(self._simulated.topics[CHECK] if topics else ()):
             later = (record.offset for record in partition.records[partition.first :] if record is not None and record.at_ms >= before_ms)
-            found[self._kafka.check_topic, number] = RequestOffsets(partition.first, next(later, partition.end), partition.end)
+            end = partition.end
+            found[self._kafka.check_topic, number] = RequestOffsets(partition.first, next(later, end), end, end)
         return found
 
     def _committed(self, groups: Iterable[str], _: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
@@ -44,10 +45,10 @@ class SimulatedLag(check_lag.CheckLag):
         topic = self._kafka.check_topic
         return {group: {(topic, partition): offset for partition, offset in offsets.items()} for group, offsets in committed.items()}
 
-    def _first_requests(self, _: Any, place: TopicPlace, wanted: Mapping[str, int], end: int, __: float) -> dict[str, int]:
+    def _first_requests(self, _: Any, place: TopicPlace, wanted: Mapping[str, int], old: OldRequests, __: float) -> dict[str, int]:
         found: dict[str, int] = {}
-        for record in self._simulated.read((CHECK, place[1]), min(wanted.values()), end, committed_only=False):
+        for record in self._simulated.read((CHECK, place[1]), min(wanted.values()), old.end, committed_only=False):
             group = record.header(PGROUP)
-            if wanted.get(group, end) <= record.offset:
+            if wanted.get(group, old.end) <= record.offset:
                 found.setdefault(group, record.offset)
         return found

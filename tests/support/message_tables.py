@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import WriterProperties, write_deltalake
 
 from halfway.clients.reading.committed import MessageBatch
 from halfway.clients.reading.message_rows import MESSAGE_SCHEMA
@@ -53,12 +53,15 @@ def batch_at(at: Sequence[int], after: Bookmark | None = None) -> MessageBatch:
     return MessageBatch(bookmark, message_rows(bookmark, 1), after)
 
 
-def append(folder: Path | str, rows: Iterable[dict[str, Any]], storage_options: dict[str, str] | None = None) -> None:
-    """Append one file of rows to a table, which is made if need be, as the job does."""
+def append(
+    folder: Path | str, rows: Iterable[dict[str, Any]], storage_options: dict[str, str] | None = None, row_group: int | None = None
+) -> None:
+    """Append one file of rows to a table, which is made if need be, as the job does; in groups of `row_group` rows."""
     write_deltalake(
         str(folder),
         pa.Table.from_pylist(list(rows), schema=MESSAGE_SCHEMA),
         mode="append",
         configuration={STATISTICS: "topic,epoch,batch_id"},
         storage_options=storage_options,
+        writer_properties=WriterProperties(max_row_group_size=row_group) if row_group else None,
     )

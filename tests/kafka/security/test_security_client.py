@@ -13,7 +13,7 @@ from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 from tests.support.client_world import COMMIT, GROUP, Listener, gets_through
 from tests.support.secure_broker import Right, SecureBroker
-from tests.support.secure_world import HALF, LIMIT_S, OP, PASSWORD, USERS, Configure, TakeAway, named, refused, rights_of, settings_in
+from tests.support.secure_world import HALF, LIMIT_S, OP, SECRET, USERS, Configure, TakeAway, named, refused, rights_of, settings_in
 from tests.support.waiting import until
 
 
@@ -139,7 +139,7 @@ def test_a_client_reports_why_it_cannot_connect(
         with pytest.raises(SendError, match=re.escape(fault[2])) as caught:
             producer.send_in_transaction("orders", b"body", arg=COMMIT)
         assert time.monotonic() - started < LIMIT_S
-        assert PASSWORD not in str(caught.value)
+        assert SECRET not in str(caught.value)
 
     if "ssl.ca.location" in fault[2]:
         with pytest.raises(KafkaUnavailableError, match=re.escape(fault[2])):

@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pa_fs
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, WriterProperties, write_deltalake
 from deltalake.fs import DeltaStorageHandler
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -78,9 +79,10 @@ def test_any_layout_of_files_gives_the_same_whole_batches(table: Path, seed: int
     shuffled = chance.sample(rows, len(rows)) if seed % 2 else rows
     cuts = sorted(chance.sample(range(1, len(rows)), 4))
     for begin, end in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-        append(table, shuffled[begin:end])
+        append(table, shuffled[begin:end], row_group=3)
     if seed % 3 == 0:
-        DeltaTable(table).optimize.compact()
+        DeltaTable(table).optimize.compact(writer_properties=WriterProperties(max_row_group_size=3))
+    assert max(pq.ParquetFile(file).num_row_groups for file in table.glob("*.parquet")) > 1
     limit = chance.randrange(1, 12)
     reader = MessageReader(str(table), max_rows=limit)
     batches = list(reader.read())
