@@ -278,7 +278,7 @@ def commits(settings: Settings) -> list[tuple[float, str]]:
     found = []
     for commit in sorted((Path(settings.storage.warehouse) / "messages" / "_delta_log").glob("*.json")):
         at_ms = commit.stat().st_mtime * 1000
-        lines = (json.loads(line) for line in commit.read_text().splitlines())
+        lines = (json.loads(line) for line in commit.read_text("utf-8").split("\n") if line)
         found += [(at_ms, line["add"]["path"]) for line in lines if "add" in line]
     return found
 

@@ -15,7 +15,7 @@ REMEMBERED_MS = 60_000
 sooner. A later one is of a job that has lost its checkpoint and numbers its checks from 1. It is answered: it may be
 the last call (R8), and the verdict may be lost with the op topic."""
 MAX_OPEN_BYTES = 64 * 1024 * 1024
-"""At this sum of the bodies the consumer pauses, whatever the number of checks."""
+"""At this sum of bodies and properties the consumer pauses, whatever the number of checks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class OpenChecks:
 
     Args:
         max_open: how many checks may be open before the reader should pause.
-        max_bytes: how many bytes their bodies may have together before that.
+        max_bytes: how many bytes their bodies and properties may have together before that.
     """
 
     def __init__(self, max_open: int, max_bytes: int = MAX_OPEN_BYTES) -> None:
@@ -133,7 +133,7 @@ class OpenChecks:
                     known.sources.append((progress, offset))
                 return None
             task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)], at_ms)
-            self._open_bytes += len(request.body)
+            self._open_bytes += _size_of(request)
             return task
 
     def count(self) -> int:
@@ -233,11 +233,16 @@ class OpenChecks:
     def _close(self, task: CheckTask) -> None:
         if self._open.get(_identity(task.request)) is task:
             del self._open[_identity(task.request)]
-            self._open_bytes -= len(task.request.body)
+            self._open_bytes -= _size_of(task.request)
 
     def _give_up(self, task: CheckTask) -> None:
         self._close(task)
         self._gave_up = True
+
+
+def _size_of(request: CheckRequest) -> int:
+    """Return about how much memory a request takes: Python's objects for a property take 100 bytes more than it."""
+    return len(request.body) + sum(100 + len(name) + len(value or "") for name, value in request.properties.items())
 
 
 def _identity(request: CheckRequest) -> _Identity:

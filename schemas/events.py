@@ -122,6 +122,9 @@ of OUTCOME_SCHEMA with so many `rows`; for the kind REPORT, it is the bucket's r
 """
 
 
+_HEADER_BYTES = 100
+
+
 class StoredRecord(NamedTuple):
     """The record that Kafka holds at an offset.
 
@@ -133,5 +136,6 @@ class StoredRecord(NamedTuple):
     headers: HeaderList | None
 
     def size(self) -> int:
-        """Return how much memory it takes, in bytes or characters."""
-        return len(self.key or b"") + len(self.value or b"") + sum([len(name) + len(value or b"") for name, value in self.headers or ()])
+        """Return about how much memory it takes. Python's objects for a header take more than the header itself."""
+        headers = sum([_HEADER_BYTES + len(name) + len(value or b"") for name, value in self.headers or ()])
+        return len(self.key or b"") + len(self.value or b"") + headers

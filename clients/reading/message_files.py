@@ -167,7 +167,7 @@ def storage_errors(uri: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, TableNotFoundError):
         raise
-    except (DeltaError, OSError, pa.ArrowInvalid) as error:
+    except (DeltaError, OSError, pa.ArrowException) as error:
         raise TableError(f"the table {one_line(uri)} cannot be read: {one_line(error)}") from None
 
 
@@ -196,7 +196,9 @@ class StoredFile(NamedTuple):
         """
         with self.files.open_input_file(self.path) as opened:
             # Threads that read ahead may give a buffer back to Python while the process ends, which aborts it.
-            return pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=False).read_row_group(number, columns)
+            # With 64-bit offsets, because Arrow reads no map of more than 2 GiB of texts otherwise (arrow issue 38513).
+            file = pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=False, binary_type=pa.large_binary())
+            return file.read_row_group(number, columns)
 
 
 class RowGroup(NamedTuple):

@@ -49,8 +49,7 @@ def local_history(storage: StorageSettings, query_id: str, table: Table) -> Tabl
 
 
 def _commit_in(file: Path) -> TableCommit:
-    actions = map(json.loads, file.read_text().splitlines())
-    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    info: dict[str, Any] = next((action["commitInfo"] for action in _actions_in(file) if "commitInfo" in action), {})
     return commit_of(int(file.name.partition(".")[0]), info.get("operation", ""), info.get("userMetadata"), info.get("operationParameters"))
 
 
@@ -84,6 +83,11 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _actions_in(commit: Path) -> list[dict[str, Any]]:
+    """Return the actions of a commit, one a line. A text may hold what `splitlines` splits at, such as U+2028."""
+    return [json.loads(line) for line in commit.read_text("utf-8").split("\n") if line]
+
+
 class _Log(NamedTuple):
     """What Halfway needs of a Delta table's log."""
 
@@ -105,7 +109,7 @@ def _read_log(folder: Path) -> _Log:
     for part in folder.glob(f"{version:020d}.checkpoint*.parquet"):
         actions += pq.read_table(part, columns=["metaData", "txn", "add.path"]).to_pylist()
     while (commit := folder / f"{(version := version + 1):020d}.json").exists():
-        actions += map(json.loads, commit.read_text().splitlines())
+        actions += _actions_in(commit)
     log = _Log({}, {}, has_files=False)
     for action in actions:
         if metadata := action.get("metaData"):

@@ -107,6 +107,13 @@ def _late_verdict_counts(self: Any, op: core.Op) -> None:
     _on_op(self, op)
 
 
+def _last_rollback_is_ignored(self: Any, op: core.Op) -> None:
+    known = self.transactions.get(op.transaction_id)
+    has_asked = known is not None and known.phase is Phase.PENDING and known.check_times >= self.rules.check_max
+    if not has_asked or op.action is not LocalTransactionState.ROLLBACK:
+        _on_op(self, op)
+
+
 def _any_half_starts(self: Any, half: core.Half) -> None:
     self.transactions[half.transaction_id] = core.Transaction(Phase.PENDING, half, self.rules.first_check_ms(half))
 
@@ -255,6 +262,7 @@ PLANTED = (
     Planted("R9 time moves before the ops of its batch", core, "resolve", _horizon_before_ops),
     Planted("R9 the horizon is the latest tick", horizon.Clock, "horizon_ms", _largest_horizon),
     Planted("R9 the horizon does not wait for the op topic", horizon.Clock, "horizon_ms", _horizon_of_halves),
+    Planted("R9 a ROLLBACK after the last check is ignored", _Resolver, "on_op", _last_rollback_is_ignored),
     Planted("R10 orphans vanish", _Resolver, "_quarantine_orphans", _orphans_vanish),
     Planted("R10 a verdict does not wait", _RULES, "orphan_ms", lambda _, op, __: op.at_ms),
     Planted("R11 a settled id is forgotten at once", _RULES, "forget_ms", lambda _, settled_ms, __: settled_ms),

@@ -63,6 +63,14 @@ def test_a_refusal_that_nothing_bears_out_is_seen(reason: str, offset: int) -> N
     assert "R14" in rules_broken([half(), op(b"COMMIT")], [(Table.QUARANTINE, {**place, "epoch": 0, "batch_id": 3})])
 
 
+def test_a_discard_after_a_verdict_that_had_been_read_is_seen() -> None:
+    ticks = [tick(topic, offset, at_ms) for topic in (HALF, OP) for offset, at_ms in ((10, 8_000), (11, 45_000))]
+    place = {"transaction_id": "t", "half_partition": 0, "half_offset": 0, "half_at": 1_000, "discarded_at": 45_000}
+    row = {**place, "producer_group": "g", "topic": "orders", "incarnation": 0, "check_times": 15, "reason": "check_max"}
+    told = [half(), *ticks, check(8_000, 15), op(b"ROLLBACK", at_ms=9_000)]
+    assert "R9" in rules_broken(told, [(Table.DISCARDED, {**row, "body": digest(b"body").encode(), "epoch": 0, "batch_id": 3})])
+
+
 def test_another_body_is_seen() -> None:
     assert rules_broken([half(), op(b"COMMIT")], [message(body=b"other")]) == ["R1 other content"]
 

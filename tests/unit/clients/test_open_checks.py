@@ -13,13 +13,16 @@ from halfway.schemas.headers import check_id
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
 
 
-def request(name: str = "t1", *, body: bytes = b"body", incarnation: int = 0, its_id: str | None = None) -> CheckRequest:
+def request(
+    name: str = "t1", *, body: bytes = b"body", incarnation: int = 0, its_id: str | None = None, properties: int = 0
+) -> CheckRequest:
     return CheckRequest(
         transaction_id=name,
         topic="orders",
         body=body,
         producer_group="shop",
         incarnation=incarnation,
+        properties={str(number): "" for number in range(properties)},
         check_times=1,
         check_id=its_id or check_id(name, 0, 7, 1),
     )
@@ -123,6 +126,13 @@ def test_reading_pauses_at_a_number_of_checks_or_of_bytes() -> None:
     assert checks.has_room()
     for number in range(2, 5):
         checks.add(0, number, request(f"t{number}", body=b""))
+    assert checks.is_full()
+
+
+def test_properties_take_room_too() -> None:
+    """Those of Kafka take a few bytes each, and Python's more than a hundred."""
+    checks = OpenChecks(max_open=256, max_bytes=100_000)
+    checks.add(0, 0, request(body=b"", properties=1_000))
     assert checks.is_full()
 
 

@@ -459,6 +459,16 @@ def test_an_error_while_reading_is_one_line_without_a_login(table: Path, monkeyp
         list(MessageReader(str(table)).read())
 
 
+def test_what_arrow_cannot_read_is_one_line(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise pa.ArrowNotImplementedError("Nested data conversions not implemented")
+
+    append(table, [row((0, 0), 0)])
+    monkeypatch.setattr(message_files.RowGroup, "rows", fail)
+    with pytest.raises(TableError, match="cannot be read: Nested data conversions not implemented"):
+        list(MessageReader(str(table)).read())
+
+
 def test_the_login_in_the_address_of_a_table_is_not_said() -> None:
     with pytest.raises(TableError) as caught:
         MessageReader("https://user:hunter2@127.0.0.1:1/messages").end()

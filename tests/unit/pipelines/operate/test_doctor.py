@@ -22,7 +22,7 @@ from halfway.pipelines.resolve.metrics import JobMetrics
 from halfway.pipelines.runtime.metrics_server import served
 from halfway.pipelines.storage.delta_tables import Owner
 from halfway.pipelines.storage.lineage import BatchOrigin
-from halfway.pipelines.storage.local_ownership import read_local_ownership
+from halfway.pipelines.storage.local_ownership import local_history, read_local_ownership
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.schemas.errors import SetupError
 from halfway.schemas.settings import MetricsSettings
@@ -162,6 +162,19 @@ def test_a_damaged_checkpoint_is_a_finding_and_no_traceback(tmp_path: Path) -> N
     with pytest.raises(SetupError, match="cannot read the checkpoint"):
         read_local_ownership(settings.storage)
     assert states(list(storage_findings(settings))) == [("warehouse", Health.OK), ("checkpoint", Health.OK), ("ownership", Health.PROBLEM)]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u0085", "\x1c"])
+def test_an_id_with_another_line_separator_damages_no_table(separator: str, tmp_path: Path) -> None:
+    """Delta writes the least and the greatest id of a file into its log as they are."""
+    settings = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path / "w"), "storage.checkpoint": str(tmp_path / "c")})
+    log = tmp_path / "w" / "messages" / "_delta_log"
+    log.mkdir(parents=True)
+    add = {"path": "p", "stats": json.dumps({"minValues": {"transaction_id": f"a{separator}b"}}, ensure_ascii=False)}
+    actions = [{"metaData": {"configuration": {"halfway.query_id": "q"}}}, {"add": add}, {"commitInfo": {"operation": "WRITE"}}]
+    (log / f"{0:020d}.json").write_text("".join(json.dumps(action, ensure_ascii=False) + "\n" for action in actions), "utf-8")
+    assert read_local_ownership(settings.storage).queries() == {"q", None}
+    assert [commit.operation for commit in local_history(settings.storage, "q", Table.MESSAGES).commits] == ["WRITE"]
 
 
 def test_an_older_copy_of_a_checkpoint_is_found_without_spark(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ RECORDS = {
     "key": StoredRecord(LARGE, None, []),
     "header": StoredRecord(b"id", b"", [("own", None), ("own", LARGE)]),
     "name": StoredRecord(None, None, [("n" * 600, b"")]),
+    "number of headers": StoredRecord(None, None, [("", None)] * 6),
 }
 
 
