@@ -17,13 +17,12 @@ from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.headers import CHECK_SIGNATURE, PGROUP, check_group
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.records import Headers, RecordError
+from halfway.schemas.records import Headers, RecordError, headers_of
 from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.signing import Signable, sha256_of
 

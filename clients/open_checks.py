@@ -65,6 +65,8 @@ class CheckTask:
     sources: list[tuple[PartitionProgress, int]]
     at_ms: int
     """The time of the record that was read first."""
+    size: int
+    """About how much memory the request took when it was read: a listener may change its properties."""
     answer: Answer | None = None
 
 
@@ -132,8 +134,8 @@ class OpenChecks:
                 else:
                     known.sources.append((progress, offset))
                 return None
-            task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)], at_ms)
-            self._open_bytes += _size_of(request)
+            task = self._open[_identity(request)] = CheckTask(request, [(progress, offset)], at_ms, _size_of(request))
+            self._open_bytes += task.size
             return task
 
     def count(self) -> int:
@@ -233,7 +235,7 @@ class OpenChecks:
     def _close(self, task: CheckTask) -> None:
         if self._open.get(_identity(task.request)) is task:
             del self._open[_identity(task.request)]
-            self._open_bytes -= _size_of(task.request)
+            self._open_bytes -= task.size
 
     def _give_up(self, task: CheckTask) -> None:
         self._close(task)

@@ -7,6 +7,7 @@ itself does not use these models: `transforms/decoding.py` decodes columns.
 import re
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from operator import methodcaller
 from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -23,6 +24,9 @@ Headers = Sequence[tuple[str, bytes | None]]
 RESERVED_NAMES = frozenset((*h.HALF_HEADERS, *h.OP_HEADERS, *h.CHECK_HEADERS, *h.DELAY_HEADERS, h.TICK, h.PARTITIONS, h.HALF_LOST))
 """Names that a producer must not use for its own properties."""
 
+_read_headers = methodcaller("headers")
+"""confluent_kafka (2.16.1) returns a broken list, with an exception set, if a name is not UTF-8. Python finds that out
+in a call from C, as here. In a loop `record.headers()` hands the list out, and what comes next fails."""
 _UNREADABLE = re.compile("[\0\N{REPLACEMENT CHARACTER}]")
 """librdkafka ends a name at a NUL. The other character is what the job reads in names that are not UTF-8."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -78,6 +82,15 @@ class Record(NamedTuple):
     key: bytes
     value: bytes | None
     headers: HeaderList
+
+
+def headers_of(record: Any) -> HeaderList | None:
+    """Return the headers of a record of confluent_kafka; None if the name of one is not UTF-8, which it cannot show."""
+    try:
+        headers: HeaderList | None = _read_headers(record)
+    except (SystemError, UnicodeDecodeError):
+        return None
+    return headers or []
 
 
 def encode_key(transaction_id: str) -> bytes:

@@ -2,6 +2,7 @@
 
 # mypy: disable-error-code=import-untyped
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ _START = Bookmark(0, 0)
 _COLOUR_OR_LOGIN = re.compile(r"\x1b\[[\d;]*m|(?<=//)[^/@:\s]*:[^/\s]*@")
 """A login has a colon: in `abfss://container@account` there is none."""
 _OF_FILE = ["path", "size_bytes", "min.epoch", "max.epoch", "null_count.epoch", "min.batch_id", "max.batch_id"]
+_HAS_LARGE = "binary_type" in inspect.signature(pq.ParquetFile.__init__).parameters
+_LARGE: dict[str, Any] = {"binary_type": pa.large_binary()} if _HAS_LARGE else {}
+"""64-bit offsets: with others Arrow reads no map of more than 2 GiB of texts (arrow issue 38513). pyarrow 20 cannot."""
 _READER_FEATURES = {"v2Checkpoint", "timestampNtz", "vacuumProtocolCheck"}
 """What a table may ask of its readers. The others change what a data file means."""
 
@@ -196,9 +200,7 @@ class StoredFile(NamedTuple):
         """
         with self.files.open_input_file(self.path) as opened:
             # Threads that read ahead may give a buffer back to Python while the process ends, which aborts it.
-            # With 64-bit offsets, because Arrow reads no map of more than 2 GiB of texts otherwise (arrow issue 38513).
-            file = pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=False, binary_type=pa.large_binary())
-            return file.read_row_group(number, columns)
+            return pq.ParquetFile(opened, metadata=self.metadata, pre_buffer=False, **_LARGE).read_row_group(number, columns)
 
 
 class RowGroup(NamedTuple):

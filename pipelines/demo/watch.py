@@ -12,7 +12,6 @@ from confluent_kafka import Consumer, Message
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.demo.traffic import RecordPosition
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, admin_client
 from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
@@ -22,7 +21,7 @@ from halfway.pipelines.storage.manifest import STATUS_FILE, checkpoint_file
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError, KafkaUnavailableError, SetupError, TopicError
 from halfway.schemas.headers import LocalTransactionState
-from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key
+from halfway.schemas.records import CheckHeaders, OpHeaders, RecordError, decode_key, headers_of
 from halfway.schemas.settings import KafkaSettings, StorageSettings
 from halfway.schemas.tables import Table
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping
 
 from confluent_kafka import Message
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
+from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tick_value import TickValue

@@ -15,12 +15,11 @@ from confluent_kafka import Message
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Reason
-from halfway.schemas.records import HalfHeaders, RecordError
+from halfway.schemas.records import HalfHeaders, RecordError, headers_of
 from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tables import Table

@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_rules import UNLIMITED
@@ -23,6 +22,7 @@ from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.errors import HalfwayError, NotErasableError
 from halfway.schemas.headers import PGROUP
+from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import ERASURES_SCHEMA, Table
 from halfway.transforms.views.pending import view_pending

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer
 from pyspark.sql import SparkSession
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.open_transactions import OpenTransaction, open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges
@@ -18,6 +17,7 @@ from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import AccessError, HalfwayError, TopicError
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
+from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.views.pending import GroupPending, PendingView, pending_by_group, view_pending
 

@@ -16,13 +16,13 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import Admin, describe_each
 from halfway.pipelines.kafka.java_admin import JavaAdmin, TopicPlace
 from halfway.pipelines.kafka.range_reader import READ_COMMITTED, READ_UNCOMMITTED, PartitionReader, ranges_consumer
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.headers import PGROUP, check_group
+from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings
 
 log = logging.getLogger(__name__)

@@ -7,13 +7,13 @@ from operator import itemgetter
 import pyarrow as pa
 from confluent_kafka import Consumer, Message
 
-from halfway.clients.kafka.record_headers import headers_of
 from halfway.pipelines.kafka.admin import librdkafka_log
 from halfway.pipelines.kafka.range_reader import DENSE_GAP, PartitionReader, reading_options
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.runtime.collector import collector_paused
 from halfway.schemas.events import StoredRecord
 from halfway.schemas.headers import Source
+from halfway.schemas.records import headers_of
 
 FLUSH_BYTES = 16 * 1024 * 1024
 """A portion ends when its bodies have this many bytes together."""

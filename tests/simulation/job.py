@@ -115,7 +115,7 @@ class Job:
         )
         checkpoint.files[STATUS_FILE] = status.to_json()
         self.step("before commit")
-        checkpoint.files[f"commits/{batch_id}"] = ""
+        checkpoint.files[f"commits/{batch_id}"] = "v1\n{}"
         self.pace.note_batch()
         self.step("commit")
         return True

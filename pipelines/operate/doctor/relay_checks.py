@@ -11,7 +11,7 @@ from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.pipelines.relay.relay_table import RelayTable
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import AccessError, HalfwayError, TopicError
-from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.settings import Settings, StorageSettings
 
 _CHECK = "relay"
 _PAGE = '(docs/relay.md, "Starting, and a lost bookmark")'
@@ -36,7 +36,7 @@ def relay_findings(client: Admin, settings: Settings) -> Iterator[Finding]:
         pass
     table = _table(settings.storage) if relays else None
     for relay in relays:
-        problems = [*_problems(relay, kafka, table)]
+        problems = [*_problems(relay, settings, table)]
         for problem in problems:
             yield Finding(_CHECK, Health.PROBLEM, problem)
         if not relay.instances:
@@ -45,16 +45,17 @@ def relay_findings(client: Admin, settings: Settings) -> Iterator[Finding]:
             yield Finding(_CHECK, Health.OK, f"{relay.name} runs, and no topic is stopped (bookmark {relay.after or BEFORE_THE_FIRST})")
 
 
-def _problems(relay: RelayStatus, kafka: KafkaSettings, table: tuple[str, Bookmark] | None) -> Iterator[str]:
+def _problems(relay: RelayStatus, settings: Settings, table: tuple[str, Bookmark] | None) -> Iterator[str]:
+    """Yield what is wrong with a relay. One of another name and table may be another job's, or of a former table."""
     table_id, end = table or (relay.table, None)
-    if table_id != relay.table:
+    if table_id != relay.table and relay.name == settings.relay.name:
         what = f"the bookmark of {relay.name} ({relay.after or BEFORE_THE_FIRST}) is of another table than the one in storage"
         yield f"{what}, which was recreated: it does not start {_PAGE}"
-    elif end is not None and relay.after is not None and end < TablePosition.parse(relay.after).bookmark:
+    elif table_id == relay.table and end is not None and relay.after is not None and end < TablePosition.parse(relay.after).bookmark:
         what = f"the bookmark of {relay.name} ({relay.after}) is ahead of the table, whose last message is in {end}"
         yield f"{what}: what comes before it would not be sent: were the tables put back? {_PAGE}"
     if relay.lost:
-        yield f"{kafka.relay_topic} has lost {relay.lost} of the topics that {relay.name} has stopped: it does not start {_PAGE}"
+        yield f"{settings.kafka.relay_topic} has lost {relay.lost} of the topics that {relay.name} has stopped: it does not start {_PAGE}"
     for stop in relay.stopped:
         yield f"{relay.name} has stopped {stop.topic} at {stop.transaction_id}: {stop.cause}"
 

@@ -216,6 +216,9 @@ def test_the_doctor_names_a_topic_that_is_stopped_and_a_bookmark_that_is_ahead(w
     [(health, text), last] = findings()
     assert (health, last) == (Health.PROBLEM, idle)
     assert text.startswith("the bookmark of … (1.0) is of another table than the one in storage, which was recreated: it does not start")
+    renamed = world.settings.model_copy(update={"relay": world.settings.relay.model_copy(update={"name": "another"})})
+    found = [(each.health, each.text.replace(world.name, "…")) for each in relay_findings(admin_client(renamed.kafka), renamed)]
+    assert found == [idle], "it may be another job's"
 
 
 @pytest.mark.timeout(200)

@@ -75,7 +75,12 @@ def test_what_a_start_is_refused_for() -> None:
         (ownership(MINE, MINE, None, last_batch_id=3), True, "quarantine` is missing"),
         (ownership(MINE, MINE, Owner(None), last_batch_id=3), True, "quarantine` has no owner"),
         (ownership(MINE, MINE, MINE, last_batch_id=3, has_manifest=False), False, "its file halfway.json is missing"),
-        (ownership(*[Owner("anew", 3)] * 3, query_id="anew", last_batch_id=3), False, "its file halfway.json is another checkpoint's"),
+        (
+            ownership(*[Owner("anew", 3)] * 3, query_id="anew", last_batch_id=3),
+            False,
+            "are of different checkpoints",
+        ),
+        (ownership(MINE, MINE, MINE, query_id=None, last_batch_id=3), False, "its file metadata is missing: put its own back"),
     ]:
         with pytest.raises(OwnershipError, match=what):
             verify_ownership(settings, refused, {}, adopt=adopt)
