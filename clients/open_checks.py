@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from halfway.clients.listener import Answer
 from halfway.clients.messages import CheckRequest
+from halfway.schemas.headers import HEADER_OBJECTS_BYTES
 
 REMEMBERED_ANSWERS = 10_000
 REMEMBERED_MS = 60_000
@@ -243,8 +244,8 @@ class OpenChecks:
 
 
 def _size_of(request: CheckRequest) -> int:
-    """Return about how much memory a request takes: Python's objects for a property take 100 bytes more than it."""
-    return len(request.body) + sum(100 + len(name) + len(value or "") for name, value in request.properties.items())
+    """Return about how much memory a request takes."""
+    return len(request.body) + sum(HEADER_OBJECTS_BYTES + len(name) + len(value or "") for name, value in request.properties.items())
 
 
 def _identity(request: CheckRequest) -> _Identity:

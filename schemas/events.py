@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from halfway.schemas.headers import HeaderList
+from halfway.schemas.headers import HEADER_OBJECTS_BYTES, HeaderList
 
 
 class EventKind(IntEnum):
@@ -122,9 +122,6 @@ of OUTCOME_SCHEMA with so many `rows`; for the kind REPORT, it is the bucket's r
 """
 
 
-_HEADER_BYTES = 100
-
-
 class StoredRecord(NamedTuple):
     """The record that Kafka holds at an offset.
 
@@ -137,5 +134,5 @@ class StoredRecord(NamedTuple):
 
     def size(self) -> int:
         """Return about how much memory it takes. Python's objects for a header take more than the header itself."""
-        headers = sum([_HEADER_BYTES + len(name) + len(value or b"") for name, value in self.headers or ()])
+        headers = sum([HEADER_OBJECTS_BYTES + len(name) + len(value or b"") for name, value in self.headers or ()])
         return len(self.key or b"") + len(self.value or b"") + headers

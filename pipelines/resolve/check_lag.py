@@ -150,6 +150,8 @@ class CheckLag:
         still = {group: place for group, place in self._waiting.items() if group not in moved}
         # A group without an answer stays behind until it has one, which takes some rounds if there are many groups.
         self._waiting = {**dict.fromkeys(untold, _NOWHERE), **still, **found}
+        hidden = {group for group, (place, offset) in found.items() if offset >= old[place].stable}
+        self._hidden = self._hidden & still.keys() | hidden
         return dict(self._waiting)
 
     def known_groups(self) -> set[str]:
@@ -214,7 +216,7 @@ class CheckLag:
                 return consumers[isolation_level]
 
             for place in sorted(old, key=lambda place: self._unread.get(place, 0)):
-                first, end = old[place][:2]
+                first, end, _ = old[place]
                 starts = {
                     group: max(first, committed.get(place, 0), self._looked.get(group, {}).get(place, 0))
                     for group, committed in groups.items()
@@ -233,7 +235,6 @@ class CheckLag:
                 for group in starts:
                     self._looked.setdefault(group, {})[place] = waiting.get(group, end)
                 found.update({group: (place, offset) for group, offset in waiting.items()})
-        self._hidden = self._hidden - groups.keys() | {group for group, (place, offset) in found.items() if offset >= old[place].stable}
         return found
 
     def _note_unread(self, place: TopicPlace, error: Exception, rounds: int) -> None:

@@ -16,7 +16,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.records import headers_of
 
 FLUSH_BYTES = 16 * 1024 * 1024
-"""A portion ends when its bodies have this many bytes together."""
+"""A portion ends when its records take this much memory together."""
 
 Pointer = tuple[int, int, int, int, str | None]
 """source, partition, offset, at_ms, transaction id."""

@@ -123,9 +123,9 @@ def verify_ownership(settings: Settings, found: Ownership, topic_ids: Mapping[st
         verify_same_topics(settings.storage, found.manifest, topic_ids)
     if found.last_batch_id is not None and (found.manifest is None or found.manifest.query_id != found.query_id):
         # It says which bucket an id is in: with another one, no verdict would find its half.
-        missing = f"its file {MANIFEST_FILE if found.manifest is None else METADATA_FILE} is missing"
-        is_mixed = found.manifest is not None and found.query_id is not None
-        what = f"its files {MANIFEST_FILE} and {METADATA_FILE} are of different checkpoints" if is_mixed else missing
+        what = f"its files {MANIFEST_FILE} and {METADATA_FILE} are of different checkpoints"
+        if found.manifest is None or found.query_id is None:
+            what = f"its file {MANIFEST_FILE if found.manifest is None else METADATA_FILE} is missing"
         raise OwnershipError(
             f"the checkpoint {settings.storage.checkpoint} has run before, but {what}: put its own back, or "
             "set storage.checkpoint to a new folder and start once with `halfway resolve --adopt`"

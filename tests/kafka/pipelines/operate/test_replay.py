@@ -129,7 +129,6 @@ def test_a_warehouse_without_tables_is_refused(world: MakeWorld) -> None:
     assert done.stderr.startswith(f"error: there is no table {settings.storage.warehouse}/discarded yet: run `halfway resolve`")
 
 
-@pytest.mark.long
 def test_a_replay_without_the_checkpoint_is_refused(world: MakeWorld, tmp_path: Path) -> None:
     """It tells what is pending, and which halves the job has read. No folder is made, which would tell otherwise."""
     w, elsewhere = world(**QUICK_DISCARD), tmp_path / "elsewhere"
@@ -146,6 +145,7 @@ def test_a_replay_without_the_checkpoint_is_refused(world: MakeWorld, tmp_path: 
     assert incarnations(halves(w)) == {}
 
 
+@pytest.mark.long
 def test_a_replay_resends_only_the_chosen_messages(world: MakeWorld) -> None:
     w = world(**QUICK_DISCARD)
     discard(w, "a", "b")

@@ -31,7 +31,7 @@ THIS = {
 }
 
 
-MINE, OTHERS = Owner("mine", 2), Owner("another", 1)
+MINE, OTHERS, ANEW = Owner("mine", 2), Owner("another", 1), Owner("anew", 3)
 
 
 def ownership(
@@ -63,7 +63,7 @@ def test_a_first_start_is_done_again_until_it_has_come_to_its_end() -> None:
     assert ownership(MINE, MINE, MINE).complete_manifest is not None
     for unfinished in (ownership(MINE, MINE, OTHERS), ownership(MINE, None, MINE), ownership(MINE, MINE, MINE, has_manifest=False)):
         assert unfinished.complete_manifest is None
-    again = ownership(*[Owner("anew", 3)] * 3, query_id="anew")  # Its manifest is of a start before it lost its tables.
+    again = ownership(ANEW, ANEW, ANEW, query_id="anew")  # Its manifest is of a start before it lost its tables.
     assert again.complete_manifest is None
 
 
@@ -75,11 +75,7 @@ def test_what_a_start_is_refused_for() -> None:
         (ownership(MINE, MINE, None, last_batch_id=3), True, "quarantine` is missing"),
         (ownership(MINE, MINE, Owner(None), last_batch_id=3), True, "quarantine` has no owner"),
         (ownership(MINE, MINE, MINE, last_batch_id=3, has_manifest=False), False, "its file halfway.json is missing"),
-        (
-            ownership(*[Owner("anew", 3)] * 3, query_id="anew", last_batch_id=3),
-            False,
-            "are of different checkpoints",
-        ),
+        (ownership(ANEW, ANEW, ANEW, query_id="anew", last_batch_id=3), False, "its files halfway.json and metadata are of different"),
         (ownership(MINE, MINE, MINE, query_id=None, last_batch_id=3), False, "its file metadata is missing: put its own back"),
     ]:
         with pytest.raises(OwnershipError, match=what):
