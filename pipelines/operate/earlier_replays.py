@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import HalfHeaders, RecordError, headers_of
-from halfway.schemas.settings import Settings, StorageSettings
+from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tables import Table
 
@@ -40,14 +40,20 @@ class LatestDiscard:
     keys: str | None
 
 
-Candidates = dict[tuple[str, str], LatestDiscard]
-"""Transaction id and producer group → discard. Another group's discard of an id must not hide a group's own."""
+class Identity(NamedTuple):
+    """Whose message it is. Another group's discard of an id must not hide a group's own."""
+
+    transaction_id: str
+    producer_group: str
+
+
+Candidates = dict[Identity, LatestDiscard]
 
 
 class SentHalf(NamedTuple):
     """A half of a higher incarnation that was sent after a discard, and where it is."""
 
-    identity: tuple[str, str]
+    identity: Identity
     partition: int
     offset: int
     at_ms: int
@@ -84,7 +90,7 @@ def pending_of(candidates: Candidates, pending: pa.Table) -> pa.Table:
     return found.filter(pa.array([row not in own for row in rows_of(found.select(names))], pa.bool_()))
 
 
-def drop_unproven(scan: TopicScan, candidates: Candidates) -> list[tuple[str, str]]:
+def drop_unproven(scan: TopicScan, candidates: Candidates) -> list[Identity]:
     """Drop ids that were discarded before the topic's oldest record. Return them, each with its group."""
     known_since_ms = scan.known_since_ms()
     ends = {number: high for number, (_, high) in scan.retained.items()}
@@ -106,7 +112,7 @@ def sent_halves(
     read_to: Mapping[int, int],
     progress: Callable[[int, int], None],
 ) -> Iterator[SentHalf]:
-    """Yield the halves of a higher incarnation that the half topic holds since the discard, whatever their outcome.
+    """Return the halves of a higher incarnation that the half topic holds since the discard, whatever their outcome.
 
     The clock that gave one its time may be behind the one that gave the discard its horizon. One from before the
     discard was refused, which `refused_halves` finds out.
@@ -122,12 +128,20 @@ def sent_halves(
         read_to: by partition, the offset after the last record that the job has read.
         progress: called with what is done, and of how much.
     """
-    kafka, most_apart_ms = settings.kafka, 2 * settings.resolution.max_clock_skew
+    scan, whole = scans
+    most_apart_ms = 2 * settings.resolution.max_clock_skew
+    since = scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress)
+    behind = whole.beyond({partition: end for partition, (_, end) in scan.retained.items()})
+    return higher_halves(chain(since, behind), candidates, settings.kafka, read_to)
+
+
+def higher_halves(
+    records: Iterable[Message], candidates: Candidates, kafka: KafkaSettings, read_to: Mapping[int, int]
+) -> Iterator[SentHalf]:
+    """Yield the halves of a higher incarnation among records of the half topic; see `sent_halves`."""
     keyring = kafka.signing.keyring()
     ids = {transaction_id for transaction_id, _ in candidates}
-    scan, whole = scans
-    since = scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress)
-    for record in chain(since, whole.beyond({partition: end for partition, (_, end) in scan.retained.items()})):
+    for record in records:
         key, at_ms = record.key(), record.timestamp()[1]
         transaction_id = key.decode(errors="replace") if key is not None else ""
         if transaction_id not in ids:
@@ -136,7 +150,7 @@ def sent_halves(
         half = _half_of(record, kafka.half_topic, None if is_read else keyring)
         if half is None:
             continue
-        identity = transaction_id, half.producer_group
+        identity = Identity(transaction_id, half.producer_group)
         discarded = candidates.get(identity)
         if discarded is not None and half.incarnation > discarded.incarnation:
             yield SentHalf(identity, record.partition() or 0, record.offset() or 0, at_ms)
@@ -178,9 +192,10 @@ def _half_of(record: Message, topic: str, keyring: Keyring | None) -> HalfHeader
 
 def drop_if_higher(candidates: Candidates, transaction_id: str, incarnation: int, producer_group: str) -> None:
     """Drop a candidate of which a higher incarnation is known."""
-    discarded = candidates.get((transaction_id, producer_group))
+    identity = Identity(transaction_id, producer_group)
+    discarded = candidates.get(identity)
     if discarded is not None and incarnation > discarded.incarnation:
-        del candidates[transaction_id, producer_group]
+        del candidates[identity]
 
 
 def rows_of(table: pa.Table) -> Iterator[tuple[Any, ...]]:

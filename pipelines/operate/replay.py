@@ -11,32 +11,32 @@ had no effect and does not count.
 While an id is pending otherwise, such as for another group, the job would refuse another half of it (R12). It is named
 and not sent.
 
+What others send after that search is seen too, until the moment of sending: see `replay_writer.py`. A second replay, or
+an erasure, is refused meanwhile if the checkpoint is a local folder.
+
 The guarantee has these limits:
 
 - A message that was discarded before the oldest record that the half topic retains is *unproven*: it may have been
   replayed before and rolled back. It is skipped unless requested.
-- A second replay, or an erasure, is refused meanwhile if the checkpoint is a local folder. Elsewhere, the second half
-  of one incarnation is a counted duplicate (R12) while the first is pending or remembered.
+- A replay that is frozen between its last look and its sending, a few milliseconds, does not see what others send
+  meanwhile. Its half is a counted duplicate (R12) as long as theirs is pending or remembered. After that it would be a
+  second message; a signed half is refused then, because it was signed before the look.
 - If producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set an
   earlier time.
 """
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import pyarrow as pa
-from confluent_kafka import Message
-from pydantic import ValidationError
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.operate.earlier_replays import (
     Candidates,
+    Identity,
     LatestDiscard,
     ProgressLine,
     drop_committed,
@@ -48,19 +48,21 @@ from halfway.pipelines.operate.earlier_replays import (
     sent_halves,
 )
 from halfway.pipelines.operate.find_pending import block_of
+from halfway.pipelines.operate.next_halves import Left, NextHalf, Unsent, next_halves
+from halfway.pipelines.operate.replay_writer import ReplayWriter
 from halfway.pipelines.operate.settle import argument_of
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.pipelines.storage.state_reader import read_state
-from halfway.schemas.errors import HalfwayError, NotPendingError, SettingsError
-from halfway.schemas.headers import SIGNATURE, SIGNED_WINDOW_MS, HeaderList
-from halfway.schemas.records import HalfHeaders, RecordError, encode_key
-from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.schemas.errors import HalfwayError, NotPendingError
+from halfway.schemas.headers import SIGNED_WINDOW_MS
+from halfway.schemas.settings import Settings, StorageSettings
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
 
 _NAMED_IDS = 5
-_PARTITION_BYTES = 32 * 1024 * 1024
+_AT_ONCE, _BYTES_AT_ONCE = 1_000, 16 * 1024 * 1024
+"""Halves that are sent before the replay looks again at what has come meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +75,6 @@ class Discarded:
     reason: str
     topic: str
     keys: str | None
-
-
-@dataclass(frozen=True)
-class Left:
-    """A message that a replay has not resent, and why."""
-
-    transaction_id: str
-    producer_group: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -133,29 +126,31 @@ def replay_discarded(
         candidates = _latest_discards(spark, settings.storage, wanted)
         if not candidates:
             return ReplayResult(0, 0, 0, 0)
-        selected, unproven, left = len(candidates), list[tuple[str, str]](), list[Left]()
+        selected, unproven, unsent = len(candidates), list[Identity](), Unsent(say)
         drop_committed(spark, settings.storage, candidates)
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
-        unsure: set[tuple[str, str]] = set()
+        unsure: set[Identity] = set()
+        retained: Mapping[int, OffsetRange] = {}
         if candidates:
             kafka = settings.kafka
             with TopicScan.open(kafka, kafka.half_topic) as scan, TopicScan.open(kafka, kafka.half_topic, READ_UNCOMMITTED) as whole:
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
                 unsure = _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
+                retained = whole.retained
         to_send = len(candidates)
         already = selected - len(unproven) - to_send
-        _drop_unsure(unsure, candidates, say, left)
-        _drop_held(pending, candidates, say, left)
+        _drop_unsure(unsure, candidates, unsent)
+        _drop_held(pending, candidates, unsent)
         for group in sorted({group for _, group in candidates} & absent_groups):
             say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
         found = []
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
-        replayed = _send(spark, settings, candidates, say, left) if candidates and not dry_run else 0
-        left += [Left(*identity, "unproven") for identity in unproven]
+        replayed = _send(spark, settings, candidates, retained, unsent) if candidates and not dry_run else 0
+        left = [*unsent.left, *(Left(*identity, "unproven") for identity in unproven)]
         return ReplayResult(replayed, already, len(unproven), to_send - len(found) - replayed, found, left)
 
 
@@ -174,8 +169,8 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
         by_id = by_id.where(F.col("reason") == wanted.reason)
     for row in rows_of(by_id.toArrow()):
         transaction_id, group, *discard = row
-        found[transaction_id, group] = LatestDiscard(*discard)
-    known = {transaction_id for transaction_id, _ in found}
+        found[Identity(transaction_id, group)] = LatestDiscard(*discard)
+    known = {identity.transaction_id for identity in found}
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in known]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
@@ -204,7 +199,7 @@ def _drop_sent(
     say: Callable[[str], None],
     *,
     read_to: Mapping[int, int],
-) -> set[tuple[str, str]]:
+) -> set[Identity]:
     """Drop ids of which the half topic holds a higher incarnation since the discard, unless the job has refused it.
 
     Returns:
@@ -226,117 +221,52 @@ def _drop_sent(
     return unsure & candidates.keys()
 
 
-def _leave(identity: tuple[str, str], why: str, say: Callable[[str], None], left: list[Left]) -> None:
-    say(f"{identity[0]} is not sent: {why}")
-    left.append(Left(*identity, why))
-
-
-def _drop_unsure(unsure: set[tuple[str, str]], candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> None:
+def _drop_unsure(unsure: set[Identity], candidates: Candidates, unsent: Unsent) -> None:
     """Drop the ids of which the half topic holds a half that cannot be read yet, and name them."""
     for identity in sorted(unsure):
         open_before = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
-        _leave(identity, f"{open_before}: repeat this when it has ended", say, left)
+        unsent.add(identity, f"{open_before}: repeat this when it has ended")
         del candidates[identity]
 
 
-def _drop_held(pending: pa.Table, candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> None:
+def _drop_held(pending: pa.Table, candidates: Candidates, unsent: Unsent) -> None:
     """Drop the ids that are pending, and name them."""
-    holders = {row[0]: row[1:] for row in rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))}
-    for identity in [each for each in candidates if each[0] in holders]:
-        name, (group, incarnation) = identity[0], holders[identity[0]]
+    rows = rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))
+    holders = {transaction_id: (group, incarnation) for transaction_id, group, incarnation in rows}
+    for identity in [each for each in candidates if each.transaction_id in holders]:
+        group, incarnation = holders[identity.transaction_id]
         held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
-        ends = f"`halfway rollback {argument_of(name)}` ends it"
-        _leave(identity, f"{held}: replay it when that transaction has ended and is forgotten; {ends}", say, left)
+        ends = f"`halfway rollback {argument_of(identity.transaction_id)}` ends it"
+        unsent.add(identity, f"{held}: replay it when that transaction has ended and is forgotten; {ends}")
         del candidates[identity]
 
 
-def _send(spark: SparkSession, settings: Settings, candidates: Candidates, say: Callable[[str], None], left: list[Left]) -> int:
-    """Send the halves. Return how many Kafka has acknowledged, without those that the job will refuse."""
-    progress = ProgressLine(say, "sending")
-    half_topic, total = settings.kafka.half_topic, len(candidates)
-    verify_topic_writable(settings.kafka, half_topic)
-    writer, max_body_bytes = RecordWriter(settings.kafka), settings.resolution.max_body_bytes
-    refused: dict[tuple[str, str], int] = {}
-
-    def verify_clock(identity: tuple[str, str], signed_ms: int, half: Message) -> None:
-        ahead_ms = signed_ms - half.timestamp()[1]
-        if abs(ahead_ms) > SIGNED_WINDOW_MS:
-            refused[identity] = ahead_ms
-
-    for done, row in enumerate(_rows(spark, settings.storage, candidates)):
-        identity = row["transaction_id"], row["producer_group"]
-        discarded = candidates.pop(identity, None)
-        if discarded is not None:
-            # With CreateTime, a later replay must find this half after the discard.
-            at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
-            if row["body"] is None:
-                _leave(identity, "its body was erased (`halfway erase`)", say, left)
-                continue
-            try:
-                headers = next_half(row, settings.kafka, at_ms)
-            except HalfwayError as error:
-                # The incarnation may be the largest one, the headers that it has in addition too much, or the key of
-                # the group may be missing. The others do not wait for this one.
-                _leave(identity, str(error), say, left)
-                continue
-            if len(row["body"]) > max_body_bytes:
-                # The job would quarantine the half.
-                _leave(identity, f"its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it", say, left)
-                continue
-            is_signed = any(name == SIGNATURE for name, _ in headers)
-            verify = partial(verify_clock, identity, at_ms) if is_signed else None
-            writer.put(half_topic, encode_key(row["transaction_id"]), bytes(row["body"]), headers, at_ms=at_ms, on_delivered=verify)
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, retained: Mapping[int, OffsetRange], unsent: Unsent) -> int:
+    """Send the halves. Return how many Kafka has stored, without those that the job will refuse."""
+    writer = ReplayWriter(settings.kafka, candidates, retained)
+    progress, total, sent = ProgressLine(unsent.say, "sending"), len(candidates), 0
+    to_send: list[NextHalf] = []
+    for done, half in enumerate(next_halves(spark, settings, candidates, unsent)):
+        to_send.append(half)
+        if len(to_send) >= _AT_ONCE or sum(len(each.body) for each in to_send) >= _BYTES_AT_ONCE:
+            sent += _append(writer, to_send, candidates, unsent)
+            to_send = []
         progress(done, total)
-    writer.flush()
-    for identity, ahead_ms in refused.items():
-        clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
-        vain = f"sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat"
-        say(f"{identity[0]} was {vain}")
-        left.append(Left(*identity, vain))
-    return writer.delivered - len(refused)
+    return sent + _append(writer, to_send, candidates, unsent)
 
 
-def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:
-    """Stream the rows of `discarded` to send, with their bodies, one partition at a time."""
-    spark.conf.set("spark.sql.files.maxPartitionBytes", str(_PARTITION_BYTES))
-    pointers = pa.table(
-        {
-            "transaction_id": pa.array([transaction_id for transaction_id, _ in candidates], pa.string()),
-            "producer_group": pa.array([group for _, group in candidates], pa.string()),
-            "half_partition": pa.array([row.half_partition for row in candidates.values()], pa.int32()),
-            "half_offset": pa.array([row.half_offset for row in candidates.values()], pa.int64()),
-        }
-    )
-    chosen = F.broadcast(spark.createDataFrame(pointers))
-    rows = read_table(spark, storage, Table.DISCARDED).join(chosen, pointers.column_names)
-    names = ("transaction_id", "topic", "queue_id", "tags", "keys", "body", "properties", "producer_group", "incarnation")
-    return rows.select(*names, F.unix_millis("born_at").alias("born_at_ms")).toLocalIterator()
-
-
-def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
-    """Return the headers of a discarded message's next incarnation. They keep all but an immunity.
-
-    A half of before 1970, on a topic with CreateTime, had none: no header can say its time.
-
-    Raises:
-        RecordError: the headers break the contract, such as an incarnation above the largest one.
-        SettingsError: signing is required, and there is no key for the group, or it may not send to the topic any more.
-    """
-    try:
-        headers = HalfHeaders(
-            real_topic=row["topic"],
-            producer_group=row["producer_group"],
-            queue_id=row["queue_id"],
-            tags=row["tags"],
-            keys=row["keys"],
-            born_at_ms=row["born_at_ms"] if (row["born_at_ms"] or 0) >= 0 else None,
-            incarnation=row["incarnation"] + 1,
-            properties=row["properties"] or {},
-        )
-    except ValidationError as error:
-        raise RecordError.from_validation(error) from None
-    keyring = kafka.signing.keyring_of(row["producer_group"])
-    if keyring is not None and (problem := keyring.topic_problem(row["producer_group"], row["topic"])):
-        raise SettingsError(f"{problem}, says kafka.signing.topics")
-    key, body = encode_key(row["transaction_id"]), bytes(row["body"])
-    return headers.signed(key, body, kafka.half_topic, keyring, at_ms).to_headers()
+def _append(writer: ReplayWriter, halves: Sequence[NextHalf], candidates: Candidates, unsent: Unsent) -> int:
+    """Append halves, but those that somebody else has sent meanwhile. Return how many the job will take."""
+    stored, meanwhile = writer.append(halves)
+    for identity in sorted(meanwhile & (candidates.keys() | {half.identity for half in halves})):
+        unsent.add(identity, "its service, or somebody else, has sent a later half of it meanwhile")
+        candidates.pop(identity, None)
+    refused = 0
+    for half in (each for each in halves if each.identity in stored):
+        ahead_ms = half.at_ms - stored[half.identity].timestamp()[1]
+        if half.is_signed and abs(ahead_ms) > SIGNED_WINDOW_MS:
+            refused += 1
+            clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
+            why = f"sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat"
+            unsent.add(half.identity, why, is_sent=True)
+    return len(stored) - refused

@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange
-from halfway.pipelines.operate import earlier_replays
+from halfway.pipelines.operate import earlier_replays, next_halves
 from halfway.pipelines.operate import replay as product
-from halfway.pipelines.operate.earlier_replays import SentHalf, drop_if_higher
+from halfway.pipelines.operate.earlier_replays import Identity, SentHalf, drop_if_higher
 from halfway.schemas.errors import NotPendingError
 from halfway.schemas.outcomes import Reason
 from halfway.schemas.records import encode_key
@@ -94,7 +94,7 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
         for row in sorted(discarded, key=lambda row: (row["incarnation"], row["discarded_at"])):
             if not ids or row["transaction_id"] in ids:
                 pointer = (row["discarded_at"], row["half_partition"], row["half_offset"])
-                found[row["transaction_id"], row["producer_group"]] = product.LatestDiscard(
+                found[Identity(row["transaction_id"], row["producer_group"])] = product.LatestDiscard(
                     row["incarnation"], *pointer, reason=row["reason"], topic=row["topic"], keys=None
                 )
         if any(transaction_id not in {known for known, _ in found} for transaction_id in ids):
@@ -119,11 +119,11 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
     def send(_: Any, __: Any, candidates: product.Candidates, *___: Any) -> int:
         sent = 0
         for row in discarded:
-            identity = row["transaction_id"], row["producer_group"]
+            identity = Identity(row["transaction_id"], row["producer_group"])
             chosen = candidates.get(identity)
             if chosen and (chosen.half_partition, chosen.half_offset) == (row["half_partition"], row["half_offset"]):
                 del candidates[identity]
-                headers = product.next_half({**row.values, "born_at_ms": row["born_at"]}, settings.kafka, 0)  # type: ignore[arg-type]
+                headers = next_halves.next_half({**row.values, "born_at_ms": row["born_at"]}, settings.kafka, 0)  # type: ignore[arg-type]
                 kafka.append(HALF, encode_key(row["transaction_id"]), bytes(row["body"]), tuple(headers))
                 sent += 1
         return sent

@@ -15,8 +15,8 @@ class Transaction:
         self._producer.init_transactions(30)
         self._producer.begin_transaction()
 
-    def half(self, key: str, at_ms: int, partition: int = 0) -> "Transaction":
-        self._send(self.w.settings.kafka.half_topic, key, half_headers(), at_ms, partition)
+    def half(self, key: str, at_ms: int, partition: int = 0, **headers: bytes | None) -> "Transaction":
+        self._send(self.w.settings.kafka.half_topic, key, half_headers(**headers), at_ms, partition)
         return self
 
     def op(self, key: str, action: bytes, at_ms: int, partition: int = 0) -> "Transaction":

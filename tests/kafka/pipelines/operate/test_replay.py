@@ -4,8 +4,10 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -13,7 +15,9 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_scan import TopicScan
-from halfway.pipelines.operate.earlier_replays import Candidates, LatestDiscard, drop_unproven, sent_halves
+from halfway.pipelines.operate import replay
+from halfway.pipelines.operate.earlier_replays import Candidates, Identity, LatestDiscard, drop_unproven, sent_halves
+from halfway.pipelines.operate.next_halves import NextHalf
 from halfway.pipelines.storage.locks import replay_lock
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
@@ -190,7 +194,7 @@ def test_a_half_that_the_job_has_read_is_not_judged_by_the_keys_of_today(world: 
     keys = {"kafka.signing.cluster": "test", "kafka.signing.keys": {"g": "k" * 32}}
     signing = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "none:1", **keys}).kafka.signing
     settings = w.settings.model_copy(update={"kafka": w.settings.kafka.model_copy(update={"signing": signing})})
-    discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS, 0, 0, "check_max", "orders", None)}
+    discarded: Candidates = {Identity("a", "g"): LatestDiscard(0, START_MS, 0, 0, "check_max", "orders", None)}
     with TopicScan.open(settings.kafka, settings.kafka.half_topic) as scan:
         for read_to, is_found in ((offset + 1, True), (offset, False)):
             found = list(sent_halves((scan, scan), discarded, settings, {partition: read_to}, lambda *_: None))
@@ -224,7 +228,7 @@ def test_a_topic_that_was_made_anew_proves_nothing_of_what_was_discarded_before(
     for number in range(3):
         w.half(f"later{number}", 70_000)
     for at_ms, dropped in ((60_000, 1), (80_000, 0)):
-        discarded: Candidates = {("a", "g"): LatestDiscard(0, START_MS + at_ms, 0, 1, "check_max", "orders", None)}
+        discarded: Candidates = {Identity("a", "g"): LatestDiscard(0, START_MS + at_ms, 0, 1, "check_max", "orders", None)}
         with TopicScan.open(w.settings.kafka, w.settings.kafka.half_topic) as scan:
             assert len(drop_unproven(scan, discarded)) == dropped
 
@@ -342,6 +346,69 @@ def test_a_second_replay_at_the_same_time_is_refused(world: MakeWorld) -> None:
     assert (done.exit_code, done.stdout) == (1, "")
     assert "a replay or an erasure is running" in done.stderr
     assert replayed(w, "--all") == (1, 0, 0)
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, *others: Callable[[], object]) -> None:
+    """Let others act after a replay has looked, and before it sends."""
+    make = replay.next_halves
+
+    def frozen(*arguments: Any) -> Iterator[NextHalf]:
+        monkeypatch.undo()
+        for other in others:
+            other()
+        return make(*arguments)
+
+    monkeypatch.setattr(replay, "next_halves", frozen)
+
+
+def test_what_a_service_resends_while_a_replay_is_frozen_is_sent_once(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be committed, delivered and forgotten when the replay goes on: a second one would be a second message."""
+    w = world(**QUICK_DISCARD)
+    discard(w, "a", "b", "c", "d")
+    w.half("c", 50_000, INCARNATION=b"1", PGROUP=b"another")
+    transaction = Transaction(w, "open")
+    meanwhile(
+        monkeypatch,
+        lambda: w.half("a", 60_000, INCARNATION=b"1"),
+        lambda: transaction.half("d", 60_000, partition=0, INCARNATION=b"1"),
+    )
+    done = invoke(w.settings, "replay", "--all", "--json")
+    assert {name: facts(done)[name] for name in ("replayed", "already_replayed", "not_sent")} == {
+        "replayed": 2,
+        "already_replayed": 0,
+        "not_sent": 2,
+    }
+    assert [(left["transaction_id"], left["why"]) for left in facts(done)["left"]] == [
+        (name, "its service, or somebody else, has sent a later half of it meanwhile") for name in "ad"
+    ]
+    transaction.abort()
+    with TopicScan.open(w.settings.kafka, w.settings.kafka.half_topic) as scan:
+        assert incarnations(scan.beyond({})) == {(b"a", b"1"): 1, (b"b", b"1"): 1, (b"c", b"1"): 2}
+    assert replayed(w, "--all") == (1, 3, 0), "the transaction was aborted, so that nobody has sent d"
+
+
+def test_a_replay_that_was_frozen_sees_what_another_one_has_sent(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lock keeps a second one away if the checkpoint is in an object store."""
+    w = world(**QUICK_DISCARD)
+    discard(w, "a", "b")
+    with monkeypatch.context() as patch, pytest.MonkeyPatch.context() as lock:
+        lock.setattr(replay, "replay_lock", lambda _: nullcontext())
+        second: list[tuple[int, int, int]] = []
+        meanwhile(patch, lambda: second.append(replayed(w, "a")))
+        assert replayed(w, "--all") == (1, 0, 0)
+    assert second == [(1, 0, 0)]
+    assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"b", b"1"): 1}
+
+
+def test_a_replay_that_cannot_see_what_came_meanwhile_sends_nothing(world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was frozen for so long that Kafka has deleted that."""
+    w = world(partitions=1, **QUICK_DISCARD)
+    discard(w, "a")
+    meanwhile(monkeypatch, lambda: forget_until(w, w.half("another", 60_000)[1] + 1))
+    done = invoke(w.settings, "replay", "--all")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "Kafka has deleted records of" in done.stderr
+    assert incarnations(halves(w)) == {}
 
 
 def test_a_replay_before_any_discard_does_nothing(world: MakeWorld) -> None:

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import Row
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.operate.replay import next_half
+from halfway.pipelines.operate.next_halves import next_half
 from halfway.pipelines.operate.settle import Target, argument_of, settle
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import LocalTransactionState
