@@ -56,9 +56,9 @@ def rows_to_erase(transaction_id: str, producer_group: str | None, table: Table)
     if table is Table.QUARANTINE:
         # Without value and headers a row is a pointer, and its detail names the rule.
         filled = F.col("value").isNotNull() | F.col("headers").isNotNull()
-        is_named = F.exists("headers", lambda each: (each["key"] == PGROUP) & (each["value"] == F.lit((producer_group or "").encode())))
+        groups = F.filter("headers", lambda each: each["key"] == PGROUP)["value"]
         # Headers that cannot be read, or are far too many, are not in the table: they may have named the group.
-        named = F.col("headers").isNull() | is_named
+        named = F.coalesce(F.size(groups) <= 0, F.lit(True)) | F.array_contains(groups, F.lit((producer_group or "").encode()))
     else:
         filled = F.coalesce(*(F.col(name).cast("string") for name in ("body", "tags", "keys")), F.to_json("properties")).isNotNull()
         named = F.col("producer_group") == F.lit(producer_group)

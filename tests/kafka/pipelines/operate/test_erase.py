@@ -14,7 +14,7 @@ from pyspark.sql import Row, SparkSession
 
 from halfway import MessageReader
 from halfway.pipelines.operate import erase as operate
-from halfway.pipelines.operate import replay
+from halfway.pipelines.operate import next_halves
 from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
@@ -22,6 +22,7 @@ from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage import compaction, delta_tables, erasure
 from halfway.pipelines.storage.delta_tables import properties_of, read_table, table_name
 from halfway.schemas.errors import CheckpointInUseError, NotErasableError, SetupError
+from halfway.schemas.headers import Source
 from halfway.schemas.tables import ERASURES, Table
 from tests.support.commands import facts, invoke
 from tests.support.job_process import JobProcess
@@ -131,10 +132,13 @@ def test_a_refused_record_whose_headers_could_not_be_stored_is_erased_with_each_
     w = world()
     for key in ("a", "b"):
         w.produce_odd(key, SECRET, half_headers())
+    w.produce(Source.HALF, "many", SECRET, [*half_headers(), *[("h", None)] * 100_001])
     w.tick(100)
     w.resolve()
     refused = w.by_id(Table.QUARANTINE)
     assert [(refused[key].headers, bytes(refused[key].value)) for key in "ab"] == [(None, SECRET)] * 2
+    assert (refused["many"].reason, refused["many"].headers) == ("headers_too_large", [])
+    assert erase(w, "many", "g").rows["quarantine"] == 1
     assert erase(w, "a", "g").rows["quarantine"] == 1
     refused = w.by_id(Table.QUARANTINE)
     assert (refused["a"].value, bytes(refused["b"].value)) == (None, SECRET)
@@ -172,7 +176,7 @@ def test_what_the_job_has_not_read_yet_is_not_overlooked(w: World) -> None:
 @pytest.mark.timeout(300)
 def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads the bodies first, and sends them one after the other."""
-    next_half, refusals = replay.next_half, []
+    next_half, refusals = next_halves.next_half, []
 
     def erased_meanwhile(*arguments: Any) -> Any:
         try:
@@ -181,7 +185,7 @@ def test_a_replay_that_is_under_way_does_not_bring_back_what_is_erased(w: World,
             refusals.append(str(error))
         return next_half(*arguments)
 
-    monkeypatch.setattr(replay, "next_half", erased_meanwhile)
+    monkeypatch.setattr(next_halves, "next_half", erased_meanwhile)
     assert replay_discarded(w.spark, w.settings, ReplaySelection(), lambda _: None).replayed == 1
     w.op("discarded", b"COMMIT", 650, INCARNATION=b"1")
     w.tick(700, SAID)
