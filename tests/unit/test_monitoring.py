@@ -44,7 +44,7 @@ def test_alert_rules_query_existing_metrics_and_name_their_runbook() -> None:
     }
     assert list(rules) == ["groups"]
     alerts = [rule for group in rules["groups"] for rule in group["rules"]]
-    assert len(alerts) == len({alert["alert"] for alert in alerts}) == 9
+    assert len(alerts) == len({alert["alert"] for alert in alerts}) == 10
     for group in rules["groups"]:
         assert set(group) <= {"name", "interval", "rules"}
     for alert in alerts:
