@@ -23,7 +23,7 @@ from tests.simulation.checker import judge
 from tests.simulation.found import FOUND, Found
 from tests.simulation.generator import generate
 from tests.simulation.history import HALF, OP, Fate, Record
-from tests.simulation.planted import PLANTED, Planted, run_planted
+from tests.simulation.planted import PLANTED, Planted, first_seed, run_planted
 from tests.simulation.run import describe, findings_of, run_seeds, shortest
 from tests.simulation.storage import in_place_of_spark
 from tests.simulation.world import Action, World
@@ -69,6 +69,12 @@ def test_a_planted_defect_still_fits_what_it_is_planted_in(planted: Planted) -> 
     shown = (run_planted(planted.name, seed) for seed in range(1, 4))
     wrong = re.compile(r"\b(TypeError|AttributeError|NameError|ImportError)\b")
     assert not [finding for failure in filter(None, shown) for finding in failure.findings if wrong.search(str(finding))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
+def test_the_checker_finds_each_planted_defect(planted: Planted) -> None:
+    assert first_seed(planted, 1_000) is not None
 
 
 def played(*actions: tuple[str, int, dict[str, Any]]) -> list[int]:
