@@ -3,9 +3,9 @@
 from enum import IntEnum, StrEnum
 
 HeaderList = list[tuple[str, bytes | None]]
+"""The headers of a Kafka record: in order, and a name may occur more than once."""
 HEADER_OBJECTS_BYTES = 100
 """How much memory Python's objects for one header take, beside its bytes. Kafka's record has two bytes for it."""
-"""The headers of a Kafka record: in order, and a name may occur more than once."""
 
 REAL_TOPIC = "REAL_TOPIC"
 PGROUP = "PGROUP"

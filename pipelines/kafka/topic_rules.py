@@ -12,7 +12,8 @@ from halfway.schemas.settings import Settings
 UNLIMITED = -1
 UNCOMPRESSED = "uncompressed"
 """`max.message.bytes` then limits what a batch holds, and not only what it was compressed to."""
-_DAY_MS = 86_400_000
+_DAY_MS, _HOUR_MS = 86_400_000, 3_600_000
+_LATEST_TIME = "message.timestamp.after.max.ms"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,10 @@ def _notes(settings: Settings, topic: str, config: Mapping[str, str]) -> list[st
     notes = []
     if config["message.timestamp.type"] != "LogAppendTime":
         notes.append("CreateTime: producers and the job set the record times by their clocks, not the broker alone")
+        if is_timed(settings, topic) and settings.kafka.signing.keys:
+            notes.append("CreateTime, with keys: halves of a client whose clock is 5 minutes behind are refused, and it does not notice")
+        if is_timed(settings, topic) and int(config.get(_LATEST_TIME, 0)) > _HOUR_MS:
+            notes.append(f"one record with an absurd time would end the job: {alter_topic(topic, _LATEST_TIME, _HOUR_MS)}")
     if int(config.get("retention.bytes", UNLIMITED)) != UNLIMITED:
         notes.append("retention.bytes is set: under load Kafka deletes records before retention.ms is over")
     if not is_timed(settings, topic) and (note := retention_problem(settings, topic, config)):

@@ -50,7 +50,7 @@ def _problems(relay: RelayStatus, settings: Settings, table: tuple[str, Bookmark
     table_id, end = table or (relay.table, None)
     if table_id != relay.table and relay.name == settings.relay.name:
         what = f"the bookmark of {relay.name} ({relay.after or BEFORE_THE_FIRST}) is of another table than the one in storage"
-        yield f"{what}, which was recreated: it does not start {_PAGE}"
+        yield f"{what}: this was recreated, and it does not start; or another job's relay has the same name {_PAGE}"
     elif table_id == relay.table and end is not None and relay.after is not None and end < TablePosition.parse(relay.after).bookmark:
         what = f"the bookmark of {relay.name} ({relay.after}) is ahead of the table, whose last message is in {end}"
         yield f"{what}: what comes before it would not be sent: were the tables put back? {_PAGE}"

@@ -215,7 +215,7 @@ def test_the_doctor_names_a_topic_that_is_stopped_and_a_bookmark_that_is_ahead(w
         world.append(1, batch_id, [row(f"c{batch_id}", world.topic("late"))])
     [(health, text), last] = findings()
     assert (health, last) == (Health.PROBLEM, idle)
-    assert text.startswith("the bookmark of … (1.0) is of another table than the one in storage, which was recreated: it does not start")
+    assert text.startswith("the bookmark of … (1.0) is of another table than the one in storage: this was recreated, and it does not start")
     renamed = world.settings.model_copy(update={"relay": world.settings.relay.model_copy(update={"name": "another"})})
     found = [(each.health, each.text.replace(world.name, "…")) for each in relay_findings(admin_client(renamed.kafka), renamed)]
     assert found == [idle], "it may be another job's"

@@ -32,6 +32,16 @@ def test_a_topic_that_takes_what_was_made_small_is_noted(topic: str) -> None:
     assert f"--topic {topic} --add-config compression.type=uncompressed`" in note
 
 
+def test_what_create_time_allows_is_noted() -> None:
+    half_topic, create_time = SETTINGS.kafka.half_topic, {"message_timestamp_type": "CreateTime"}
+    [note] = report(half_topic, **create_time, message_timestamp_after_max_ms=3_600_000).notes
+    assert note.startswith("CreateTime: producers and the job set the record times by their clocks")
+    for topic, is_noted in ((half_topic, True), (SETTINGS.kafka.op_topic, True), (CHECK_TOPICS[0], False)):
+        _, *notes = report(topic, **create_time, message_timestamp_after_max_ms=2**63 - 1).notes
+        assert len(notes) == is_noted
+        assert all(f"--topic {topic} --add-config message.timestamp.after.max.ms=3600000`" in note for note in notes)
+
+
 @pytest.mark.parametrize("topic", CHECK_TOPICS)
 @pytest.mark.parametrize(("retention_ms", "is_noted"), [(HALF_RETENTION_MS - 1, True), (HALF_RETENTION_MS, False), (-1, False)])
 def test_r15_a_check_topic_that_loses_requests_before_a_half_expires_is_noted(topic: str, retention_ms: int, is_noted: bool) -> None:
