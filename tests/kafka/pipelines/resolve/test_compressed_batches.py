@@ -23,7 +23,7 @@ def send_bomb(kafka: KafkaSettings, topic: str, codec: str) -> list[tuple[KafkaE
     options = {
         "bootstrap.servers": kafka.servers(),
         "compression.type": codec,
-        "linger.ms": 2_000,
+        "linger.ms": 60_000,  # until the batch is whole, however slow the machine is
         "batch.num.messages": HALVES,
         "batch.size": large,
         "message.max.bytes": large,
