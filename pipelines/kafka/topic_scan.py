@@ -85,6 +85,11 @@ class TopicScan:
         with ranges_consumer(kafka, OPERATOR_GROUP, isolation_level) as consumer:
             yield cls(consumer, client, topic)
 
+    @property
+    def ends(self) -> dict[int, int]:
+        """Return the offset after the last record of each partition."""
+        return {partition: kept.end for partition, kept in self.retained.items()}
+
     def known_since_ms(self) -> int:
         """Return the time since which the topic holds every record; `NEVER` if it has none.
 

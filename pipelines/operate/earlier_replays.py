@@ -93,7 +93,7 @@ def pending_of(candidates: Candidates, pending: pa.Table) -> pa.Table:
 def drop_unproven(scan: TopicScan, candidates: Candidates) -> list[Identity]:
     """Drop ids that were discarded before the topic's oldest record. Return them, each with its group."""
     known_since_ms = scan.known_since_ms()
-    ends = {number: high for number, (_, high) in scan.retained.items()}
+    ends = scan.ends
     unproven = [
         identity
         for identity, row in candidates.items()
@@ -131,8 +131,7 @@ def sent_halves(
     scan, whole = scans
     most_apart_ms = 2 * settings.resolution.max_clock_skew
     since = scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress)
-    behind = whole.beyond({partition: end for partition, (_, end) in scan.retained.items()})
-    return higher_halves(chain(since, behind), candidates, settings.kafka, read_to)
+    return higher_halves(chain(since, whole.beyond(scan.ends)), candidates, settings.kafka, read_to)
 
 
 def higher_halves(

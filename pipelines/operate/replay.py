@@ -32,7 +32,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.operate.earlier_replays import (
     Candidates,
@@ -131,14 +131,14 @@ def replay_discarded(
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
         unsure: set[Identity] = set()
-        retained: Mapping[int, OffsetRange] = {}
+        looked: Mapping[int, int] = {}
         if candidates:
             kafka = settings.kafka
             with TopicScan.open(kafka, kafka.half_topic) as scan, TopicScan.open(kafka, kafka.half_topic, READ_UNCOMMITTED) as whole:
                 if not wanted.unproven:
                     unproven = drop_unproven(scan, candidates)
                 unsure = _drop_sent(spark, settings, (scan, whole), candidates, say, read_to=read_to)
-                retained = whole.retained
+                looked = whole.ends
         to_send = len(candidates)
         already = selected - len(unproven) - to_send
         _drop_unsure(unsure, candidates, unsent)
@@ -149,7 +149,7 @@ def replay_discarded(
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
-        replayed = _send(spark, settings, candidates, retained, unsent) if candidates and not dry_run else 0
+        replayed = _send(spark, settings, candidates, looked, unsent) if candidates and not dry_run else 0
         left = [*unsent.left, *(Left(*identity, "unproven") for identity in unproven)]
         return ReplayResult(replayed, already, len(unproven), to_send - len(found) - replayed, found, left)
 
@@ -210,7 +210,7 @@ def _drop_sent(
     progress = ProgressLine(say, "searching the half topic for earlier replays")
     sent = list(sent_halves(scans, candidates, settings, read_to, progress))
     committed, _ = scans
-    readable = {partition: end for partition, (_, end) in committed.retained.items()}
+    readable = committed.ends
     refused = refused_halves(spark, settings.storage, settings.kafka.half_topic, sent) if sent else set()
     unsure = set()
     for half in sent:
@@ -241,9 +241,9 @@ def _drop_held(pending: pa.Table, candidates: Candidates, unsent: Unsent) -> Non
         del candidates[identity]
 
 
-def _send(spark: SparkSession, settings: Settings, candidates: Candidates, retained: Mapping[int, OffsetRange], unsent: Unsent) -> int:
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, looked: Mapping[int, int], unsent: Unsent) -> int:
     """Send the halves. Return how many Kafka has stored, without those that the job will refuse."""
-    writer = ReplayWriter(settings.kafka, candidates, retained)
+    writer = ReplayWriter(settings.kafka, candidates, looked)
     progress, total, sent = ProgressLine(unsent.say, "sending"), len(candidates), 0
     to_send: list[NextHalf] = []
     for done, half in enumerate(next_halves(spark, settings, candidates, unsent)):

@@ -6,7 +6,7 @@ from functools import partial
 
 from confluent_kafka import Message
 
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange
+from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.writer import RecordWriter, verify_topic_writable
 from halfway.pipelines.operate.earlier_replays import Candidates, Identity, higher_halves
@@ -25,10 +25,10 @@ class ReplayWriter:
     Args:
         kafka: where Kafka is, and its half topic.
         candidates: the messages to replay.
-        retained: what the half topic retained when it was searched for them, by partition.
+        looked: where each partition of the half topic ended when it was searched for them.
     """
 
-    def __init__(self, kafka: KafkaSettings, candidates: Candidates, retained: Mapping[int, OffsetRange]) -> None:
+    def __init__(self, kafka: KafkaSettings, candidates: Candidates, looked: Mapping[int, int]) -> None:
         """Make the producer.
 
         Raises:
@@ -39,7 +39,7 @@ class ReplayWriter:
         verify_topic_writable(kafka, kafka.half_topic)
         self._kafka = kafka
         self._candidates = dict(candidates)
-        self._looked = {partition: end for partition, (_, end) in retained.items()}
+        self._looked = looked
         self._writer = RecordWriter(kafka)
         self._own: set[tuple[int | None, int | None]] = set()
 
@@ -74,5 +74,5 @@ class ReplayWriter:
                         f"Kafka has deleted records of {topic} that came while this command ran, perhaps of the same messages: repeat it"
                     )
             found = list(higher_halves(scan.beyond(self._looked), self._candidates, self._kafka, {}))
-            self._looked = {partition: end for partition, (_, end) in scan.retained.items()}
+            self._looked = scan.ends
         return {half.identity for half in found if (half.partition, half.offset) not in self._own}

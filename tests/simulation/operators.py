@@ -55,6 +55,10 @@ class Scan:
             for number, each in enumerate(kafka.topics[HALF])
         }
 
+    @property
+    def ends(self) -> dict[int, int]:
+        return {partition: kept.end for partition, kept in self.retained.items()}
+
     def known_since_ms(self) -> int:
         partitions = self._kafka.topics[HALF]
         first_ms = [next((record.at_ms for record in each.records[each.first :] if record is not None), 2**63 - 1) for each in partitions]
