@@ -16,7 +16,7 @@ from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, Prod
 from halfway.clients.listener import Answer, Arg_contra, TransactionListener, ask, verify_listener
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
-from halfway.clients.transaction import LocalTransaction, Outcomes, TransactionDatabase
+from halfway.clients.transaction import LocalTransaction, TransactionDatabase, TransactionSource
 from halfway.schemas.settings import KafkaSettings
 
 
@@ -231,8 +231,8 @@ class TransactionProducer(Generic[Arg_contra]):
 
         sender = self._instance.start()
 
-        def make(outcomes: Outcomes) -> LocalTransaction:
-            return LocalTransaction(outcomes, session, self._records, sender, store)
+        def make(source: TransactionSource) -> LocalTransaction:
+            return LocalTransaction(source, session, self._records, sender, store)
 
         return self._database.on_commit(session, self._instance, make)
 

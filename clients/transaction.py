@@ -81,8 +81,8 @@ class DatabaseTransaction(Protocol):
         """Roll back after an error of the block, unless the connection may be in another transaction by now."""
 
 
-class Outcomes(Protocol):
-    """What begins a transaction, and tells how it ended."""
+class TransactionSource(Protocol):
+    """Begins transactions, and tells how they ended."""
 
     def begin(self, using: Any) -> DatabaseTransaction:
         """Begin a transaction."""
@@ -95,7 +95,7 @@ class Outcomes(Protocol):
 
 
 @runtime_checkable
-class TransactionDatabase(Outcomes, Protocol):
+class TransactionDatabase(TransactionSource, Protocol):
     """A database that holds a row for each transaction (`SqlTransactions`)."""
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
@@ -104,7 +104,7 @@ class TransactionDatabase(Outcomes, Protocol):
     def clean_up(self, using: Any = None) -> None:
         """Delete old rows now and then. `using` is what the block that has just ended was given."""
 
-    def on_commit(self, session: Any, producer: Hashable, make: "Callable[[Outcomes], LocalTransaction]") -> "LocalTransaction":
+    def on_commit(self, session: Any, producer: Hashable, make: "Callable[[TransactionSource], LocalTransaction]") -> "LocalTransaction":
         """Return the block of a session's transaction for what `producer` sends. If there is none, `make` begins it."""
 
 
@@ -116,7 +116,7 @@ class LocalTransaction:
         is_written: True if its row is written, so that it may have committed.
     """
 
-    def __init__(self, database: Outcomes, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
+    def __init__(self, database: TransactionSource, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
         """Begin. `TransactionProducer.transaction` calls it."""
         self._database, self._records, self._sender, self._store = database, records, sender, store
         self._born_at_ms = time.time_ns() // 1_000_000
@@ -254,7 +254,7 @@ class LocalTransaction:
         except BaseException as error:
             self.commit_failed(error)
         else:
-            self._say(LocalTransactionState.COMMIT)
+            self._settle(LocalTransactionState.COMMIT)
 
     def fail(self, error: BaseException) -> None:
         """Roll back after an error of the block, unless the transaction may have committed."""
@@ -294,7 +294,7 @@ class LocalTransaction:
             log.warning("event=commit_in_doubt transaction_id=%r error=%s", self.transaction_id, type(failure).__name__)
             state = LocalTransactionState.UNKNOWN
         if state is not LocalTransactionState.UNKNOWN:
-            self._say(state)
+            self._settle(state)
         if state is LocalTransactionState.COMMIT:  # a hook that runs after the commit has raised it, or an answer was lost
             hide_parameters(error)
             log.warning(
@@ -308,6 +308,6 @@ class LocalTransaction:
         if state is LocalTransactionState.ROLLBACK or not isinstance(error, Exception):
             raise error
 
-    def _say(self, state: LocalTransactionState) -> None:
+    def _settle(self, state: LocalTransactionState) -> None:
         self._state = state
         self._records.settle(self._sender, [half.message for half in self._halves], Answer(state))

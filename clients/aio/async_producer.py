@@ -20,7 +20,7 @@ from halfway.clients.instance import DEFAULT_MAX_BODY_BYTES, GroupInstance, Prod
 from halfway.clients.listener import Answer, Arg_contra, verify_listener
 from halfway.clients.messages import CheckRequest, HalfMessage, SendResult
 from halfway.clients.open_checks import OpenChecks
-from halfway.clients.transaction import LocalTransaction, Outcomes, unscoped
+from halfway.clients.transaction import LocalTransaction, TransactionSource, unscoped
 from halfway.schemas.records import type_of
 from halfway.schemas.settings import KafkaSettings
 
@@ -260,8 +260,8 @@ class AsyncTransactionProducer(Generic[Arg_contra]):
             with self._instance.sending(asyncio.current_task()):
                 return database.wait_for(self._sender.store_halves(self._records, messages, consequence))
 
-        def make(outcomes: Outcomes) -> LocalTransaction:
-            return LocalTransaction(outcomes, session, self._records, self._sender, store)
+        def make(source: TransactionSource) -> LocalTransaction:
+            return LocalTransaction(source, session, self._records, self._sender, store)
 
         await self.start()
         block = await database.run(database.database.on_commit, session.sync_session, self._instance, make)

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from halfway.clients.sql.sqlalchemy_transactions import SessionTransaction
-from halfway.clients.transaction import IN_SAVEPOINT, DatabaseTransaction, LocalTransaction, Outcomes, TransactionDatabase
+from halfway.clients.transaction import IN_SAVEPOINT, DatabaseTransaction, LocalTransaction, TransactionDatabase, TransactionSource
 from halfway.schemas.headers import LocalTransactionState
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class SessionHook:
         event.listen(session, "after_commit", self._after_commit)
         event.listen(session, "after_transaction_end", self._after_end)
 
-    def block(self, make: Callable[[Outcomes], LocalTransaction]) -> LocalTransaction:
+    def block(self, make: Callable[[TransactionSource], LocalTransaction]) -> LocalTransaction:
         """Return the block of the session's transaction, which this begins if there is none.
 
         Raises:

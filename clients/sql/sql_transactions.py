@@ -12,7 +12,7 @@ from halfway.clients.sql.databases import database_of
 from halfway.clients.sql.drivers import driver_of, errors_of, with_table
 from halfway.clients.sql.session_hook import SessionHook
 from halfway.clients.sql.transaction_table import DDL, TABLE, TransactionTable
-from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, Outcomes, transaction_of, unscoped
+from halfway.clients.transaction import DatabaseTransaction, LocalTransaction, TransactionSource, transaction_of, unscoped
 from halfway.schemas.errors import SharedGroupError
 from halfway.schemas.headers import LocalTransactionState
 from halfway.schemas.records import type_of
@@ -88,7 +88,7 @@ class SqlTransactions:
         """Return the id of a new transaction: the database's mark, and 96 random bits."""
         return f"{self._known_mark()}{secrets.token_hex(12)}"
 
-    def on_commit(self, session: Any, producer: Hashable, make: Callable[[Outcomes], LocalTransaction]) -> LocalTransaction:
+    def on_commit(self, session: Any, producer: Hashable, make: Callable[[TransactionSource], LocalTransaction]) -> LocalTransaction:
         """Return the block of a SQLAlchemy session's transaction. `TransactionProducer.on_commit` calls it.
 
         Raises:
