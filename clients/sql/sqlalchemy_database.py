@@ -1,5 +1,6 @@
 """A SQLAlchemy engine: begins transactions on its connections, and on a service's own sessions and connections."""
 
+import os
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ class SqlAlchemyDatabase:
                 "service's transaction: use a file, not a SQLite database in memory"
             )
         self._engine = engine
+        _engines.add(engine)
         event, engines = import_module("sqlalchemy.event"), import_module("sqlalchemy").Engine
         if not event.contains(engines, "handle_error", note_lost):
             # Of the class: for sessions of another engine of this database, and called before what an engine has.
@@ -120,6 +122,20 @@ class SqlAlchemyDatabase:
                 raise
             finally:
                 pooled.close()
+
+
+def _forget_connections() -> None:
+    """Let the engines of a forked process make new connections: two processes on one commit each other's transactions.
+
+    A server may load the application, and so create the table, before it forks. The parent's connections stay open.
+    """
+    for engine in list(_engines):
+        engine.dispose(close=False)
+
+
+_engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # Windows does not fork.
+    os.register_at_fork(after_in_child=_forget_connections)
 
 
 def _synchronous(using: Any) -> Any:
