@@ -76,8 +76,8 @@ class CheckAnswerer:
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
         self._stopping, self._abandoned, self._has_left = threading.Event(), threading.Event(), threading.Event()
-        self._may_join, self._is_member, self._is_paused = False, False, False
-        self._is_making_known = False
+        self._is_member, self._is_paused = False, False
+        self._is_known, self._is_making_known = False, False
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
@@ -163,7 +163,7 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
-            if self._has_sent():
+            if self._has_sent() and not consumer.assignment():
                 self._make_known_at_end(consumer)
             self._drain(consumer)
         except Exception:
@@ -207,10 +207,9 @@ class CheckAnswerer:
         if can_send == self._is_member:
             return
         if can_send:
-            if not self._may_join:
+            if not self._is_known:
                 self._make_known(consumer)
-                self._may_join = self._may_join or time.monotonic() >= self._join_by_s
-            if not self._may_join:
+            if not self._is_known and time.monotonic() < self._join_by_s:
                 return
             consumer.subscribe([self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:
@@ -223,7 +222,8 @@ class CheckAnswerer:
 
         As long as a group has committed nothing, Kafka forgets it with its last member, and its checks would count
         though nobody reads them (R15): a short process would have ended by then. If Kafka takes it late, what an
-        instance has answered that came and went meanwhile is answered again. It may join once Kafka has answered.
+        instance has answered that came and went meanwhile is answered again. It joins once Kafka has answered, or after
+        `_JOIN_WITHIN_S`: with its first partition it commits a position too.
         """
         try:
             partitions = consumer.list_topics(self._topic, timeout=_LIST_LIMIT_S).topics[self._topic].partitions
@@ -238,7 +238,7 @@ class CheckAnswerer:
             consumer.commit(offsets=begins, asynchronous=True)  # Waiting for it has no time limit.
             self._is_making_known = True
             deadline_s = time.monotonic() + _MAKE_KNOWN_LIMIT_S
-            while not self._may_join and time.monotonic() < deadline_s:
+            while not self._is_known and time.monotonic() < deadline_s:
                 consumer.poll(_PAUSED_POLL_S)
         except KafkaException as error:
             self._note_answer([error.args[0]])
@@ -246,11 +246,14 @@ class CheckAnswerer:
     def _make_known_at_end(self, consumer: Consumer) -> None:
         """Make the group known before the process ends, if Kafka has not answered yet."""
         deadline_s = time.monotonic() + _KNOWN_AT_END_S
-        while not self._may_join and time.monotonic() < deadline_s:
+        if not self._is_known and self._is_member:  # Kafka takes no position from a member that waits for a partition.
+            consumer.unsubscribe()
+            self._is_member = False
+        while not self._is_known and time.monotonic() < deadline_s:
             self._make_known(consumer)
-            if not self._may_join and self._abandoned.wait(_POLL_S):
+            if not self._is_known and self._abandoned.wait(_POLL_S):
                 break
-        if not self._may_join:
+        if not self._is_known:
             log.warning("event=check_group_not_known group=%r effect=its_checks_count_while_no_instance_runs", self._group)
 
     def _note_answer(self, errors: Iterable[KafkaError | None]) -> None:
@@ -258,7 +261,7 @@ class CheckAnswerer:
 
         It may refuse for a missing right too, which is logged after joining.
         """
-        self._may_join = not any(error is not None and error.code() in _NOT_REACHED for error in errors)
+        self._is_known = not any(error is not None and error.code() in _NOT_REACHED for error in errors)
 
     def _begin_assigned(self, consumer: Consumer) -> None:
         """Look up where the group is in new partitions. Their first record may have arrived with the assignment."""
@@ -368,8 +371,9 @@ class CheckAnswerer:
 
     def _on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         self._is_making_known = False
-        if not self._may_join:
+        if not self._is_known:
             self._note_answer([error, *(partition.error for partition in partitions)])
+        if not self._is_member:
             return
         for partition in partitions:
             failure = error or partition.error
