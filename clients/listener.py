@@ -27,8 +27,9 @@ class TransactionListener(Protocol[Arg_contra]):
     Several threads may call both methods at once. `check_local_transaction` must answer from durable data: the process
     that sent the half may have died, and another instance of its group is asked instead. Write the transaction's id in
     the same local transaction as the business data, and look it up in the check. If the id is not there, insert it as
-    rolled back and answer ROLLBACK: a local transaction that is still running then cannot commit. UNKNOWN each time
-    ends in a discard.
+    rolled back and answer ROLLBACK: a local transaction that is still running then cannot commit. If it is there when
+    it is to be written, look it up too: the message may be a resent one whose order is there. UNKNOWN each time ends in
+    a discard.
 
     Example:
         class Orders:

@@ -74,12 +74,16 @@ class Orders:
                 database.execute("INSERT INTO transactions VALUES (?, 'COMMIT')", (message.transaction_id,))
                 database.execute("INSERT INTO orders VALUES (?, ?, ?)", (message.transaction_id, *order))
         except sqlite3.IntegrityError:
-            return LocalTransactionState.ROLLBACK
+            return self._state_of(message.transaction_id)  # If the message is resent, its order may be there.
         return LocalTransactionState.COMMIT
 
     def check_local_transaction(self, message: CheckRequest) -> LocalTransactionState:
         """Look the transaction up."""
+        return self._state_of(message.transaction_id)
+
+    def _state_of(self, transaction_id: str) -> LocalTransactionState:
+        """Return how the transaction ended. One that has not ended cannot commit after this."""
         with self._database.transaction() as database:
-            database.execute("INSERT INTO transactions VALUES (?, 'ROLLBACK') ON CONFLICT DO NOTHING", (message.transaction_id,))
-            [(state,)] = database.execute("SELECT state FROM transactions WHERE id = ?", (message.transaction_id,))
+            database.execute("INSERT INTO transactions VALUES (?, 'ROLLBACK') ON CONFLICT DO NOTHING", (transaction_id,))
+            [(state,)] = database.execute("SELECT state FROM transactions WHERE id = ?", (transaction_id,))
         return LocalTransactionState(state)

@@ -165,6 +165,7 @@ public final class TransactionClient implements AutoCloseable {
     /** Answers the checks that have arrived, from durable data. Returns how many it answered. After an error, call it again. */
     public int answerChecks(Function<String, State> lookUp) throws ExecutionException, InterruptedException {
         ConsumerRecords<byte[], byte[]> arrived = checks.poll(Duration.ofMillis(500));
+        boolean areAnswered = false;
         try {
             var answers = new ArrayList<Future<RecordMetadata>>();
             for (ConsumerRecord<byte[], byte[]> check : arrived) {
@@ -176,13 +177,15 @@ public final class TransactionClient implements AutoCloseable {
                 answer.get();
             }
             checks.commitSync();  // Kafka has acknowledged every answer
+            areAnswered = true;
             return answers.size();
-        } catch (ExecutionException | InterruptedException | RuntimeException error) {
-            // The next poll returns these checks again. Without this, the next commit would pass them.
-            for (TopicPartition partition : arrived.partitions()) {
-                checks.seek(partition, arrived.records(partition).get(0).offset());
+        } finally {
+            if (!areAnswered) {
+                // The next poll returns these checks again. Without this, the next commit would pass them.
+                for (TopicPartition partition : arrived.partitions()) {
+                    checks.seek(partition, arrived.records(partition).get(0).offset());
+                }
             }
-            throw error;
         }
     }
 
@@ -202,7 +205,7 @@ public final class TransactionClient implements AutoCloseable {
         if (state == null) {
             try {
                 state = Objects.requireNonNull(lookUp.apply(id), "the look-up says nothing");
-            } catch (RuntimeException error) {
+            } catch (Exception | LinkageError error) {  // Kotlin, and others, throw checked ones here.
                 state = State.UNKNOWN;  // It is asked again. One such transaction must not hold up the others.
                 remark = error.getClass().getName();
             }

@@ -1,7 +1,7 @@
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.common.errors.InterruptException;
 
-/** Is interrupted once while it answers the second check. Goes on until it has answered, and prints how many at each try. */
+/** Is interrupted at the second look-up, and fails at the third. Goes on until it has answered; prints how many at each try. */
 public final class AnswersAfterFailure {
     public static void main(String[] arguments) throws Exception {
         var asked = new AtomicInteger();
@@ -13,9 +13,12 @@ public final class AnswersAfterFailure {
                         if (asked.incrementAndGet() == 2) {
                             Thread.currentThread().interrupt();
                         }
+                        if (asked.get() == 3) {
+                            throw new AssertionError();
+                        }
                         return TransactionClient.State.COMMIT;
                     });
-                } catch (InterruptedException | InterruptException error) {
+                } catch (InterruptedException | InterruptException | AssertionError error) {
                     Thread.interrupted();
                     System.out.println("failed");
                 }

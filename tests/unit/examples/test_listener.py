@@ -51,6 +51,14 @@ def test_a_check_that_is_first_prevents_the_order(database: Database) -> None:
     assert placed(database) == []
 
 
+def test_a_message_that_is_resent_commits_with_the_order_that_is_there(database: Database) -> None:
+    """Its COMMIT was lost, and the message discarded: a ROLLBACK would leave the order without its message for good."""
+    orders = Orders(database)
+    assert orders.execute_local_transaction(half("a"), Order("pears", 2)) is COMMIT
+    assert orders.execute_local_transaction(half("a"), Order("pears", 2)) is COMMIT
+    assert placed(database) == [("a", "pears", 2)]
+
+
 def test_order_and_check_at_the_same_time_agree(database: Database) -> None:
     orders, rounds = Orders(database), 40
     start = threading.Barrier(2)
