@@ -284,10 +284,14 @@ class _Resolver:
         """Settle an id whose half is gone (R17).
 
         The sink that found it gone has quarantined it. It is quarantined here too, because a notice may be forged; the
-        sink leaves the second row out.
+        sink leaves the second row out. Behind a backlog a notice may come when the id is forgotten: it is counted, also
+        twice, if the batch that wrote it was repeated.
         """
         known = self.transactions.get(lost.transaction_id)
-        if known is None or known.phase is Phase.LOST or (known.half.partition, known.half.offset) != (lost.partition, lost.offset):
+        if known is None:
+            self.counts[Count.LOST] += 1
+            return
+        if known.phase is Phase.LOST or (known.half.partition, known.half.offset) != (lost.partition, lost.offset):
             return
         self.counts[Count.LOST] += 1
         self.outcomes.append(

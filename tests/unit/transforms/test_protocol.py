@@ -502,8 +502,9 @@ def test_every_rule_of_the_core_has_a_case() -> None:
         ([[half("a"), tick(DUE, away=["g"])], [tick(36_001, away=["g"])]], Count.PUT_OFF, 2),
         ([[half("a"), rollback("a")]], Count.ROLLED_BACK, 1),
         ([[half("a", offset=1)], [lost("a", offset=1), lost("a", offset=1)]], Count.LOST, 1),
+        ([[half("a"), commit("a", 1)], [tick(60_002)], [lost("a", 60_003)]], Count.LOST, 1),
     ],
-    ids=["R2-duplicates", "R3-unknowns", "R12-duplicates", "R15-put-off", "R1-rollbacks", "R17-lost-once"],
+    ids=["R2-duplicates", "R3-unknowns", "R12-duplicates", "R15-put-off", "R1-rollbacks", "R17-lost-once", "R17-lost-and-forgotten"],
 )
 def test_what_makes_no_row_is_counted(batches: list[list[Any]], count: Count, times: int) -> None:
     assert run(batches).counts[count] == times
