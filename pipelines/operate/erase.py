@@ -152,7 +152,7 @@ def _verify_read(kafka: KafkaSettings, read_to: Mapping[str, Mapping[int, int]],
         for record in scan.beyond(read_to.get(kafka.half_topic, {})):
             if record.key() != transaction_id.encode():
                 continue
-            groups = [value for name, value in headers_of(record) or () if name == PGROUP]
+            groups = [value for name, value in headers_of(record) or () if name == PGROUP and value]
             if producer_group is None or not groups or producer_group.encode() in groups:
                 raise NotErasableError(
                     f"the topic {kafka.half_topic} holds a half of the transaction {transaction_id} that the job has not read: let it "

@@ -56,7 +56,7 @@ def rows_to_erase(transaction_id: str, producer_group: str | None, table: Table)
     if table is Table.QUARANTINE:
         # Without value and headers a row is a pointer, and its detail names the rule.
         filled = F.col("value").isNotNull() | F.col("headers").isNotNull()
-        groups = F.filter("headers", lambda each: each["key"] == PGROUP)["value"]
+        groups = F.filter("headers", lambda each: (each["key"] == PGROUP) & (F.length(each["value"]) > 0))["value"]
         # Headers that cannot be read, or are far too many, are not in the table: they may have named the group.
         named = F.coalesce(F.size(groups) <= 0, F.lit(True)) | F.array_contains(groups, F.lit((producer_group or "").encode()))
     else:
