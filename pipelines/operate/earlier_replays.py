@@ -5,6 +5,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -83,7 +84,7 @@ def pending_of(candidates: Candidates, pending: pa.Table) -> pa.Table:
 
     The state may be from before the batch that discarded it.
     """
-    ids = pa.array({transaction_id for transaction_id, _ in candidates}, pa.string())
+    ids = pa.array(ids_of(candidates), pa.string())
     found = pending.filter(pc.is_in(pending["transaction_id"], value_set=ids))
     own = {(*identity, row.half_partition, row.half_offset) for identity, row in candidates.items()}
     names = ["transaction_id", "producer_group", "half_partition", "half_offset"]
@@ -131,15 +132,19 @@ def sent_halves(
     scan, whole = scans
     most_apart_ms = 2 * settings.resolution.max_clock_skew
     since = scan.since(max(0, min(row.discarded_ms for row in candidates.values()) - most_apart_ms), progress)
-    return higher_halves(chain(since, whole.beyond(scan.ends)), candidates, settings.kafka, read_to)
+    return higher_halves(chain(since, whole.beyond(scan.ends)), candidates, ids_of(candidates), settings.kafka, read_to)
+
+
+def ids_of(candidates: Candidates) -> AbstractSet[str]:
+    """Return the transaction ids of messages."""
+    return {transaction_id for transaction_id, _ in candidates}
 
 
 def higher_halves(
-    records: Iterable[Message], candidates: Candidates, kafka: KafkaSettings, read_to: Mapping[int, int]
+    records: Iterable[Message], candidates: Candidates, ids: AbstractSet[str], kafka: KafkaSettings, read_to: Mapping[int, int]
 ) -> Iterator[SentHalf]:
     """Yield the halves of a higher incarnation among records of the half topic; see `sent_halves`."""
     keyring = kafka.signing.keyring()
-    ids = {transaction_id for transaction_id, _ in candidates}
     for record in records:
         key, at_ms = record.key(), record.timestamp()[1]
         transaction_id = key.decode(errors="replace") if key is not None else ""

@@ -1,8 +1,8 @@
 """Makes the halves that a replay sends, of the rows of `discarded`, and names those that it cannot send."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from halfway.pipelines.operate.earlier_replays import Candidates, Identity
 from halfway.pipelines.storage.delta_tables import read_table
 from halfway.schemas.errors import HalfwayError, SettingsError
-from halfway.schemas.headers import SIGNATURE, HeaderList
+from halfway.schemas.headers import HeaderList
 from halfway.schemas.records import HalfHeaders, RecordError, encode_key
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.schemas.tables import Table
@@ -26,18 +26,18 @@ class NextHalf(NamedTuple):
 
     identity: Identity
     body: bytes
-    headers: HeaderList
-    at_ms: int
-    """Its time, in a topic with CreateTime, and that of its signature."""
+    discarded_ms: int
+    headers_at: Callable[[int], HeaderList]
+    """Makes its headers, signed at a time in ms if its group has a key."""
 
-    @property
-    def is_signed(self) -> bool:
-        """Return True if it has a signature."""
-        return any(name == SIGNATURE for name, _ in self.headers)
+    def at(self, now_ms: int) -> tuple[int, HeaderList]:
+        """Return its time, which is not before the discard, as a later replay looks for it, and its headers."""
+        at_ms = max(now_ms, self.discarded_ms)
+        return at_ms, self.headers_at(at_ms)
 
 
 @dataclass(frozen=True)
-class Left:
+class NotReplayedMessage:
     """A message that a replay has not resent, and why."""
 
     transaction_id: str
@@ -45,37 +45,39 @@ class Left:
     why: str
 
 
-class Unsent:
-    """The messages that a replay has named as not sent."""
+class NotReplayed:
+    """The messages that a replay has named as not resent, or as resent in vain."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """Store who gets a sentence about each."""
         self.say = say
-        self.left: list[Left] = []
+        self.left: list[NotReplayedMessage] = []
 
-    def add(self, identity: Identity, why: str, *, is_sent: bool = False) -> None:
-        """Name a message, which may have been sent in vain."""
-        self.say(f"{identity.transaction_id} {'was' if is_sent else 'is not sent:'} {why}")
-        self.left.append(Left(*identity, why))
+    def add(self, identity: Identity, why: str, *, in_vain: bool = False) -> None:
+        """Name a message, which was sent in vain or not at all."""
+        self.say(f"{identity.transaction_id} {'was sent in vain' if in_vain else 'is not sent'}: {why}")
+        self.left.append(NotReplayedMessage(*identity, f"sent in vain: {why}" if in_vain else why))
 
 
-def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates, unsent: Unsent) -> Iterator[NextHalf]:
+def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates, unsent: NotReplayed) -> Iterator[NextHalf]:
     """Yield the halves to send, and name those that cannot be sent: the others do not wait for one.
 
-    Takes each out of `candidates`. Those that are taken out meanwhile are left out.
+    `candidates` are those still to come: each is taken out when its row is read. One that the caller takes out
+    meanwhile is left out.
     """
-    for row in _rows(spark, settings.storage, candidates):
+    rows = iter(_rows(spark, settings.storage, candidates))
+    # Once none is to come, the rest of the table is not waited for.
+    while candidates and (row := next(rows, None)) is not None:
         identity = Identity(row["transaction_id"], row["producer_group"])
         discarded = candidates.pop(identity, None)
         if discarded is None:
             continue
-        # With CreateTime, a later replay must find this half after the discard.
-        at_ms = max(time.time_ns() // 1_000_000, discarded.discarded_ms)
         if row["body"] is None:
             unsent.add(identity, "its body was erased (`halfway erase`)")
             continue
+        headers_at = partial(next_headers, row, settings.kafka)
         try:
-            headers = next_half(row, settings.kafka, at_ms)
+            headers_at(discarded.discarded_ms)
         except HalfwayError as error:
             # The incarnation may be the largest one, the headers that it has in addition too much, or the key of the
             # group may be missing.
@@ -85,7 +87,7 @@ def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates,
             # The job would quarantine the half.
             unsent.add(identity, f"its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
             continue
-        yield NextHalf(identity, bytes(row["body"]), headers, at_ms)
+        yield NextHalf(identity, bytes(row["body"]), discarded.discarded_ms, headers_at)
 
 
 def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates) -> Iterator[Row]:
@@ -95,6 +97,7 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
         {
             "transaction_id": pa.array([identity.transaction_id for identity in candidates], pa.string()),
             "producer_group": pa.array([identity.producer_group for identity in candidates], pa.string()),
+            "incarnation": pa.array([row.incarnation for row in candidates.values()], pa.int32()),
             "half_partition": pa.array([row.half_partition for row in candidates.values()], pa.int32()),
             "half_offset": pa.array([row.half_offset for row in candidates.values()], pa.int64()),
         }
@@ -105,7 +108,7 @@ def _rows(spark: SparkSession, storage: StorageSettings, candidates: Candidates)
     return rows.select(*names, F.unix_millis("born_at").alias("born_at_ms")).toLocalIterator()
 
 
-def next_half(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
+def next_headers(row: Row, kafka: KafkaSettings, at_ms: int) -> HeaderList:
     """Return the headers of a discarded message's next incarnation. They keep all but an immunity.
 
     A half of before 1970, on a topic with CreateTime, had none: no header can say its time.

@@ -18,14 +18,16 @@ The guarantee has these limits:
 
 - A message that was discarded before the oldest record that the half topic retains is *unproven*: it may have been
   replayed before and rolled back. It is skipped unless requested.
-- A replay that is frozen between its last look and its sending, a few milliseconds, does not see what others send
-  meanwhile. Its half is a counted duplicate (R12) as long as theirs is pending or remembered. After that it would be a
-  second message; a signed half is refused then, because it was signed before the look.
+- Between a look and Kafka's answer to the halves that are sent after it, a replay does not see what others send: for
+  milliseconds, or half a minute with a slow broker. Its half is a counted duplicate (R12) as long as theirs is pending
+  or remembered. After that it would be a second message; a signed half is refused then, because it was signed before
+  the look.
 - If producers set the time of records (CreateTime), a service that sends a higher incarnation itself must not set an
   earlier time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -48,7 +50,7 @@ from halfway.pipelines.operate.earlier_replays import (
     sent_halves,
 )
 from halfway.pipelines.operate.find_pending import block_of
-from halfway.pipelines.operate.next_halves import Left, NextHalf, Unsent, next_halves
+from halfway.pipelines.operate.next_halves import NextHalf, NotReplayed, NotReplayedMessage, next_halves
 from halfway.pipelines.operate.replay_writer import ReplayWriter
 from halfway.pipelines.operate.settle import argument_of
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
@@ -62,7 +64,7 @@ from halfway.transforms.views.pending import view_pending
 
 _NAMED_IDS = 5
 _AT_ONCE, _BYTES_AT_ONCE = 1_000, 16 * 1024 * 1024
-"""Halves that are sent before the replay looks again at what has come meanwhile."""
+"""How many halves, or bytes of bodies, are sent before the replay looks again at what has come meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ReplayResult:
     not_sent: int
     would_resend: Sequence[Discarded] = ()
     """Of a dry run: what would be resent, in the order of the discards."""
-    left: Sequence[Left] = ()
+    left: Sequence[NotReplayedMessage] = ()
     """Those that are unproven, or named as not sent."""
 
 
@@ -119,14 +121,15 @@ def replay_discarded(
         HalfwayError: there are no tables, or the checkpoint does not tell what is pending. Nothing was sent.
         NotPendingError: an id was not discarded. Nothing was sent.
         CheckpointInUseError: another replay or an erasure is running.
-        TopicError: the half topic does not exist, or takes no message of this size.
+        TopicError: the half topic does not exist, takes no message of this size, or no longer holds all that came
+            while this ran. A repeated call continues from there.
         KafkaUnavailableError: Kafka cannot be read or does not accept a record. A repeated call continues from there.
     """
     with replay_lock(settings.storage):
         candidates = _latest_discards(spark, settings.storage, wanted)
         if not candidates:
             return ReplayResult(0, 0, 0, 0)
-        selected, unproven, unsent = len(candidates), list[Identity](), Unsent(say)
+        selected, unproven, unsent = len(candidates), list[Identity](), NotReplayed(say)
         drop_committed(spark, settings.storage, candidates)
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
@@ -143,6 +146,7 @@ def replay_discarded(
         already = selected - len(unproven) - to_send
         _drop_unsure(unsure, candidates, unsent)
         _drop_held(pending, candidates, unsent)
+        _name_shared(candidates, say)
         for group in sorted({group for _, group in candidates} & absent_groups):
             say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
         found = []
@@ -150,7 +154,7 @@ def replay_discarded(
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
         replayed = _send(spark, settings, candidates, looked, unsent) if candidates and not dry_run else 0
-        left = [*unsent.left, *(Left(*identity, "unproven") for identity in unproven)]
+        left = [*unsent.left, *(NotReplayedMessage(*identity, "unproven") for identity in unproven)]
         return ReplayResult(replayed, already, len(unproven), to_send - len(found) - replayed, found, left)
 
 
@@ -221,7 +225,7 @@ def _drop_sent(
     return unsure & candidates.keys()
 
 
-def _drop_unsure(unsure: set[Identity], candidates: Candidates, unsent: Unsent) -> None:
+def _drop_unsure(unsure: set[Identity], candidates: Candidates, unsent: NotReplayed) -> None:
     """Drop the ids of which the half topic holds a half that cannot be read yet, and name them."""
     for identity in sorted(unsure):
         open_before = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
@@ -229,7 +233,7 @@ def _drop_unsure(unsure: set[Identity], candidates: Candidates, unsent: Unsent) 
         del candidates[identity]
 
 
-def _drop_held(pending: pa.Table, candidates: Candidates, unsent: Unsent) -> None:
+def _drop_held(pending: pa.Table, candidates: Candidates, unsent: NotReplayed) -> None:
     """Drop the ids that are pending, and name them."""
     rows = rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))
     holders = {transaction_id: (group, incarnation) for transaction_id, group, incarnation in rows}
@@ -241,32 +245,49 @@ def _drop_held(pending: pa.Table, candidates: Candidates, unsent: Unsent) -> Non
         del candidates[identity]
 
 
-def _send(spark: SparkSession, settings: Settings, candidates: Candidates, looked: Mapping[int, int], unsent: Unsent) -> int:
+def _name_shared(candidates: Candidates, say: Callable[[str], None]) -> None:
+    """Name the ids of several groups. If only one group's message were sent, an attacker could hide another's."""
+    times = Counter(transaction_id for transaction_id, _ in candidates)
+    for transaction_id in sorted(name for name, count in times.items() if count > 1):
+        shared = f"{transaction_id} is an id of {times[transaction_id]} groups"
+        say(f"{shared}: the job takes one half, and refuses the others, for a later replay")
+
+
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, looked: Mapping[int, int], unsent: NotReplayed) -> int:
     """Send the halves. Return how many Kafka has stored, without those that the job will refuse."""
     writer = ReplayWriter(settings.kafka, candidates, looked)
-    progress, total, sent = ProgressLine(unsent.say, "sending"), len(candidates), 0
-    to_send: list[NextHalf] = []
-    for done, half in enumerate(next_halves(spark, settings, candidates, unsent)):
-        to_send.append(half)
-        if len(to_send) >= _AT_ONCE or sum(len(each.body) for each in to_send) >= _BYTES_AT_ONCE:
-            sent += _append(writer, to_send, candidates, unsent)
-            to_send = []
+    progress, total, done, sent = ProgressLine(unsent.say, "sending"), len(candidates), 0, 0
+    for halves in _portions(next_halves(spark, settings, candidates, unsent)):
+        sent += _append(writer, halves, candidates, unsent)
+        done += len(halves)
         progress(done, total)
-    return sent + _append(writer, to_send, candidates, unsent)
+    return sent
 
 
-def _append(writer: ReplayWriter, halves: Sequence[NextHalf], candidates: Candidates, unsent: Unsent) -> int:
+def _portions(halves: Iterable[NextHalf]) -> Iterator[list[NextHalf]]:
+    """Yield lists of `_AT_ONCE` halves, or of `_BYTES_AT_ONCE` bytes of bodies, as soon as each is complete."""
+    portion: list[NextHalf] = []
+    size = 0
+    for half in halves:
+        portion.append(half)
+        size += len(half.body)
+        if len(portion) >= _AT_ONCE or size >= _BYTES_AT_ONCE:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
+
+
+def _append(writer: ReplayWriter, halves: Sequence[NextHalf], candidates: Candidates, unsent: NotReplayed) -> int:
     """Append halves, but those that somebody else has sent meanwhile. Return how many the job will take."""
     stored, meanwhile = writer.append(halves)
-    for identity in sorted(meanwhile & (candidates.keys() | {half.identity for half in halves})):
+    own = {half.identity for half in halves}
+    for identity in sorted(identity for identity in meanwhile if identity in own or identity in candidates):
         unsent.add(identity, "its service, or somebody else, has sent a later half of it meanwhile")
         candidates.pop(identity, None)
-    refused = 0
-    for half in (each for each in halves if each.identity in stored):
-        ahead_ms = half.at_ms - stored[half.identity].timestamp()[1]
-        if half.is_signed and abs(ahead_ms) > SIGNED_WINDOW_MS:
-            refused += 1
-            clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
-            why = f"sent in vain: {clock}, so that the job refuses it: set this machine's clock right, and repeat"
-            unsent.add(half.identity, why, is_sent=True)
-    return len(stored) - refused
+    refused = {identity: ahead_ms for identity, ahead_ms in stored.items() if abs(ahead_ms) > SIGNED_WINDOW_MS}
+    for identity, ahead_ms in refused.items():
+        clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
+        why = f"{clock}, so that the job refuses it: set this machine's clock right if it is wrong, and repeat"
+        unsent.add(identity, why, in_vain=True)
+    return len(stored) - len(refused)

@@ -127,7 +127,7 @@ def replay(settings: Settings, storage: Storage, kafka: Kafka, ids: Sequence[str
             chosen = candidates.get(identity)
             if chosen and (chosen.half_partition, chosen.half_offset) == (row["half_partition"], row["half_offset"]):
                 del candidates[identity]
-                headers = next_halves.next_half({**row.values, "born_at_ms": row["born_at"]}, settings.kafka, 0)  # type: ignore[arg-type]
+                headers = next_halves.next_headers({**row.values, "born_at_ms": row["born_at"]}, settings.kafka, 0)  # type: ignore[arg-type]
                 kafka.append(HALF, encode_key(row["transaction_id"]), bytes(row["body"]), tuple(headers))
                 sent += 1
         return sent

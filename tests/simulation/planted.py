@@ -193,10 +193,10 @@ def _present_settings(_: Any, settings: Any) -> Any:
 
 
 def _same_incarnation(row: Any, *others: Any) -> Any:
-    return _next_half({**row, "incarnation": row["incarnation"] - 1} if row["incarnation"] else row, *others)
+    return _next_headers({**row, "incarnation": row["incarnation"] - 1} if row["incarnation"] else row, *others)
 
 
-_next_half = next_halves.next_half
+_next_headers = next_halves.next_headers
 
 
 def _commits_what_it_has_read(self: Any, offset: int) -> None:
@@ -297,7 +297,7 @@ PLANTED = (
     Planted("adopt: a start takes what another one has taken meanwhile", delta_tables, "verify_unclaimed", lambda *_: None),
     Planted("restore: an older checkpoint is taken", job, "verify_lineage", lambda *_: None),
     Planted("replay: does not look into the topic", replay, "_drop_sent", lambda *_, **__: set()),
-    Planted("replay: the same incarnation", next_halves, "next_half", _same_incarnation),
+    Planted("replay: the same incarnation", next_halves, "next_headers", _same_incarnation),
     Planted("client: commits what it has read", open_checks.PartitionProgress, "begin", _commits_what_it_has_read),
     Planted("client: commits the newest answer", open_checks.PartitionProgress, "finish", _commits_the_newest_answer),
     Planted("client: a check that was answered is not answered again", open_checks.OpenChecks, "finish", _remembers_answers),

@@ -19,6 +19,7 @@ from halfway.pipelines.operate import replay
 from halfway.pipelines.operate.earlier_replays import Candidates, Identity, LatestDiscard, drop_unproven, sent_halves
 from halfway.pipelines.operate.next_halves import NextHalf
 from halfway.pipelines.storage.locks import replay_lock
+from halfway.pipelines.storage.manifest import MANIFEST_FILE
 from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
 from tests.support.commands import facts, halfway_command, invoke, options_of, records, run
@@ -140,7 +141,11 @@ def test_a_replay_without_the_checkpoint_is_refused(world: MakeWorld, tmp_path: 
     w.half("a", 50_000, PGROUP=b"another")
     w.tick(50_001)
     w.resolve()
-    for checkpoint, refusal in ((elsewhere, "there is no state in"), (tmp_path, "has no batch yet, and does not tell what is pending")):
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / MANIFEST_FILE).touch()
+    refusals = {elsewhere: "there is no state in", tmp_path: "there is no state in", begun: "has no batch yet, and does not tell what is"}
+    for checkpoint, refusal in refusals.items():
         storage = w.settings.storage.model_copy(update={"checkpoint": str(checkpoint)})
         asked = invoke(w.settings.model_copy(update={"storage": storage}), "replay", "--all")
         assert (asked.exit_code, asked.stdout) == (1, "")
@@ -312,6 +317,7 @@ def test_a_poisoned_discard_stops_no_other_message(world: MakeWorld) -> None:
     done = invoke(w.settings, "replay", "--all")
     assert done.exit_code == 0, done.output
     assert "largest is not sent: bad_header: incarnation: " in done.stderr
+    assert "victim is an id of 2 groups: the job takes one half, and refuses the others, for a later replay" in done.stderr
     assert incarnations(halves(w)) == {
         (b"largest", b"999999"): 1,
         (b"victim", b"9"): 1,
@@ -407,7 +413,7 @@ def test_a_replay_that_cannot_see_what_came_meanwhile_sends_nothing(world: MakeW
     meanwhile(monkeypatch, lambda: forget_until(w, w.half("another", 60_000)[1] + 1))
     done = invoke(w.settings, "replay", "--all")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert "Kafka has deleted records of" in done.stderr
+    assert "does not hold all that came while this command ran" in done.stderr
     assert incarnations(halves(w)) == {}
 
 

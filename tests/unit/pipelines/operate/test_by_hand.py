@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import Row
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.operate.next_halves import next_half
+from halfway.pipelines.operate.next_halves import next_headers
 from halfway.pipelines.operate.settle import Target, argument_of, settle
 from halfway.schemas.errors import SettingsError
 from halfway.schemas.headers import LocalTransactionState
@@ -27,15 +27,15 @@ def test_no_half_is_resent_to_a_topic_that_its_group_may_not_send_to_any_more() 
     kafka = load_settings(environ={}, overrides=signing).kafka
     row = {"transaction_id": "order-1", "producer_group": "shop", "incarnation": 0, "body": b"", "properties": {}, "born_at_ms": 1}
     more = {"queue_id": 0, "tags": None, "keys": None}
-    assert next_half(Row(**row, **more, topic="orders"), kafka, 2)
+    assert next_headers(Row(**row, **more, topic="orders"), kafka, 2)
     with pytest.raises(SettingsError, match="group shop may not send to refunds"):
-        next_half(Row(**row, **more, topic="refunds"), kafka, 2)
+        next_headers(Row(**row, **more, topic="refunds"), kafka, 2)
 
 
 def test_a_half_of_before_1970_is_resent_without_a_time_that_no_header_can_say() -> None:
     row = {"transaction_id": "order-1", "producer_group": "shop", "incarnation": 0, "body": b"", "properties": {}, "topic": "orders"}
     kafka = load_settings(environ={}).kafka
-    headers = dict(next_half(Row(**row, queue_id=0, tags=None, keys=None, born_at_ms=-1), kafka, 2))
+    headers = dict(next_headers(Row(**row, queue_id=0, tags=None, keys=None, born_at_ms=-1), kafka, 2))
     assert (headers["INCARNATION"], headers.get("BORN_TIMESTAMP")) == (b"1", None)
 
 
