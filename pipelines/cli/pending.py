@@ -75,13 +75,13 @@ def load_view(settings: Settings) -> "tuple[PendingView, str]":
     """
     from halfway.pipelines.runtime.reader_session import reader_session
     from halfway.pipelines.storage.locks import is_in_use
-    from halfway.pipelines.storage.state_reader import read_state
+    from halfway.pipelines.storage.state_reader import no_batch_yet, read_state
     from halfway.transforms.views.pending import view_pending
 
     with reader_session(settings, say) as session:
         stored = read_state(session, settings.storage)
     if stored.batch_id is None:
-        say(f"the checkpoint {settings.storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's")
+        say(no_batch_yet(settings.storage))
     elif (is_running := is_in_use(settings.storage)) is False:
         say(f"no job is running on {settings.storage.checkpoint}; this is the state after its last batch")
     elif quiet := quiet_text(stored.last_batch, settings, time.time_ns() // 1_000_000):

@@ -27,6 +27,7 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
     """
     from halfway.pipelines.operate.status import job_status
     from halfway.pipelines.runtime.reader_session import reader_session
+    from halfway.pipelines.storage.state_reader import no_batch_yet
 
     settings = command_settings(config, overrides)
     with reader_session(settings, say) as session:
@@ -35,6 +36,8 @@ def status(config: ConfigOption = None, overrides: SetOption = None, as_json: Js
     if as_json:
         show_json(_json_facts(now))
         return
+    if now.batch_id is None:
+        say(no_batch_yet(settings.storage))
     show_table(["job", ""], _rows(now, settings, now_ms))
     if now.kafka_error is not None:
         say(f"warning: {now.kafka_error}")

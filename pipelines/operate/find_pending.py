@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 from halfway.pipelines.operate.settle import Target, argument_of
 from halfway.pipelines.storage.delta_tables import stored_tables
-from halfway.pipelines.storage.state_reader import StoredState, read_state
+from halfway.pipelines.storage.state_reader import StoredState, no_batch_yet, read_state
 from halfway.schemas.errors import NotPendingError
 from halfway.schemas.outcomes import Phase
 from halfway.schemas.settings import StorageSettings
@@ -27,6 +27,9 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
         OwnershipError: a table of the checkpoint is gone, or elsewhere.
     """
     stored = read_state(session, storage)
+    if stored.batch_id is None:
+        without = "with --group and --incarnation the op is sent without a lookup"
+        raise NotPendingError(f"nothing tells whether {transaction_id} is pending: {no_batch_yet(storage)}; {without}")
     view = view_pending(stored.rows)
     pending = view.find(transaction_id)
     if pending is not None:
@@ -55,8 +58,6 @@ def _ask(first: Sequence[str], total: int) -> str:
 
 def _what_is_known(spark: SparkSession, storage: StorageSettings, stored: StoredState, transaction_id: str) -> str:
     """Return what the tables, or else the state, say about a transaction that is not pending."""
-    if stored.batch_id is None:
-        return f"the checkpoint {storage.checkpoint} has no batch yet; with --group and --incarnation the op is sent without a lookup"
     tables = stored_tables(spark, storage)
 
     def latest(table: Table, *columns: str | Column) -> list[object] | None:

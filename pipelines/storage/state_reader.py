@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from halfway.pipelines.storage.file_systems import first_line_of, local_path, names_in, read_text
-from halfway.pipelines.storage.manifest import MANIFEST_FILE, STATUS_FILE, checkpoint_file
+from halfway.pipelines.storage.locks import is_in_use
+from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_files import is_known_format, stored_rows
 from halfway.schemas.batch_status import BatchStatus
@@ -60,9 +61,12 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     is_local = folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ)
     files = LocalFiles(folder) if folder is not None and is_local else HadoopFiles(session(), storage)
     try:
-        exists = files.exist()
+        exists = files.exist() or is_in_use(storage)  # a job that starts has not made it yet
     except (PySparkException, Py4JJavaError) as error:
-        raise HalfwayError(f"cannot read storage.checkpoint, {storage.checkpoint}: {first_line_of(error)}") from None
+        cause = first_line_of(error)
+        if "ClassNotFoundException" in cause:
+            cause += ": this Spark has no JARs for that store: run the command by spark-submit with them (docs/cluster.md, Object stores)"
+        raise HalfwayError(f"cannot read storage.checkpoint, {storage.checkpoint}: {cause}") from None
     if not exists:
         raise _no_state(storage)
     for left in reversed(range(_TRIES)):
@@ -82,6 +86,11 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     raise HalfwayError(f"cannot read the state in {storage.checkpoint}: the job removes batches faster than they are read; try again")
 
 
+def no_batch_yet(storage: StorageSettings) -> str:
+    """Return what to say where the state is empty because no batch has run."""
+    return f"the checkpoint {storage.checkpoint} has no batch yet; check that storage.checkpoint is the job's"
+
+
 def _no_state(storage: StorageSettings) -> HalfwayError:
     advice = "run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set storage.checkpoint; if it "
     advice += "was lost, `halfway resolve --adopt` takes its tables over"
@@ -96,7 +105,7 @@ class LocalFiles:
 
     def exist(self) -> bool:
         """Return True if there is a checkpoint."""
-        return self.folder.is_dir()
+        return self.folder.is_dir() and _is_checkpoint(path.name for path in self.folder.iterdir())
 
     def batches(self, of: str) -> list[int]:
         """Return the ids of the batches in a folder, OFFSETS or COMMITS, in order."""
@@ -118,7 +127,7 @@ class HadoopFiles:
 
     def exist(self) -> bool:
         """Return True if there is a checkpoint."""
-        return bool(names_in(self.spark, self.storage.checkpoint))
+        return _is_checkpoint(names_in(self.spark, self.storage.checkpoint))
 
     def batches(self, of: str) -> list[int]:
         """Return the ids of the batches in a folder, OFFSETS or COMMITS, in order."""
@@ -130,6 +139,11 @@ class HadoopFiles:
 
 
 CheckpointFiles = LocalFiles | HadoopFiles
+
+
+def _is_checkpoint(names: Iterable[str]) -> bool:
+    """Return True if a folder has what the first start of a job makes, not only the lock of one that failed."""
+    return not {MANIFEST_FILE, METADATA_FILE, COMMITS}.isdisjoint(names)
 
 
 def damaged_log(files: CheckpointFiles) -> str | None:

@@ -171,15 +171,21 @@ def test_pending_and_status_work_before_the_first_batch(world: MakeWorld) -> Non
     w = world()
     w.half("a")
     with job_lock(w.settings.storage):  # a job that starts has made the folder
-        pass
-    shown = invoke(w.settings, "pending", "--json")
-    assert facts(shown) == []
-    assert "has no batch yet" in shown.stderr
-    assert invoke(w.settings, "pending").stdout == "nothing is pending\n"
-    status = facts(invoke(w.settings, "status", "--json"))
+        shown = invoke(w.settings, "pending", "--json")
+        assert facts(shown) == []
+        assert "has no batch yet" in shown.stderr
+        assert invoke(w.settings, "pending").stdout == "nothing is pending\n"
+        status = facts(invoke(w.settings, "status", "--json"))
+        assert "has no batch yet" in invoke(w.settings, "status").stderr
+        settled = invoke(w.settings, "commit", "a")
+        assert (settled.exit_code, settled.stdout) == (1, "")
+        assert settled.stderr.startswith("error: nothing tells whether a is pending: the checkpoint")
     assert (status["batch_id"], status["last_batch"], status["horizon_ms"], status["rates"]) == (None, None, None, None)
     assert status["unread"] == {w.settings.kafka.half_topic: 1, w.settings.kafka.op_topic: 0}
-    assert invoke(w.settings, "status").exit_code == 0
+    for command in ("pending", "status"):  # that job has failed: its lock is all that is left
+        refused = invoke(w.settings, command)
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert refused.stderr.startswith("error: there is no state in")
 
 
 def test_status_counts_unread_records_and_computes_rates_by_the_horizon(world: MakeWorld) -> None:

@@ -8,6 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.storage.locks import job_lock
+from halfway.pipelines.storage.manifest import MANIFEST_FILE
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import Settings
@@ -29,8 +31,8 @@ def test_before_the_first_batch_the_state_is_empty(world: MakeWorld) -> None:
         match=r"there is no state in .* yet: run `halfway resolve`, which makes it; if the job runs in another folder, go there, or set",
     ):
         read_state(lambda: w.spark, w.settings.storage)
-    Path(w.settings.storage.checkpoint).mkdir()  # a job starts
-    stored = read_state(lambda: w.spark, w.settings.storage)
+    with job_lock(w.settings.storage):  # a job starts
+        stored = read_state(lambda: w.spark, w.settings.storage)
     assert (stored.batch_id, stored.rows, stored.read_to) == (None, [], {})
 
 
@@ -80,7 +82,7 @@ def test_the_state_can_be_read_while_the_job_runs(world: MakeWorld) -> None:
     thread = threading.Thread(target=job.run, args=(lambda: w.spark,))
     thread.start()
     try:
-        until(Path(w.settings.storage.checkpoint).is_dir, "the checkpoint")
+        until(Path(w.settings.storage.checkpoint, MANIFEST_FILE).exists, "the checkpoint")
         until(lambda: len(pending_ids(w.spark, w.settings)) == 20, "the halves")
         seen = set()
         until(lambda: seen.add(read_state(lambda: w.spark, w.settings.storage).batch_id) or len(seen) > 5, "five batches more")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from halfway.pipelines.storage.locks import job_lock
+from halfway.pipelines.storage.manifest import MANIFEST_FILE
 from halfway.pipelines.storage.state_files import is_known_format, stored_rows
 from halfway.pipelines.storage.state_reader import read_state
 from halfway.schemas.errors import HalfwayError
@@ -70,7 +72,13 @@ def test_what_is_older_than_a_snapshot_is_not_read(checkpoint: Path) -> None:
 
 
 def test_before_the_first_batch_there_is_nothing(tmp_path: Path) -> None:
-    assert read_state(no_spark, StorageSettings(checkpoint=str(tmp_path))).batch_id is None
+    storage = StorageSettings(checkpoint=str(tmp_path))
+    with job_lock(storage):  # a job starts
+        assert read_state(no_spark, storage).batch_id is None
+    with pytest.raises(HalfwayError, match="there is no state in"):  # it has failed
+        read_state(no_spark, storage)
+    (tmp_path / MANIFEST_FILE).touch()
+    assert read_state(no_spark, storage).batch_id is None
 
 
 def test_another_store_is_left_to_spark(checkpoint: Path) -> None:
