@@ -1,8 +1,9 @@
 """`halfway demo`: send real traffic, and verify its outcome."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import show_json, show_table
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.runtime.signals import ended_by_signals
+from halfway.schemas.errors import SettingsError
 
 if TYPE_CHECKING:
     from halfway.pipelines.demo.run import DemoProgress, DemoResult
@@ -27,23 +29,32 @@ _SHOWN_PROBLEMS = 10
 
 def demo(
     messages: Annotated[int, typer.Option(min=1, help="Transactions to send, besides the few that show errors.")] = 30,
+    own_job: Annotated[
+        bool, typer.Option("--own-job", help="Start a job on a Kafka of another machine too. It asks all services there, after 2 s.")
+    ] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send real traffic with the real client, and verify that it is settled correctly.
+    """Send real traffic with the real client, and verify that it is settled correctly. For development.
 
-    The exit code is 0 only if everything is correct. The demo uses the running job.
-    If no job is running, the demo starts its own and stops it at the end.
+    The exit code is 0 only if everything is correct. The demo uses the job that runs on this checkpoint.
+    If none is running, the demo starts its own, with short times, and stops it at the end.
+    Its messages, discards and refused records stay in topics and tables.
     """
     from halfway.pipelines.demo.own_job import OWN_SETTINGS
     from halfway.pipelines.demo.run import run_demo
     from halfway.pipelines.storage.locks import is_in_use
 
     settings = command_settings(config, overrides)
-    settings.kafka.servers()
+    servers = settings.kafka.servers()
     job_options: list[str] | None = None
     if not is_in_use(settings.storage):
+        if not own_job and not _is_of_this_machine(servers):
+            raise SettingsError(
+                f"no job is running on the checkpoint {settings.storage.checkpoint}, and the demo's own would ask all services of "
+                f"{servers} after 2 s: give --own-job if that Kafka is for development"
+            )
         own_overrides = [*OWN_SETTINGS, *(overrides or ())]
         settings = command_settings(config, own_overrides)
         job_options = _options(config, own_overrides)
@@ -56,6 +67,14 @@ def demo(
         _show_result(result)
     if not result.ok:
         raise typer.Exit(1)
+
+
+def _is_of_this_machine(servers: str) -> bool:
+    """Return True if all addresses, `HOST:PORT` with commas between, are of this machine."""
+    hosts = [server.strip().rpartition("/")[2].rpartition(":")[0].strip("[]") for server in servers.split(",")]
+    with suppress(ValueError):
+        return all(host == "localhost" or ip_address(host).is_loopback for host in hosts)
+    return False
 
 
 def _options(config: Path | None, overrides: Sequence[str]) -> list[str]:
