@@ -1,6 +1,6 @@
 """Benchmark of a table that grows by small batches: `python -m benchmarks.small_files [growth|tombstones ...]`.
 
-The table is made by `create_tables` and measured with `append_once`, as in the job. To be quick, delta-rs makes the
+The table is made by `claim_tables` and measured with `append_once`, as in the job. To be quick, delta-rs makes the
 commits between two measurements, with the same rows in files and commits of the same kind.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.rig import Figures, timed
 from halfway.conf.loader import load_settings
 from halfway.pipelines.runtime.session import spark_session
 from halfway.pipelines.storage.compaction import compact_tables
-from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_path
+from halfway.pipelines.storage.delta_tables import append_once, claim_tables, read_table, table_path
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 
@@ -58,7 +58,7 @@ class SmallBatches:
         """Create the tables in `folder`."""
         self.spark = spark
         self.storage: StorageSettings = load_settings(environ={}, overrides={"storage.warehouse": str(folder)}).storage
-        create_tables(spark, self.storage, "bench")
+        claim_tables(spark, self.storage, "bench")
         self.path = table_path(self.storage, Table.MESSAGES)
         self.batches = 0
 

@@ -185,7 +185,7 @@ def property_ms(spark: SparkSession, storage: StorageSettings, table: Table, nam
     return int(length_ms)
 
 
-def create_tables(spark: SparkSession, storage: StorageSettings, query_id: str, epoch: int = 0) -> None:
+def claim_tables(spark: SparkSession, storage: StorageSettings, query_id: str, epoch: int = 0) -> None:
     """Make a query the owner of all tables: create the missing ones, and take the others over.
 
     A start that was killed here can be repeated. What a former owner has appended by the time that this returns, it has

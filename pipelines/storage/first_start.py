@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from halfway.pipelines.storage.adopted_rows import last_settled_ms
-from halfway.pipelines.storage.delta_tables import create_tables
+from halfway.pipelines.storage.delta_tables import claim_tables
 from halfway.pipelines.storage.file_systems import delete_folder, write_json
 from halfway.pipelines.storage.manifest import METADATA_FILE, SOURCES_FOLDER, Manifest, checkpoint_file, write_manifest
 from halfway.pipelines.storage.ownership import Ownership
@@ -53,7 +53,7 @@ def begin_checkpoint(spark: SparkSession, settings: Settings, found: Ownership, 
     # Spark goes by it, whatever the options say.
     delete_folder(spark, checkpoint_file(storage, SOURCES_FOLDER))
     epoch = found.next_epoch(query_id)
-    create_tables(spark, storage, query_id, epoch)
+    claim_tables(spark, storage, query_id, epoch)
     settled_ms = last_settled_ms(spark, storage) if epoch else 0
     manifest = Manifest(
         format_version=FORMAT_VERSION,

@@ -161,7 +161,7 @@ class Storage:
     def last_epoch(self, _: Any, table: Table) -> int | None:
         return max((row["epoch"] for row in self.tables[table].rows), default=None)
 
-    def create_tables(self, _: Any, query_id: str, epoch: int = 0) -> None:
+    def claim_tables(self, _: Any, query_id: str, epoch: int = 0) -> None:
         """Do what the product's function of this name does, step by step."""
         for table in self.tables.values():
             if table.owner is None:
@@ -261,7 +261,7 @@ def _place_of(row: Row) -> tuple[str, int, int, int]:
 _REPLACED = {
     manifest: ("read_json", "write_json"),
     ownership: ("table_exists", "owner_of", "last_epoch"),
-    first_start: ("write_json", "delete_folder", "create_tables", "last_settled_ms", "_even_keys"),
+    first_start: ("write_json", "delete_folder", "claim_tables", "last_settled_ms", "_even_keys"),
     terms: ("write_json",),
     lineage: ("_batches_since", "last_appended"),
     state_reader: ("read_text", "names_in"),

@@ -6,7 +6,7 @@ from pyspark.sql import SparkSession
 from examples.typed_orders import append_batch, last_bookmark, messages_after, stream
 from halfway import Bookmark
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage.delta_tables import append_once, create_tables
+from halfway.pipelines.storage.delta_tables import append_once, claim_tables
 from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 from tests.support.message_tables import message_rows
 
@@ -14,7 +14,7 @@ from tests.support.message_tables import message_rows
 @pytest.mark.slow
 def test_batch_and_stream_go_on_from_one_bookmark(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     messages, orders, checkpoint = (str(tmp_path / name) for name in ("messages", "orders", "checkpoint"))
 
     def commit(at: Bookmark) -> None:

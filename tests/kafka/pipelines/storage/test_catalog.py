@@ -12,7 +12,7 @@ from halfway.clients.reading.message_rows import Wanted
 from halfway.pipelines.operate import catalog_messages as reading
 from halfway.pipelines.operate.catalog_messages import catalog_messages
 from halfway.pipelines.storage import lineage
-from halfway.pipelines.storage.delta_tables import create_tables, table_name
+from halfway.pipelines.storage.delta_tables import claim_tables, table_name
 from halfway.schemas.bookmark import Bookmark
 from halfway.schemas.errors import OwnershipError, TableError
 from halfway.schemas.tables import Table
@@ -138,7 +138,7 @@ def test_a_reader_that_follows_a_table_of_a_catalog_ends_when_it_is_recreated(
     assert [message.transaction_id for message in next(messages).messages] == ["a"]
     for table in Table:
         w.spark.sql(f"DROP TABLE {table_name(storage, table)}")
-    create_tables(w.spark, storage, "another")
+    claim_tables(w.spark, storage, "another")
     with pytest.raises(TableError, match="was recreated since it was first read"):
         next(messages)
 

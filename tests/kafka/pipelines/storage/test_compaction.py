@@ -13,7 +13,7 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.compaction import Compaction, compact_tables, vacuum_at_once
-from halfway.pipelines.storage.delta_tables import append_once, create_tables, read_table, table_name
+from halfway.pipelines.storage.delta_tables import append_once, claim_tables, read_table, table_name
 from halfway.schemas.errors import SetupError
 from halfway.schemas.tables import TABLE_SCHEMAS, Table
 from tests.support.commands import run_halfway
@@ -80,7 +80,7 @@ def test_the_job_goes_on_during_a_compaction(world: MakeWorld, spark: SparkSessi
 @pytest.mark.long
 def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> None:
     warehouse = str(tmp_path / "warehouse")
-    create_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
+    claim_tables(spark, load_settings(environ={}, overrides={"storage.warehouse": warehouse}).storage, "query")
     done = run_halfway("optimize", "--set", f"storage.warehouse={warehouse}", "--json", limit_s=150)
     assert done.returncode == 0, done.stderr[-2000:]
     nothing = {"files_removed": 0, "files_added": 0, "files": 0, "bytes": 0, "log_files_removed": 0}
@@ -91,7 +91,7 @@ def test_the_command_prints_its_figures(spark: SparkSession, tmp_path: Path) -> 
 def test_a_vacuum_prints_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Delta prints a line for each table, on the console of the JVM."""
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     jvm: Any = spark._jvm
     printed = jvm.java.io.ByteArrayOutputStream()
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
@@ -111,7 +111,7 @@ def test_a_vacuum_prints_nothing(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kept", "first"), [("6 hours", 0), ("interval 0 seconds", 10)])
 def test_old_log_files_are_deleted_and_the_table_stays_whole(spark: SparkSession, tmp_path: Path, kept: str, first: int) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     name = table_name(storage, Table.DISCARDED)
     both = ", ".join(f"'delta.{what}RetentionDuration' = '{kept}'" for what in ("log", "deletedFile"))
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.checkpointInterval' = '10', {both})")

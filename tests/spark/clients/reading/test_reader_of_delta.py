@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from halfway import Bookmark, MessageReader
 from halfway.conf.loader import load_settings
 from halfway.pipelines.storage.compaction import compact_tables
-from halfway.pipelines.storage.delta_tables import append_id, append_once, create_tables, table_name
+from halfway.pipelines.storage.delta_tables import append_id, append_once, claim_tables, table_name
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import MESSAGES_SCHEMA, Table
 from tests.support.message_tables import message_rows
@@ -29,7 +29,7 @@ def read(storage: StorageSettings, after: Bookmark | None = None) -> list[tuple[
 @pytest.fixture
 def storage(spark: SparkSession, tmp_path: Path) -> StorageSettings:
     made = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, made, "first")
+    claim_tables(spark, made, "first")
     return made
 
 
@@ -51,7 +51,7 @@ def test_a_bookmark_holds_under_compaction_vacuum_log_expiry_replay_and_adoption
     assert read(storage) == seen, "a replayed batch is skipped"
     compact_tables(spark, storage)
     assert read(storage) == seen
-    create_tables(spark, storage, "second", 1)
+    claim_tables(spark, storage, "second", 1)
     append(spark, storage, "first", Bookmark(0, 4))
     seen += [each for batch_id in range(3) for each in append(spark, storage, "second", Bookmark(1, batch_id))]
     [done] = [each for each in compact_tables(spark, storage) if each.table == Table.MESSAGES]

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.storage.adopted_rows import former_records
-from halfway.pipelines.storage.delta_tables import append_once, create_tables
+from halfway.pipelines.storage.delta_tables import append_once, claim_tables
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import TABLE_SCHEMAS, Table
@@ -37,7 +37,7 @@ def test_what_former_epochs_did_to_records_that_can_still_be_read(spark: SparkSe
     own = {"storage.warehouse": str(tmp_path), "kafka.half_topic": "half", "kafka.op_topic": "op"}
     settings = load_settings(environ={}, overrides=own)
     storage = settings.storage
-    create_tables(spark, storage, "job")
+    claim_tables(spark, storage, "job")
     rows = [refused("half", 0, offset) for offset in (8, 9, 10)] + [refused("half", 1, 9), refused("half", 2, 99), refused("op", 0, 9)]
     others = [refused("half", 0, 11, "half_lost"), refused("half", 0, 12, epoch=1), refused("other", 0, 13)]
     append(spark, storage, Table.QUARANTINE, *rows, *others)

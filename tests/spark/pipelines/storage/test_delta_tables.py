@@ -18,7 +18,7 @@ from halfway.pipelines.storage.delta_tables import (
     Owner,
     append_id,
     append_once,
-    create_tables,
+    claim_tables,
     owner_of,
     properties_of,
     read_log_ahead,
@@ -62,8 +62,8 @@ def broken(spark: SparkSession, *offsets: int) -> DataFrame:
 
 def test_tables_are_created_once_and_can_get_another_owner(spark: SparkSession, storage: StorageSettings) -> None:
     assert not table_exists(spark, storage, Table.MESSAGES)
-    create_tables(spark, storage, "first")
-    create_tables(spark, storage, "second", 1)
+    claim_tables(spark, storage, "first")
+    claim_tables(spark, storage, "second", 1)
     assert {owner_of(spark, storage, table) for table in Table} == {Owner("second", 1, "first")}
     assert all(table_exists(spark, storage, table) for table in Table)
     assert read_table(spark, storage, Table.QUARANTINE).schema == QUARANTINE_SCHEMA
@@ -83,7 +83,7 @@ def test_tables_of_an_earlier_version_get_their_columns_in_place(spark: SparkSes
         if next_owner == "first":
             upgrade_tables(spark, storage)
         else:
-            create_tables(spark, storage, next_owner, 1)
+            claim_tables(spark, storage, next_owner, 1)
     for table, schema in TABLE_SCHEMAS.items():
         assert {(each.name, each.dataType) for each in read_table(spark, storage, table).schema} == {(f.name, f.dataType) for f in schema}
         counted = properties_of(spark, storage, table)["delta.dataSkippingStatsColumns"]
@@ -96,7 +96,7 @@ def test_tables_of_an_earlier_version_get_their_columns_in_place(spark: SparkSes
 
 @pytest.mark.parametrize("storage", ["folders"], indirect=True)
 def test_a_table_that_a_killed_erasure_has_left_open_is_append_only_after_a_start(spark: SparkSession, storage: StorageSettings) -> None:
-    create_tables(spark, storage, "first")
+    claim_tables(spark, storage, "first")
     spark.sql(f"ALTER TABLE {table_name(storage, Table.MESSAGES)} SET TBLPROPERTIES ('delta.appendOnly' = 'false')")
     upgrade_tables(spark, storage)
     assert properties_of(spark, storage, Table.MESSAGES)["delta.appendOnly"] == "true"
@@ -109,7 +109,7 @@ def test_a_missing_table_is_named_with_the_setting_that_places_it(spark: SparkSe
 
 
 def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, storage: StorageSettings) -> None:
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     for offsets, app_id, batch_id in [((1, 2), "a", 0), ((1, 2), "a", 0), ((3,), "a", 1), ((1, 2), "a", 0), ((4,), "b", 0)]:
         append_once(broken(spark, *offsets), storage, Table.QUARANTINE, app_id, batch_id)
     rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
@@ -119,7 +119,7 @@ def test_a_second_append_of_the_same_batch_is_skipped(spark: SparkSession, stora
 
 def test_a_table_that_was_renamed_is_not_made_anew_by_an_append(spark: SparkSession, storage: StorageSettings) -> None:
     """It would have no owner, and one batch: who adopted it would write everything in Kafka a second time."""
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     name = table_name(storage, Table.QUARANTINE)
     append_once(broken(spark, 1), storage, Table.QUARANTINE, "a", 0)
     if storage.catalog_schema:
@@ -135,11 +135,11 @@ def test_a_table_that_was_renamed_is_not_made_anew_by_an_append(spark: SparkSess
 
 
 def test_a_former_owner_appends_nothing_more(spark: SparkSession, storage: StorageSettings) -> None:
-    create_tables(spark, storage, "first")
+    claim_tables(spark, storage, "first")
     mine = append_id("first", Table.QUARANTINE), append_id("first", Reason.HALF_LOST)
     for batch_id, app_id in enumerate(mine):
         append_once(broken(spark, batch_id), storage, Table.QUARANTINE, app_id, batch_id)
-    create_tables(spark, storage, "second", 1)
+    claim_tables(spark, storage, "second", 1)
     for app_id in mine:
         append_once(broken(spark, 8), storage, Table.QUARANTINE, app_id, 8)
         with pytest.raises(OwnershipError, match=r"query second, epoch 1\) has taken over the table .*quarantine`: this job has ended"):
@@ -153,10 +153,10 @@ def test_a_former_owner_appends_nothing_more(spark: SparkSession, storage: Stora
 @pytest.mark.parametrize("next_owner", ["second", pytest.param("third", marks=pytest.mark.long)])
 def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkSession, storage: StorageSettings, next_owner: str) -> None:
     """The second owner was killed between naming itself and fencing the first. It or a third one does that later."""
-    create_tables(spark, storage, "first")
+    claim_tables(spark, storage, "first")
     properties = ", ".join(f"'{name}' = '{value}'" for name, value in Owner("second", 1, "first").properties().items())
     spark.sql(f"ALTER TABLE {table_name(storage, Table.MESSAGES)} SET TBLPROPERTIES ({properties})")
-    create_tables(spark, storage, next_owner, 2)
+    claim_tables(spark, storage, next_owner, 2)
     rows = spark.createDataFrame([("a",)], "transaction_id STRING")
     for owner in {"first", "second"} - {next_owner}:
         append_once(rows, storage, Table.MESSAGES, append_id(owner, Table.MESSAGES), 8)
@@ -168,10 +168,10 @@ def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkS
 def test_a_start_takes_nothing_that_another_one_took_meanwhile(spark: SparkSession, storage: StorageSettings, epoch: int) -> None:
     """Both looked when the tables did not exist, or belonged to a former owner. Then one of them was frozen."""
     if epoch:
-        create_tables(spark, storage, "former")
-    create_tables(spark, storage, "awake", epoch)
+        claim_tables(spark, storage, "former")
+    claim_tables(spark, storage, "awake", epoch)
     with pytest.raises(OwnershipError, match=rf"another one \(query awake, epoch {epoch}\) has taken the table .*: nothing was taken"):
-        create_tables(spark, storage, "frozen", epoch)
+        claim_tables(spark, storage, "frozen", epoch)
     assert {owner_of(spark, storage, table).query_id for table in Table} == {"awake"}
 
 
@@ -179,12 +179,12 @@ def test_a_table_that_another_start_makes_at_the_same_moment_is_not_taken(
     spark: SparkSession, storage: StorageSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both have found no table. Delta fails for the second one, because the first one's table has other properties."""
-    create_tables(spark, storage, "first")
+    claim_tables(spark, storage, "first")
     found = iter([False])
     exists = delta_tables.table_exists
     monkeypatch.setattr(delta_tables, "table_exists", lambda *where: next(found, None) is None and exists(*where))
     with pytest.raises(OwnershipError, match=r"another one \(query first, epoch 0\) has taken the table .*messages"):
-        create_tables(spark, storage, "second")
+        claim_tables(spark, storage, "second")
     assert {owner_of(spark, storage, table).query_id for table in Table} == {"first"}
 
 
@@ -194,7 +194,7 @@ def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(
     """On a local disk a lock keeps the two apart; elsewhere Delta does."""
     monkeypatch.setattr(delta_tables, "local_warehouse", lambda *_: None)
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, storage, "first")
+    claim_tables(spark, storage, "first")
     go, begun = tmp_path / "go", tmp_path / "begun"
 
     def slow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -215,7 +215,7 @@ def test_an_append_that_is_under_way_while_the_tables_are_taken_over_is_refused(
     thread = threading.Thread(target=append)
     thread.start()
     until(begun.exists, "the append")
-    create_tables(spark, storage, "second", 1)
+    claim_tables(spark, storage, "second", 1)
     go.touch()
     thread.join(60)
     assert len(failures) == 1
@@ -228,7 +228,7 @@ def test_tables_without_the_epoch_get_it_when_they_are_taken_over(spark: SparkSe
     columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in QUARANTINE_SCHEMA if field.name != "epoch")
     spark.sql(f"CREATE TABLE {name} ({columns}) USING delta TBLPROPERTIES ('halfway.query_id' = 'first')")
     append_once(broken(spark, 1).drop("epoch"), storage, Table.QUARANTINE, "first:quarantine", 0)
-    create_tables(spark, storage, "second", 1)
+    claim_tables(spark, storage, "second", 1)
     append_once(broken(spark, 2), storage, Table.QUARANTINE, "second:quarantine", 0)
     rows = read_table(spark, storage, Table.QUARANTINE).orderBy("source_offset").collect()
     assert [(row["source_offset"], row["epoch"]) for row in rows] == [(1, None), (2, 0)]
@@ -243,7 +243,7 @@ def jobs_of_append(spark: SparkSession, storage: StorageSettings, batch_id: int)
 
 @catalog_is_long
 def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, storage: StorageSettings) -> None:
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     jobs_of_append(spark, storage, 0)
     reading = jobs_of_append(spark, storage, 1)
     read_log_ahead(spark, storage, Table.QUARANTINE)
@@ -255,7 +255,7 @@ def test_an_append_does_not_read_a_log_that_was_read_ahead(spark: SparkSession, 
 
 @catalog_is_long
 def test_a_batch_is_still_skipped_after_a_compaction(spark: SparkSession, storage: StorageSettings, tmp_path: Path) -> None:
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     name = table_name(storage, Table.QUARANTINE)
     spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.checkpointInterval' = '3')")
     for batch_id in range(4):  # past a checkpoint of the log
@@ -304,7 +304,7 @@ def test_a_path_without_a_scheme_is_on_hadoops_default_file_system(spark: SparkS
 
 def test_two_processes_never_commit_at_once_on_a_local_disk(spark: SparkSession, tmp_path: Path) -> None:
     storage = load_settings(environ={}, overrides={"storage.warehouse": str(tmp_path)}).storage
-    create_tables(spark, storage, "query")
+    claim_tables(spark, storage, "query")
     append = threading.Thread(target=append_once, args=(broken(spark, 1), storage, Table.QUARANTINE, "a", 0), daemon=True)
     with (tmp_path / ".quarantine.lock").open("a") as other:
         fcntl.flock(other.fileno(), fcntl.LOCK_EX)
