@@ -12,8 +12,8 @@ from halfway.pipelines.cli.options import ConfigOption, JsonOption, SetOption
 from halfway.pipelines.cli.output import printable, show_json
 from halfway.pipelines.local.command_settings import DEFAULT_CONFIG, command_settings
 from halfway.pipelines.operate.doctor.finding import Finding, Health
-from halfway.schemas.errors import SettingsError
-from halfway.schemas.settings import ENV_PREFIX
+from halfway.schemas.errors import HalfwayError
+from halfway.schemas.settings import ENV_PREFIX, ResolutionSettings
 
 _MARKS = {Health.OK: ("✓", "green"), Health.WARNING: ("!", "yellow"), Health.PROBLEM: ("✗", "red"), Health.UNKNOWN: ("?", "yellow")}
 
@@ -46,15 +46,23 @@ def _findings(config: Path | None, overrides: list[str] | None) -> Iterator[Find
     yield from machine_findings()
     try:
         settings = command_settings(config, overrides)
-    except SettingsError as error:
+    except HalfwayError as error:
         yield Finding("settings", Health.PROBLEM, str(error))
         yield Finding("the rest", Health.UNKNOWN, "not checked: the settings do not load")
         return
     yield Finding("settings", Health.OK, _origins(config, overrides))
+    yield from _odd_times(settings.resolution)
     yield from kafka_findings(settings)
     yield from storage_findings(settings)
     yield from disk_findings(settings.storage)
     yield from metrics_findings(settings.metrics)
+
+
+def _odd_times(times: ResolutionSettings) -> Iterator[Finding]:
+    if times.half_retention < times.transactionTimeOut:
+        lengths = f"half_retention ({times.half_retention} ms) is shorter than transactionTimeOut ({times.transactionTimeOut} ms)"
+        effect = "a message without a verdict is asked about once, and discarded (R8)"
+        yield Finding("settings", Health.WARNING, f"resolution.{lengths}: {effect}; a bare number is ms, write 72h for hours")
 
 
 def _origins(config: Path | None, overrides: list[str] | None) -> str:

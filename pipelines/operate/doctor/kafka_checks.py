@@ -8,7 +8,7 @@ from time import time
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaException, Message
 from confluent_kafka.admin import TopicDescription
 
-from halfway.clients.kafka.diagnosis import missing_topics
+from halfway.clients.kafka.diagnosis import alter_topic, missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
 from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
@@ -95,17 +95,18 @@ def _replicas(reports: list[TopicReport], descriptions: Mapping[str, TopicDescri
         partitions = descriptions[report.topic].partitions if report.topic in descriptions else []
         # The partition with the fewest in-sync replicas stands for its topic.
         in_sync, replicas = min(((len(partition.isr), len(partition.replicas)) for partition in partitions), default=(0, 0))
-        for state, text in replica_problems(replicas, in_sync, report.min_insync_replicas):
+        for state, text in replica_problems(report.topic, replicas, in_sync, report.min_insync_replicas):
             wrong.append(Finding("replicas", state, f"{report.topic} {text}"))
     yield from wrong
     if reports and not wrong:
         yield Finding("replicas", Health.OK, "no message is lost if one broker is lost")
 
 
-def replica_problems(replicas: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[Health, str]]:
+def replica_problems(topic: str, replicas: int, in_sync: int, min_in_sync: int) -> Iterator[tuple[Health, str]]:
     """Yield what is wrong with the replication of a topic.
 
     Args:
+        topic: its name.
         replicas: replicas of its worst partition; 0 if they are unknown.
         in_sync: how many of them are in sync.
         min_in_sync: `min.insync.replicas`.
@@ -123,7 +124,8 @@ def replica_problems(replicas: int, in_sync: int, min_in_sync: int) -> Iterator[
     if replicas == 1:
         yield Health.WARNING, "has one replica: losing its broker loses messages; use 3, and min.insync.replicas=2, in production"
     elif min_in_sync == 1:
-        yield Health.WARNING, "has min.insync.replicas=1: a write may be on one broker only; use 2 of 3 in production"
+        remedy = alter_topic(topic, "min.insync.replicas", 2)
+        yield Health.WARNING, f"has min.insync.replicas=1: a write may be on one broker only; use 2 of 3 in production: {remedy}"
     elif min_in_sync == replicas:
         yield Health.WARNING, f"has min.insync.replicas={replicas} of {replicas} replicas: with one broker down nothing can be written"
 

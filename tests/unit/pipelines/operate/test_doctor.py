@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.cli.app import app
+from halfway.pipelines.cli.doctor import _odd_times
 from halfway.pipelines.local.processes import free_port
 from halfway.pipelines.operate.doctor import kafka_checks
 from halfway.pipelines.operate.doctor import machine_checks as checks
@@ -101,7 +102,7 @@ def test_an_unreachable_kafka_is_reported_within_40_s_in_one_line_for_each_findi
     ],
 )
 def test_a_topic_needs_replicas_in_sync(replicas: int, in_sync: int, min_in_sync: int, told: list[tuple[Health, str]]) -> None:
-    found = list(kafka_checks.replica_problems(replicas, in_sync, min_in_sync))
+    found = list(kafka_checks.replica_problems("t", replicas, in_sync, min_in_sync))
     assert [state for state, _ in found] == [state for state, _ in told]
     assert all(part in text for (_, text), (_, part) in zip(found, told, strict=True))
 
@@ -225,3 +226,10 @@ def test_a_job_without_a_key_of_its_own_is_a_finding(
     signing = {"kafka.signing.cluster": "c", "kafka.signing.keys": {"shop": "k" * 32}, "kafka.signing.job_keys": job_keys}
     findings = kafka_checks.kafka_findings(load_settings(environ={}, overrides=signing))
     assert [(each.health, told in each.text) for each in findings if each.check == "signing"] == [(health, True)]
+
+
+@pytest.mark.parametrize(("half_retention", "warns"), [("72", True), ("72h", False), ("6s", False)])
+def test_a_retention_of_ms_where_hours_were_meant_is_named(half_retention: str, warns: bool) -> None:
+    times = load_settings(environ={}, overrides={"resolution.half_retention": half_retention}).resolution
+    found = [finding.text for finding in _odd_times(times)]
+    assert ["half_retention (72 ms) is shorter than transactionTimeOut (6000 ms)" in text for text in found] == [True] * warns
