@@ -44,7 +44,6 @@ class _DeliveryReports:
     """Keeps the results of records. librdkafka holds it while they are in flight, so it must not hold the writer."""
 
     def __init__(self) -> None:
-        self.delivered = 0
         self.waiting_bytes = 0
         self._failure: tuple[str, KafkaError] | None = None
         self._refused_bytes = 0
@@ -59,7 +58,6 @@ class _DeliveryReports:
                 if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     self._failure, self._refused_bytes = (str(message.topic()), error), max(size, self._refused_bytes)
                 return
-            self.delivered += 1
             if on_delivered is not None:
                 on_delivered(message)
 
@@ -113,11 +111,6 @@ class RecordWriter:
         self._limit_ms = limit_ms
         self._producer = Producer(options, logger=librdkafka_log)
         self._reports = _DeliveryReports()
-
-    @property
-    def delivered(self) -> int:
-        """Return how many records Kafka has acknowledged."""
-        return self._reports.delivered
 
     def put(
         self,

@@ -86,7 +86,7 @@ class BatchOutcomes:
         return self.spark.createDataFrame(rows, schema).coalesce(1), lost
 
     def to_table(self, kind: Kind, make_rows: RowMaker, schema: pa.Schema) -> pa.Table:
-        """Return the same rows, evaluated."""
+        """Call `make_rows` now, and return its rows. Spark calls it again in a task that it repeats."""
         rows = self._rows_on_driver(kind, make_rows)
         return self._rows_on_executors(kind, make_rows, from_arrow_schema(schema)).toArrow() if rows is None else rows
 

@@ -78,9 +78,9 @@ class ResolveJob:
         self._reports: deque[BatchReport] = deque()
         """Reports of batches that are not handed on yet."""
         self._sent = SentChecks(settings.resolution.transactionCheckInterval)
-        self._listed_groups: Callable[[], dict[str, int]] = dict
-        self._topic_ids: Callable[[], Mapping[str, str]] = dict
-        self._note_batch: Callable[[], None] = lambda: None
+        self._groups: GroupWatch | None = None
+        self._ticks: TickPublisher | None = None
+        """Both are None where no ticks are published."""
         self.failure: Exception | None = None
         self.is_running = False
         """True from the start of the query on. Until then a run that is killed has done nothing."""
@@ -139,11 +139,11 @@ class ResolveJob:
             upgrade_tables(spark, settings.storage)
             if ownership.query_id is not None:  # this is not the very first start
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
-            with self._ticks(spark, client, manifest.query_id):
+            with self._ticking(spark, client, manifest.query_id):
                 self._run_query(spark, client, manifest)
 
     @contextmanager
-    def _ticks(self, spark: SparkSession, client: Admin, query_id: str) -> Iterator[None]:
+    def _ticking(self, spark: SparkSession, client: Admin, query_id: str) -> Iterator[None]:
         """Publish ticks until the block ends, or for `available_now` one before it; none without an interval."""
         settings = self._settings
         if settings.resolution.tick_interval == 0:
@@ -152,9 +152,8 @@ class ResolveJob:
         ticks = TickPublisher(settings, client, self._sent, query_id)
         groups = GroupWatch(spark, settings.kafka, settings.resolution.transactionCheckInterval, ticks.now_ms)
         self._take_up_status(spark, groups)
-        self._listed_groups, self._note_batch = groups.listed_ms_ago, ticks.pace.note_batch
         ticks.absent_groups, ticks.known_s = groups.absent, groups.known_s
-        self._topic_ids = lambda: ticks.topic_ids
+        self._groups, self._ticks = groups, ticks
         groups.start()
         try:
             if settings.trigger.available_now:
@@ -211,7 +210,7 @@ class ResolveJob:
                 # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
                 time.sleep(0.2)
                 self._hand_on_reports(query)
-                verify_same_topics(self._settings.storage, manifest, self._topic_ids())
+                verify_same_topics(self._settings.storage, manifest, self._ticks.topic_ids if self._ticks else {})
             if query.isActive:
                 stop_between_batches(query)
             query.awaitTermination()
@@ -271,12 +270,13 @@ class ResolveJob:
             if report.horizon_ms is not None:
                 self._sent.add(report.horizon_ms, any_due=report.any_due)
             self._write_status(outcomes.sparkSession, report, writer)
-            writer.look_ahead(outcomes.sparkSession)
+            writer.use_pause(outcomes.sparkSession)
         except Exception as error:
             self.failure = error
             raise
         self._reports.append(report)
-        self._note_batch()
+        if self._ticks is not None:
+            self._ticks.pace.note_batch()
 
     def _write_status(self, spark: SparkSession, report: BatchReport, writer: BatchWriter) -> None:
         """Write the file that `halfway status`, the demo and the next start read."""
@@ -290,7 +290,7 @@ class ResolveJob:
             appended=writer.appended,
             appended_before=writer.appended_before,
             sent_checks=self._sent.status(),
-            groups_listed_ms_ago=self._listed_groups(),
+            groups_listed_ms_ago=self._groups.listed_ms_ago() if self._groups else {},
         )
         write_text(spark, checkpoint_file(self._settings.storage, STATUS_FILE), status.to_json())
 

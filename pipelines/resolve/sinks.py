@@ -66,10 +66,10 @@ class BatchWriter:
         self._known: dict[int, BucketReport] = {}
         self._log_to_read: set[Table] = set()
         self._proved: set[str] = set()
-        self._ahead = ThreadPoolExecutor(max_workers=1, thread_name_prefix="log-ahead")
+        self._pause = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pause")
         self._last_origin: BatchOrigin | None = None
         self._taken_over: OwnershipError | None = None
-        self._looked_s = monotonic()
+        self._owner_looked_s = monotonic()
 
     def write(self, packs: DataFrame, batch_id: int) -> BatchReport:
         """Write one batch's outcomes (PACKED_OUTCOMES_SCHEMA) and return its report.
@@ -100,17 +100,17 @@ class BatchWriter:
         report.seconds = monotonic() - started_s
         return report
 
-    def look_ahead(self, spark: SparkSession) -> None:
-        """Start to read the logs of the tables that this batch appended to, while Spark prepares the next batch.
+    def use_pause(self, spark: SparkSession) -> None:
+        """Start what can be done while Spark prepares the next batch.
 
-        Every few seconds, find out whether another checkpoint has taken the tables over: a job that appends nothing
-        would not notice. The next batch then fails.
+        Read the logs of the tables that this batch appended to. Every few seconds, find out whether another checkpoint
+        has taken the tables over: a job that appends nothing would not notice. The next batch then fails.
         """
         while self._log_to_read:
-            self._ahead.submit(self._read_log_ahead, spark, self._log_to_read.pop())
-        if monotonic() - self._looked_s >= _OWNER_CHECK_S:
-            self._looked_s = monotonic()
-            self._ahead.submit(self._look_for_owner, spark)
+            self._pause.submit(self._read_log_ahead, spark, self._log_to_read.pop())
+        if monotonic() - self._owner_looked_s >= _OWNER_CHECK_S:
+            self._owner_looked_s = monotonic()
+            self._pause.submit(self._look_for_owner, spark)
 
     def _read_log_ahead(self, spark: SparkSession, table: Table) -> None:
         try:
@@ -130,8 +130,8 @@ class BatchWriter:
         verify_still_owner(spark, self._settings.storage, table, self._query_id, at_append=at_append)
 
     def close(self) -> None:
-        """Wait until the reading ahead has ended, and disconnect."""
-        self._ahead.shutdown(cancel_futures=True)
+        """Wait until what `use_pause` started has ended, and disconnect."""
+        self._pause.shutdown(cancel_futures=True)
         self._fetcher.close()
         self._check_sender.close()
 
@@ -246,6 +246,7 @@ class BatchWriter:
             return None
         # No append may have proved in this batch that the tables are still this job's.
         self._verify_still_owner(outcomes.spark, Table.MESSAGES)
+        # The sender stands in a RowMaker's place: it sends the checks, and returns those without a half.
         lost = outcomes.to_table(Kind.CHECK, self._check_sender, OUTCOME_SCHEMA)
         return outcomes.spark.createDataFrame(lost) if lost.num_rows else None
 

@@ -73,7 +73,7 @@ def test_what_a_batch_checks_or_puts_off_at_a_horizon_that_stands_waits_too(
     assert job._sent.asked_ms() == 5_000
     of_bucket = BucketReport(0, 5_000, 1, 0, None, 1, 0, counts, {})
     report = BatchReport(7, rows=Counter(rows), buckets={0: of_bucket}, known={0: of_bucket})
-    writer: Any = SimpleNamespace(write=lambda *_: report, look_ahead=lambda _: None, appended={}, appended_before={})
+    writer: Any = SimpleNamespace(write=lambda *_: report, use_pause=lambda _: None, appended={}, appended_before={})
     frame: Any = SimpleNamespace(sparkSession=None)
     job._write_batch(writer, frame, 7)
     assert job._sent.asked_ms() == asked_ms
