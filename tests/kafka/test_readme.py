@@ -14,10 +14,10 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
+from examples.orders import CRASHED
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.local.command_settings import command_settings
 from halfway.pipelines.local.processes import free_port
@@ -55,14 +55,6 @@ def environ(new_environ: dict[str, str]) -> dict[str, str]:
     """The environment of a user who has run `make jars`."""
     Path(new_environ["HALFWAY_HOME"], "jars").symlink_to(home() / "jars")
     return new_environ
-
-
-def send_halves(ids: list[str], environ: dict[str, str]) -> None:
-    """Send halves, as a service that never gives a verdict."""
-    producer = Producer({"bootstrap.servers": json.loads(shell("halfway broker status --json", environ).stdout)["bootstrap_servers"]})
-    for transaction_id in ids:
-        producer.produce("transactions.half", b"{}", transaction_id, headers=[("REAL_TOPIC", b"orders"), ("PGROUP", b"shop")])
-    assert producer.flush(30) == 0
 
 
 def shell(command: str, environ: dict[str, str], folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -181,7 +173,7 @@ def test_the_page_shows_the_methods_of_the_example() -> None:
     core = re.findall(r"```python\n(.*?)```", PAGE[PAGE.index("## Listeners") :], re.DOTALL)[0]
     example = (ROOT / "examples" / "listener.py").read_text()
     methods = core.strip().split("\n\n")
-    assert len(methods) == 2
+    assert len(methods) == 3
     for method in methods:
         assert indent(method.strip(), "    ") in example
 
@@ -200,12 +192,15 @@ def test_the_operators_commands_succeed(environ: dict[str, str], spark: SparkSes
         for line in ("halfway broker start", "halfway topics create", "halfway demo --messages 3"):
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
-        send_halves(["order-17", "order-18"], environ)
+        *places, status, pending, commit, rollback, dry_run, replay = OPERATE.splitlines()
+        assert [shell(line, environ).returncode for line in places] == [0, CRASHED, CRASHED]
         sent = time.monotonic()
         until(lambda: time.monotonic() - sent > 2, "the age that `halfway pending --older-than 1s` asks for")
         settings = command_settings(None, ["trigger.available_now=true"])
         ResolveJob(settings).run(lambda: spark)
-        for line in OPERATE.splitlines():
+        pears, plums = (row["transaction_id"] for row in json.loads(shell("halfway pending --json", environ).stdout))
+        commit, rollback = commit.replace("ID", pears), rollback.replace("ID", plums, 1)
+        for line in (status, pending, commit, rollback, dry_run, replay):
             done = shell(line, environ)
             assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
             printed[line.split()[1]] = done.stdout
@@ -213,8 +208,11 @@ def test_the_operators_commands_succeed(environ: dict[str, str], spark: SparkSes
         left = json.loads(CliRunner().invoke(app, ["pending", "--json"]).stdout)
     finally:
         shell("halfway broker stop", environ)
-    assert "order-17" in printed["pending"]
-    assert "order-18" in printed["pending"]
+    assert pears in printed["pending"]
+    assert plums in printed["pending"]
+    messages = delta_rows(environ["HALFWAY__STORAGE__WAREHOUSE"] + "/messages", "SELECT CAST(body AS STRING) AS body FROM rows")
+    assert len([row for row in messages if "pears" in row["body"]]) == 1
+    assert not [row for row in messages if "plums" in row["body"]]
     assert printed["replay"].startswith("2 resent, 0 already resent")
     assert {(row["producer_group"], row["incarnation"]) for row in left} == {("demo-silent", 1)}
 
