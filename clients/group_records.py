@@ -120,7 +120,7 @@ class GroupRecords:
 
     def _verify_body(self, message: HalfMessage) -> None:
         if len(message.body) > self._max_body_bytes:
-            what = f"its body has {len(message.body)} bytes, max_body_bytes is {self._max_body_bytes}"
+            what = f"its body has {len(message.body)} bytes, and the producer's argument max_body_bytes is {self._max_body_bytes}"
             raise SendError(f"the half was not sent: {what}")
 
     def to_send(self, messages: Sequence[HalfMessage]) -> tuple[list[HalfMessage], list[Record]]:

@@ -103,7 +103,7 @@ def replay(
     if not all_of_them and (reason or group):
         raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
     if bool(transaction_ids) == all_of_them:
-        raise typer.BadParameter("give ids, or --all", param_hint="ID")
+        raise typer.BadParameter("give either ids or --all", param_hint="ID")
     from halfway.pipelines.operate.replay import ReplaySelection, replay_discarded
     from halfway.pipelines.runtime.reader_session import reader_session
 

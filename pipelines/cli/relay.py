@@ -36,11 +36,12 @@ def relay(
     Runs beside the job, without Spark. Of the relays of one name one is active, and the others stand by.
     SIGTERM and Ctrl-C end it between two Kafka transactions.
     """
+    begins = _begin(begin)
     settings = command_settings(config, overrides)
     settings.kafka.servers()
     log_to_stderr()
     verify_table_exists(settings.storage, "messages")
-    running = Relay(settings, _begin(begin))
+    running = Relay(settings, begins)
     received: list[int] = []
 
     def stop(number: int) -> None:

@@ -22,8 +22,15 @@ _OTHERS_MAY_WRITE = 0o022
 
 
 def home() -> Path:
-    """Return the folder for JARs, broker data and logs: `HALFWAY_HOME`, or `.halfway` in the current directory."""
-    return Path(os.environ.get(ENV_HOME) or ".halfway").absolute()
+    """Return the folder for JARs, broker data and logs: `HALFWAY_HOME`, or `.halfway` in the current directory.
+
+    Raises:
+        SetupError: it is something else than a folder.
+    """
+    found = Path(os.environ.get(ENV_HOME) or ".halfway").absolute()
+    if found.exists() and not found.is_dir():
+        raise SetupError(f"{found} is not a folder: set {ENV_HOME} to one, where the JARs and the local broker are")
+    return found
 
 
 def not_permitted(error: PermissionError) -> str:
