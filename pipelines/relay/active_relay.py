@@ -43,6 +43,7 @@ class RelayReport:
     """What a relay has done since it started, and how far it is behind. Displayed; no outcome depends on it."""
 
     is_active: bool = False
+    """True once it has taken over and relayed, or found nothing to relay. One that fails at that each time never is."""
     relayed: int = 0
     transactions: int = 0
     refusals: int = 0
@@ -127,9 +128,11 @@ class ActiveRelay:
             end_s = self._clock() + _TURN_S if end_s is None else end_s
             allowed = [message for message in portion.messages if self._router.is_allowed(message.topic)]
             is_whole = self._relay(allowed, portion.reached, may_go_on)
+            self._report.is_active = True
             if not is_whole or not may_go_on() or (self._clock() >= end_s and self._retries.is_due()):
                 return True
         self._report.behind_since_ms, self._report.last_look_s = None, time.time()
+        self._report.is_active = True
         return False
 
     def _relay(self, messages: Sequence[CommittedMessage], reached: TablePosition, may_go_on: Callable[[], bool]) -> bool:

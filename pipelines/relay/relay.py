@@ -88,12 +88,13 @@ class Relay:
                         raise
                     self.report.interruptions += 1
                     log.warning("event=relay_interrupted cause=%r", str(error))
-                    # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
-                    time.sleep(_AGAIN_S)
                 else:
                     unknown_since_s = math.inf
+                    continue
                 finally:
                     self.report.is_active = False
+                # Does not wait for the event: a signal handler in this thread that sets it could hang on its lock.
+                time.sleep(_AGAIN_S)
         finally:
             election.close()
             log.info("event=relay_stopped")
@@ -160,7 +161,7 @@ class Relay:
             active.take_over(stored, self._verified(stored))
             self._begin = None  # It has begun: a bookmark that is lost later is not to send everything again.
             self.report.behind_since_ms = self.report.last_look_s = None  # What it knew when it was active before is old.
-            self.report.is_active, is_behind = True, True
+            is_behind = True
             while may_go_on():
                 is_behind = is_behind or self._table.has_news()
                 if is_behind:

@@ -28,7 +28,7 @@ class RelayMetrics(Collector):
         """Yield every metric. A relay that stands by has no lag and knows of no stopped topic: the active one has."""
         report, now_s = self._relay.report, self._clock()
         behind_ms, positions = report.behind_since_ms, report.positions
-        yield _gauge("active", "1 for the active relay of its name, 0 for one that stands by.", float(report.is_active))
+        yield _gauge("active", "1 for the active relay of its name, 0 for one that stands by or cannot relay.", float(report.is_active))
         has_read = report.is_active and (behind_ms is not None or report.last_look_s is not None)
         lag_s = None if not has_read else 0.0 if behind_ms is None else max(0.0, now_s - behind_ms / 1000)
         yield _gauge("lag_seconds", "Age of the newest commit that was relayed while there are more; 0 if all were.", lag_s)

@@ -26,6 +26,7 @@ from halfway.pipelines.relay.route import RelayedRecord
 from halfway.schemas.errors import KafkaUnavailableError, RelayError, TopicError
 from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
+from tests.support.waiting import LIMIT_S, until
 
 
 class Election:
@@ -196,4 +197,25 @@ def test_a_topic_that_is_unknown_again_hours_later_has_its_minute_again(
     if between == "it stood by":
         monkeypatch.setattr(Election, "serve", stand_by_once)
     assert Relay(settings_for(tmp_path), Begin(None)).run(available_now=True)
+    assert kafka.sent["orders"] == ["m0", "m1", "m2"]
+
+
+def test_a_relay_that_can_read_nothing_is_never_active(tmp_path: Path, kafka: FakeKafka) -> None:
+    """The alert on a relay that is not active would not fire, nor another one, while nothing is sent."""
+    settings = settings_for(tmp_path)
+    table = Path(settings.storage.warehouse, "messages")
+    [file] = table.rglob("*.parquet")
+    file.rename(tmp_path / "lost")
+    relay, states = Relay(settings, Begin(None)), list[bool]()
+    thread = threading.Thread(target=relay.run)
+    Election.may_lead.set()
+    thread.start()
+    try:
+        until(lambda: states.append(relay.report.is_active) or relay.report.interruptions >= 2, "two tries")
+        assert True not in states
+        (tmp_path / "lost").rename(file)
+        until(lambda: relay.report.is_active, "the table is read")
+    finally:
+        relay.stop()
+        thread.join(LIMIT_S)
     assert kafka.sent["orders"] == ["m0", "m1", "m2"]
