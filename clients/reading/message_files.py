@@ -50,8 +50,8 @@ class MessageFiles:
     _table: DeltaTable
     _log: pa_fs.FileSystem
     _data: pa_fs.FileSystem
-    _commit: pa_fs.FileInfo
-    """Size and time of the log's file of this version. A table that was recreated has another one."""
+    _commit: "_Commit"
+    """The log's file of this version. A table that was recreated has another one."""
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str]) -> Self:
@@ -69,18 +69,7 @@ class MessageFiles:
                 f"there is no table {told} yet: run `halfway resolve`, which creates it; if the job runs in another folder, go there, "
                 "or set storage.warehouse"
             ) from None
-        protocol = table.protocol()
-        unknown = set(protocol.reader_features or ()) - _READER_FEATURES
-        if protocol.min_reader_version not in (1, 3) or unknown:
-            raise TableError(f"the table {told} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
-        if table.metadata().partition_columns:
-            raise TableError(f"the table {told} is partitioned, so that its files lack columns: read it with Spark")
-        missing = set(MESSAGE_SCHEMA.names) - {field.name for field in table.schema().fields}
-        if missing:
-            raise TableError(
-                f"the table {told} was made by an earlier version, without {', '.join(sorted(missing))}: start the job, "
-                "`halfway resolve`, once with this version, which adds them"
-            )
+        _verify(table, told)
         store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
         with storage_errors(uri):
             return cls(uri, options, table, _log=store, _data=store, _commit=_commit_in(store, table.version()))
@@ -102,23 +91,25 @@ class MessageFiles:
             TableError: the store does not answer.
         """
         with storage_errors(self.uri):
-            return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
+            return _commit_in(self._log, self.version + 1).type == pa_fs.FileType.File
 
     def newer(self) -> Self:
         """Return the table as it is now, by the commits since this version.
 
         Raises:
-            TableError: commits are gone from the log, or are another table's: `open` the table instead.
+            TableError: commits are gone from the log, or are another table's, or this version cannot read the table any
+                more: `open` it instead.
         """
-        version = self.version
+        version, table_id = self.version, self.id
         try:
             self._table.update_incremental()
         except (DeltaError, OSError) as error:
             raise TableError(f"the log of {one_line(self.uri)} cannot be read on: {one_line(error)}") from None
         with storage_errors(self.uri):
-            if _commit_in(self._log, version) != self._commit:
+            if self.id != table_id or _commit_in(self._log, version) != self._commit:
                 raise TableError(f"the log of {one_line(self.uri)} is another one since version {version}")
             self._commit = _commit_in(self._log, self.version)
+        _verify(self._table, one_line(self.uri))
         return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
@@ -180,9 +171,37 @@ def one_line(told: object) -> str:
     return _COLOUR_OR_LOGIN.sub("", " ".join(str(told).split()))
 
 
-def _commit_in(log: pa_fs.FileSystem, version: int) -> pa_fs.FileInfo:
+def _verify(table: DeltaTable, told: str) -> None:
+    """Refuse a table whose files have other rows than they show.
+
+    Raises:
+        TableError: only Spark can read it, or it lacks columns. Calls it `told`.
+    """
+    protocol = table.protocol()
+    unknown = set(protocol.reader_features or ()) - _READER_FEATURES
+    if protocol.min_reader_version not in (1, 3) or unknown:
+        raise TableError(f"the table {told} needs a reader with {', '.join(sorted(unknown)) or 'column mapping'}: read it with Spark")
+    if table.metadata().partition_columns:
+        raise TableError(f"the table {told} is partitioned, so that its files lack columns: read it with Spark")
+    missing = set(MESSAGE_SCHEMA.names) - {field.name for field in table.schema().fields}
+    if missing:
+        raise TableError(
+            f"the table {told} was made by an earlier version, without {', '.join(sorted(missing))}: start the job, "
+            "`halfway resolve`, once with this version, which adds them"
+        )
+
+
+class _Commit(NamedTuple):
+    """A file of the log. Arrow's own FileInfo has no equality."""
+
+    type: pa_fs.FileType
+    size: int | None
+    mtime_ns: int | None
+
+
+def _commit_in(log: pa_fs.FileSystem, version: int) -> _Commit:
     [found] = log.get_file_info([f"_delta_log/{version:020}.json"])
-    return found
+    return _Commit(found.type, found.size, found.mtime_ns)
 
 
 class StoredFile(NamedTuple):

@@ -5,9 +5,11 @@ import random
 import re
 import shutil
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -252,6 +254,40 @@ def test_a_table_that_is_made_anew_with_more_commits_is_not_followed(table: Path
     with pytest.raises(TableError, match="was recreated"):
         found.extend(followed)
     assert ids(found) == [["t0", "t1", "t2", "t3"]]
+
+
+def test_a_follower_reads_the_commits_that_are_new_and_not_the_whole_log(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(table, [row((0, 0), 0)])
+    opened = MagicMock(side_effect=MessageFiles.open)
+    reader = MessageReader(str(table))
+    monkeypatch.setattr(reader, "_open_files", opened)
+    followed = reader.follow(poll_s=0.01)
+    for batch in range(5):
+        assert next(followed).bookmark == (0, batch)
+        append(table, [row((0, batch + 1), batch + 1)])
+    assert opened.call_count == 1
+
+
+def _clustered(rows: pa.Table, table: Path) -> None:
+    write_deltalake(table, rows, mode="overwrite", partition_by=["topic"], schema_mode="overwrite")
+
+
+def _replaced(rows: pa.Table, table: Path) -> None:
+    DeltaTable.create(table, rows.schema, mode="overwrite")
+    append(table, [row((0, batch), 1000 + batch) for batch in range(3)])
+
+
+@pytest.mark.parametrize("change", [_clustered, _replaced])
+def test_what_a_reader_would_refuse_is_refused_while_it_follows(change: Callable[[pa.Table, Path], None], table: Path) -> None:
+    """Read on by its new commits alone, it would leave messages out."""
+    for batch in range(3):
+        append(table, [row((0, batch), batch)])
+    followed = MessageReader(str(table), topic="orders").follow(poll_s=0.01)
+    next(followed)
+    append(table, [row((0, 3), 3)])
+    change(DeltaTable(table).to_pyarrow_table(), table)
+    with pytest.raises(TableError, match=r"partitioned|was recreated"):
+        list(followed)
 
 
 def test_a_table_that_is_made_anew_is_not_read_on(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
