@@ -36,14 +36,15 @@ def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("> 300 or", "> 900 or"),
+        ("> 300\n", "> 900\n"),
         ("5 minutes", "an hour"),
         ("unless max", "and max"),
         ("(instance, pod)", "(instance)"),
         ("[1d]", "[2h]"),
         ("> 0\n", "> -1\n"),
         ("_total offset 15m)", "_total offset 1m)"),
-        ("unless halfway_horizon_lag_seconds", "unless on() halfway_horizon_lag_seconds"),
+        ("last_over_time(halfway_horizon_lag_seconds[5m])", "halfway_horizon_lag_seconds"),
+        ("last_over_time(halfway_relay_lag_seconds[2m])", "halfway_relay_lag_seconds"),
         ("time() - max without (instance, pod) (", "time() - sum without (instance, pod) ("),
         ("absent_over_time(halfway_last_batch_timestamp_seconds[1d])", "absent_over_time(halfway_last_batch_timestamp_seconds[5m])"),
     ],
