@@ -3,11 +3,13 @@
 A query whose tables another one has taken over is *fenced*: it can append nothing more, even if it was frozen in the
 middle of an append and wakes up much later. Delta skips an append whose `txnVersion` is not above the last one of its
 `txnAppId`, and refuses one while which another commit has used its `txnAppId`. So taking a table over commits the
-greatest version under each `txnAppId` of the former owner. No append of it can come after that.
+greatest version under each `txnAppId` of the former owner, and of each other query that Delta knows. No append of them
+can come after that.
 """
 
 import json
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -36,6 +38,9 @@ _APPEND_ONLY = "delta.appendOnly"
 FENCED = 2**63 - 1
 """The greatest `txnVersion`."""
 _FENCE_TRIES = 100
+_LATER_COLUMNS = frozenset(("epoch", "op_partition", "op_offset"))
+"""What tables of an earlier version lack."""
+_MEMORY_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMIT_LOCK_LIMIT_S = 60.0
 _PROPERTIES = {
     # Append only, and readable by any Delta reader.
@@ -238,9 +243,9 @@ def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
 
 
 def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
-    known = read_table(spark, storage, table).columns
-    new = [f"`{field.name}` {field.dataType.simpleString()}" for field in TABLE_SCHEMAS[table] if field.name not in known]
-    found = properties_of(spark, storage, table)
+    known, found = read_table(spark, storage, table).columns, properties_of(spark, storage, table)
+    new = [field for field in TABLE_SCHEMAS[table] if field.name not in known]
+    _verify_unchanged(table_name(storage, table), {field.name for field in new}, found)
     # Elsewhere than on a local disk, nothing would keep this from an erasure that is under way.
     if found.get(_APPEND_ONLY) == "false" and local_warehouse(spark, storage) is not None:
         restore_append_only(spark, storage, table)
@@ -249,9 +254,21 @@ def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) 
         return
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
         if new:
-            spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({', '.join(new)})")
+            columns = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
+            spark.sql(f"ALTER TABLE {name} ADD COLUMNS ({columns})")
         if not is_counted:
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
+
+
+def _verify_unchanged(name: str, missing: AbstractSet[str], properties: Mapping[str, str]) -> None:
+    """Refuse a table whose columns or properties somebody has changed, so that its messages could be written twice."""
+    if gone := sorted(missing - _LATER_COLUMNS):
+        raise OwnershipError(f"the table {name} has no column {', '.join(gone)}, which was renamed or dropped: put it back")
+    if _MEMORY_PROPERTY in properties:
+        raise OwnershipError(
+            f"the table {name} has the property {_MEMORY_PROPERTY}, by which Delta forgets the batches that it has: "
+            f"`ALTER TABLE {name} UNSET TBLPROPERTIES ('{_MEMORY_PROPERTY}')`, and look for one in Spark's defaults"
+        )
 
 
 def restore_append_only(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
@@ -269,26 +286,30 @@ def set_append_only(spark: SparkSession, storage: StorageSettings, table: Table,
 
 
 def _take_over(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str, epoch: int) -> None:
-    """Make a query the owner of an existing table, and fence the former owner.
+    """Make a query the owner of an existing table, and fence all others that Delta knows: a copy names no owner.
 
     The new owner is named first. So a former owner whose append is skipped finds out why.
     """
     owner = owner_of(spark, storage, table)
     verify_unclaimed(owner, query_id, epoch, table_name(storage, table))
     _upgrade_table(spark, storage, table)
-    if owner.former_id is not None:  # a start that was killed may have named itself and fenced nobody
-        _fence(spark, storage, table, owner.former_id)
-    if owner.query_id == query_id:
-        return
+    if owner.query_id != query_id:
+        _name_owner(spark, storage, table, Owner(query_id, epoch, owner.query_id))
+    # A start that was killed may have named itself and fenced nobody.
+    others = {owner.former_id, owner.query_id, *_unfenced(spark, storage, table)} - {query_id}
+    for other in sorted(each for each in others if each is not None):
+        _fence(spark, storage, table, other)
+
+
+def _name_owner(spark: SparkSession, storage: StorageSettings, table: Table, owner: Owner) -> None:
+    name = table_name(storage, table)
     with commit_lock(local_warehouse(spark, storage), table, limit_s=_COMMIT_LOCK_LIMIT_S):
         # Another start may have taken it meanwhile. In an object store, nothing keeps it from doing so now.
-        verify_unclaimed(owner_of(spark, storage, table), query_id, epoch, table_name(storage, table))
-        properties = Owner(query_id, epoch, owner.query_id).properties()
-        if owner.query_id is None:  # A copy has none of them.
+        verify_unclaimed(owner_of(spark, storage, table), str(owner.query_id), owner.epoch, name)
+        properties = owner.properties()
+        if owner.former_id is None:  # A copy has none of them.
             properties = {**_PROPERTIES, **properties_of(spark, storage, table), **properties}
-        spark.sql(f"ALTER TABLE {table_name(storage, table)} SET TBLPROPERTIES ({_sql_map(properties)})")
-    if owner.query_id is not None:
-        _fence(spark, storage, table, owner.query_id)
+        spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(properties)})")
 
 
 def verify_unclaimed(owner: Owner, query_id: str, epoch: int, name: str) -> None:
@@ -316,6 +337,20 @@ def fenced_in(note: str | None) -> str | None:
     except ValueError:  # another program's
         return None
     return found.get("fenced") if isinstance(found, dict) else None
+
+
+def _unfenced(spark: SparkSession, storage: StorageSettings, table: Table) -> list[str]:
+    """Return the queries that have appended to a table and are not fenced; none if Delta does not tell."""
+    log = _delta_log(spark, storage, table)
+    if log is None:
+        return []
+    found, known = log.unsafeVolatileSnapshot().transactions().iterator(), []
+    while found.hasNext():
+        entry = found.next()
+        query_id = str(entry._1()).rpartition(":")[0]
+        if str(entry._1()) in append_ids(query_id, table) and int(entry._2()) < FENCED:
+            known.append(query_id)
+    return known
 
 
 def _fence(spark: SparkSession, storage: StorageSettings, table: Table, query_id: str) -> None:

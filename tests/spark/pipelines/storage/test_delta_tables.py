@@ -163,6 +163,35 @@ def test_a_take_over_that_was_killed_before_its_fence_is_completed(spark: SparkS
     assert read_table(spark, storage, Table.MESSAGES).isEmpty()
 
 
+@pytest.mark.parametrize("storage", ["folders"], indirect=True)
+def test_a_table_that_names_no_owner_takes_no_append_of_its_former_one(spark: SparkSession, storage: StorageSettings) -> None:
+    """Such as after `CREATE OR REPLACE`. The former job may be frozen in an append."""
+    claim_tables(spark, storage, "first")
+    append_once(broken(spark, 1), storage, Table.QUARANTINE, append_id("first", Table.QUARANTINE), 0)
+    names = ", ".join(f"'{name}'" for name in Owner("first", 1, "former").properties())
+    spark.sql(f"ALTER TABLE {table_name(storage, Table.QUARANTINE)} UNSET TBLPROPERTIES IF EXISTS ({names})")
+    claim_tables(spark, storage, "second", 1)
+    append_once(broken(spark, 2), storage, Table.QUARANTINE, append_id("first", Table.QUARANTINE), 1)
+    assert [row["source_offset"] for row in read_table(spark, storage, Table.QUARANTINE).collect()] == [1]
+
+
+@pytest.mark.parametrize("storage", ["folders"], indirect=True)
+def test_a_table_that_somebody_has_changed_is_refused(spark: SparkSession, storage: StorageSettings) -> None:
+    """A column that is added anew is empty in old rows; without Delta's memory a repeated batch is written twice."""
+    claim_tables(spark, storage, "first")
+    name, memory = table_name(storage, Table.DISCARDED), "delta.setTransactionRetentionDuration"
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('{memory}' = 'interval 7 days')")
+    with pytest.raises(OwnershipError, match=rf"has the property {memory}, by which Delta forgets .*`ALTER TABLE .* UNSET TBLPROPERTIES"):
+        upgrade_tables(spark, storage)
+    spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{memory}')")
+    upgrade_tables(spark, storage)
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')")
+    spark.sql(f"ALTER TABLE {name} RENAME COLUMN transaction_id TO id")
+    for take in (lambda: upgrade_tables(spark, storage), lambda: claim_tables(spark, storage, "second", 1)):
+        with pytest.raises(OwnershipError, match="has no column transaction_id, which was renamed or dropped: put it back"):
+            take()
+
+
 @catalog_is_long
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_start_takes_nothing_that_another_one_took_meanwhile(spark: SparkSession, storage: StorageSettings, epoch: int) -> None:
