@@ -163,7 +163,7 @@ class CheckAnswerer:
         try:
             while not self._stopping.is_set() and self._workers.can_answer():
                 self._serve(consumer, self._step)
-            if self._has_sent() and not consumer.assignment():
+            if self._has_sent():
                 self._make_known_at_end(consumer)
             self._drain(consumer)
         except Exception:
@@ -246,7 +246,8 @@ class CheckAnswerer:
     def _make_known_at_end(self, consumer: Consumer) -> None:
         """Make the group known before the process ends, if Kafka has not answered yet."""
         deadline_s = time.monotonic() + _KNOWN_AT_END_S
-        if not self._is_known and self._is_member:  # Kafka takes no position from a member that waits for a partition.
+        if not self._is_known and self._is_member and not consumer.assignment():
+            # Kafka takes no position from a member that waits for a partition.
             consumer.unsubscribe()
             self._is_member = False
         while not self._is_known and time.monotonic() < deadline_s:

@@ -257,7 +257,7 @@ def test_kafka_knows_a_group_that_died_before_its_first_check(kafka: KafkaSettin
     assert found[group] == ConsumerGroupState.EMPTY
 
 
-@pytest.mark.parametrize("join_within_s", [60.0, 0.0], ids=["has not joined", "waits for a partition"])
+@pytest.mark.parametrize("join_within_s", [60.0, 0.0], ids=["has not joined", "has a partition"])
 def test_kafka_knows_the_group_of_a_short_process_also_if_it_answers_late(
     kafka: KafkaSettings, monkeypatch: pytest.MonkeyPatch, join_within_s: float
 ) -> None:

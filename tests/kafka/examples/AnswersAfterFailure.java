@@ -1,7 +1,7 @@
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.kafka.common.errors.InterruptException;
 
-/** Is interrupted at the second look-up, and fails at the third. Goes on until it has answered; prints how many at each try. */
+/** Fails at the first look-up, and is interrupted at the next. Goes on until it has answered; prints how many at each try. */
 public final class AnswersAfterFailure {
     public static void main(String[] arguments) throws Exception {
         var asked = new AtomicInteger();
@@ -10,11 +10,11 @@ public final class AnswersAfterFailure {
             while (answered == 0) {
                 try {
                     answered = client.answerChecks(id -> {
-                        if (asked.incrementAndGet() == 2) {
-                            Thread.currentThread().interrupt();
-                        }
-                        if (asked.get() == 3) {
+                        int time = asked.incrementAndGet();
+                        if (time == 1) {
                             throw new AssertionError();
+                        } else if (time == 2) {
+                            Thread.currentThread().interrupt();
                         }
                         return TransactionClient.State.COMMIT;
                     });
