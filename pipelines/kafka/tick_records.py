@@ -4,9 +4,9 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from confluent_kafka import Message
+from confluent_kafka import Message, TopicPartition
 
-from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin
 from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
@@ -15,8 +15,9 @@ from halfway.schemas.settings import KafkaSettings
 from halfway.schemas.signing import Keyring, Signable, sha256_of
 from halfway.schemas.tick_value import TickValue
 
-TAIL = 500
-"""How many of the last records are searched for ticks. In an idle partition every record is a tick."""
+_TAIL = 500
+_TAIL_MS = 10_000
+"""How many of the last records, and those of how long, are searched for ticks. In an idle partition each is a tick."""
 _READ_LIMIT_S = 5.0
 _ALIVE_S = 60.0
 """A job that hangs still ticks once a minute."""
@@ -64,7 +65,11 @@ def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
     """
     with ranges_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
-        tail = OffsetRange(max(first, end - TAIL), end)
+        recent = TopicPartition(kafka.half_topic, 0, time.time_ns() // 1_000_000 - _TAIL_MS)
+        [since] = consumer.offsets_for_times([recent], timeout=REQUEST_LIMIT_S)
+        # By a clock that is wrong, no record is as recent.
+        begin = min(end - _TAIL, since.offset if since.error is None and since.offset >= 0 else end)
+        tail = OffsetRange(max(first, begin), end)
         return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if tick_ms(record) is not None]
 
 

@@ -12,7 +12,7 @@ from halfway.clients.kafka.diagnosis import alter_topic, missing_topics
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client, describe_topics, unavailable
 from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.rights import JOB_GROUPS, job_rights, missing_rights
-from halfway.pipelines.kafka.tick_records import TAIL, last_ticks, other_jobs, tick_ms
+from halfway.pipelines.kafka.tick_records import last_ticks, other_jobs, tick_ms
 from halfway.pipelines.kafka.topic_rules import TopicReport
 from halfway.pipelines.kafka.topic_setup import inspect_topics
 from halfway.pipelines.operate.doctor.finding import Finding, Health, errors_as_findings
@@ -22,6 +22,8 @@ from halfway.pipelines.storage.file_systems import local_path
 from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.schemas.security import SigningSettings
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+
+_GOOD_CLOCK_MS = 10_000
 
 
 def kafka_findings(settings: Settings) -> Iterator[Finding]:
@@ -41,7 +43,7 @@ def kafka_findings(settings: Settings) -> Iterator[Finding]:
     yield from errors_as_findings("time", lambda: _open_transactions(clients[0], settings, timed))
     if settings.kafka.half_topic in descriptions:
         ticks: list[Message] = []
-        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings.kafka, ticks))
+        yield from errors_as_findings("clock", lambda: _clock(clients[0], settings, ticks))
         yield from errors_as_findings("jobs", lambda: _other_jobs(ticks, settings.storage))
     yield from errors_as_findings("relay", lambda: relay_findings(clients[0], settings))
 
@@ -141,11 +143,12 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
         yield Finding("time", Health.WARNING, f"{what}; {remedy}")
 
 
-def _clock(client: Admin, kafka: KafkaSettings, ticks: list[Message]) -> Iterator[Finding]:
-    """Read the last `ticks`. Show how far the clocks of broker and job are apart, on which nothing depends."""
+def _clock(client: Admin, settings: Settings, ticks: list[Message]) -> Iterator[Finding]:
+    """Read the last `ticks`. Show how far the clocks of broker and job are apart: it refuses ticks that are far."""
+    kafka = settings.kafka
     ticks += last_ticks(client, kafka)
     if not ticks:
-        yield Finding("clock", Health.OK, f"unknown: no job has written a tick among the last {TAIL} records of partition 0")
+        yield Finding("clock", Health.OK, f"unknown: no job has lately written a tick to partition 0 of {kafka.half_topic}")
         return
     kind, broker_ms = ticks[-1].timestamp()
     if kind != TIMESTAMP_LOG_APPEND_TIME:
@@ -155,7 +158,13 @@ def _clock(client: Admin, kafka: KafkaSettings, ticks: list[Message]) -> Iterato
     when = datetime.fromtimestamp(broker_ms / 1000, UTC).isoformat(timespec="seconds")
     ago_s = max(0.0, time() - broker_ms / 1000)
     far = f"{abs(ahead_ms)} ms {'ahead of' if ahead_ms >= 0 else 'behind'} the job's"
-    yield Finding("clock", Health.OK, f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)")
+    text = f"the broker's is {far}, delivery included (last tick {when}, {ago_s:.0f} s ago)"
+    limit_ms = settings.resolution.max_clock_skew
+    if abs(ahead_ms) > limit_ms:
+        text += f": the job refuses ticks that are more than resolution.max_clock_skew ({limit_ms} ms) off, and time stands still: use NTP"
+        yield Finding("clock", Health.PROBLEM, text)
+    else:
+        yield Finding("clock", Health.OK if abs(ahead_ms) <= _GOOD_CLOCK_MS else Health.WARNING, text)
 
 
 def _other_jobs(ticks: list[Message], storage: StorageSettings) -> Iterator[Finding]:

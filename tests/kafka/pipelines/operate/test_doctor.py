@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 
 from halfway.conf.loader import conf_file, load_settings
 from halfway.pipelines.cli.app import app
+from halfway.pipelines.kafka import tick_records
 from halfway.pipelines.kafka.admin import admin_client, partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local import broker as broker_module
@@ -117,8 +120,25 @@ def test_missing_topics_are_found(broker: LocalBroker, settings: Settings) -> No
 
 def test_before_the_first_tick_the_clock_is_unknown(settings: Settings) -> None:
     assert [each.text for each in kafka_findings(settings) if each.check == "clock"] == [
-        "unknown: no job has written a tick among the last 500 records of partition 0"
+        f"unknown: no job has lately written a tick to partition 0 of {settings.kafka.half_topic}"
     ]
+
+
+@pytest.mark.parametrize(("off_ms", "state"), [(2_000, "ok"), (20_000, "warning"), (3_600_000, "problem")])
+def test_a_clock_at_which_time_stands_still_is_a_problem(
+    settings: Settings, off_ms: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind more records than the last 500."""
+    clock = time.time_ns
+    with monkeypatch.context() as patch:
+        patch.setattr(tick_records.time, "time_ns", lambda: clock() - off_ms * 1_000_000)
+        TickPublisher(settings, admin_client(settings.kafka), SentChecks(1_000), "this").publish()
+    producer = Producer({"bootstrap.servers": settings.kafka.servers()})
+    for _ in range(600):
+        producer.produce(settings.kafka.half_topic, b"", b"busy", partition=0)
+    assert producer.flush(30) == 0
+    [found] = [each for each in kafka_findings(settings) if each.check == "clock"]
+    assert (found.health, "and time stands still" in found.text) == (state, state == "problem")
 
 
 def test_a_running_job_of_another_checkpoint_is_found(settings: Settings) -> None:
