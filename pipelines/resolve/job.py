@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming import StreamingQuery
 
 from halfway.pipelines.kafka.admin import Admin, admin_client, topic_ids
+from halfway.pipelines.kafka.cut_logs import verify_not_cut
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.pipelines.kafka.rights import FETCH_GROUP, JOB_GROUPS, job_rights, verify_rights
 from halfway.pipelines.kafka.tick_records import last_ticks, other_jobs
@@ -37,13 +38,14 @@ from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership, verify_same_topics
-from halfway.pipelines.storage.state_reader import HadoopFiles
+from halfway.pipelines.storage.state_reader import HadoopFiles, bucket_state, last_read
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.batch_status import BatchStatus
-from halfway.schemas.errors import HalfwayError, JobFailedError, KafkaUnavailableError, OwnershipError
+from halfway.schemas.errors import HalfwayError, JobFailedError, KafkaUnavailableError, OwnershipError, StateFormatError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
 from halfway.schemas.headers import Source
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
+from halfway.transforms.bucket import Bucket
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function, resolve_events
@@ -139,6 +141,7 @@ class ResolveJob:
             upgrade_tables(spark, settings.storage)
             if ownership.query_id is not None:  # this is not the very first start
                 verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
+                self._verify_not_cut(spark, client)
             with self._ticking(spark, client, manifest.query_id):
                 self._run_query(spark, client, manifest)
 
@@ -189,6 +192,15 @@ class ResolveJob:
     def _ends(self) -> dict[str, dict[int, int]]:
         """Return where the half and op topics end."""
         return {topic: {number: offsets.end for number, offsets in of_topic.items()} for topic, of_topic in self._retained().items()}
+
+    def _verify_not_cut(self, spark: SparkSession, client: Admin) -> None:
+        kafka, storage = self._settings.kafka, self._settings.storage
+        state = bucket_state(spark, storage)
+        if state is not None:
+            with suppress(StateFormatError):  # the query says what is damaged
+                ticked_ms = Bucket.decode(*state).clock.tick_ms
+                named = {kafka.half_topic: ticked_ms[Source.HALF], kafka.op_topic: ticked_ms[Source.OP]}
+                verify_not_cut(kafka, client, last_read(spark, storage), named)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

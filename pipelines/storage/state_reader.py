@@ -167,7 +167,7 @@ def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: 
     if isinstance(files, LocalFiles) and manifest is not None and is_known_format(offsets):
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
-        rows = _rows(session(), storage, batch_id)
+        rows = _rows(_states(session(), storage, batch_id))
     return StoredState(batch_id, rows, ends_in(offsets), BatchStatus.parse(status))
 
 
@@ -188,6 +188,28 @@ def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[i
     return {} if batch_id is None else ends_in(_offsets_of(files, batch_id))
 
 
+def bucket_state(spark: SparkSession, storage: StorageSettings) -> tuple[int, bytes] | None:
+    """Return the state of any one bucket after the last committed batch; None if there is none, or if it is damaged.
+
+    The times that the job had read are in each.
+    """
+    local = local_path(storage.checkpoint)
+    files = LocalFiles(local) if local is not None and "HADOOP_CONF_DIR" not in os.environ else HadoopFiles(spark, storage)
+    try:
+        batch_id = _chosen(files.batches(COMMITS), 0)
+        if batch_id is None:
+            return None
+        manifest = files.text(MANIFEST_FILE)
+        if isinstance(files, LocalFiles) and manifest is not None and is_known_format(_offsets_of(files, batch_id)):
+            rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
+        else:
+            rows = _rows(_states(spark, storage, batch_id).limit(1))
+        return next(iter(rows), None)
+    except (PySparkException, Py4JJavaError, OSError, LookupError, ValueError) as error:  # the query names what is damaged
+        log.info("event=state_not_read cause=%s", type(error).__name__)
+        return None
+
+
 def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     """Return the state after the last committed batch as a frame: one row a bucket (`STATE_SCHEMA`).
 
@@ -202,8 +224,8 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     return _states(spark, storage, batch_id)
 
 
-def _rows(spark: SparkSession, storage: StorageSettings, batch_id: int) -> list[tuple[int, bytes]]:
-    return [(format_version, bytes(payload)) for format_version, payload in _states(spark, storage, batch_id).collect()]
+def _rows(states: DataFrame) -> list[tuple[int, bytes]]:
+    return [(format_version, bytes(payload)) for format_version, payload in states.collect()]
 
 
 def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
