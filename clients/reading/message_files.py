@@ -28,6 +28,8 @@ _OF_FILE = ["path", "size_bytes", "min.epoch", "max.epoch", "null_count.epoch", 
 _HAS_LARGE = "binary_type" in inspect.signature(pq.ParquetFile.__init__).parameters
 _LARGE: dict[str, Any] = {"binary_type": pa.large_binary()} if _HAS_LARGE else {}
 """64-bit offsets: with others Arrow reads no map of more than 2 GiB of texts (arrow issue 38513). pyarrow 20 cannot."""
+_ELSEWHERE = re.compile(r"/|[A-Za-z][\w+.-]*:")
+"""How the path of a file that is not in the table's folder begins."""
 _READER_FEATURES = {"v2Checkpoint", "timestampNtz", "vacuumProtocolCheck"}
 """What a table may ask of its readers. The others change what a data file means."""
 
@@ -91,7 +93,7 @@ class MessageFiles:
             TableError: the store does not answer.
         """
         with storage_errors(self.uri):
-            return _commit_in(self._log, self.version + 1).type == pa_fs.FileType.File
+            return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
 
     def newer(self) -> Self:
         """Return the table as it is now, by the commits since this version.
@@ -113,13 +115,19 @@ class MessageFiles:
         return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
-        """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks."""
+        """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks.
+
+        Raises:
+            TableError: the table is a shallow clone.
+        """
         found = pa.table(self._table.get_add_actions(flatten=True))
         for name in set(_OF_FILE) - set(found.column_names):  # a table whose files have no statistics
             found = found.append_column(name, pa.nulls(found.num_rows, pa.int64()))
         if bookmark is not None:
             found = found.filter(_may_be_after(found["max.epoch"], found["max.batch_id"], bookmark))
         rows: list[dict[str, Any]] = found.select(_OF_FILE).to_pylist()
+        if any(_ELSEWHERE.match(row["path"]) for row in rows):
+            raise TableError(f"the table {one_line(self.uri)} is a shallow clone, whose files are elsewhere: read it with Spark")
         self._data = self._data_files({row["path"]: row["size_bytes"] for row in rows})
         return sorted(map(_file_of, rows))
 

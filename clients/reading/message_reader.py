@@ -240,8 +240,8 @@ class MessageReader:
 
     def _has_no_file(self) -> TableError:
         return TableError(
-            f"the table {self._told} names a data file that does not exist: something other than VACUUM has deleted it, such as a "
-            "lifecycle rule of the store. Restore the file, and read on from the last bookmark"
+            f"the table {self._told} names a data file that does not exist: something has deleted it, such as a lifecycle rule of the "
+            "store, or a VACUUM with a short retention beside an append. Restore the file, and read on from the last bookmark"
         )
 
 

@@ -318,6 +318,18 @@ def test_files_that_were_deleted_while_a_reader_was_busy_are_found_again(table: 
     assert seen == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("scheme", ["", "file:"])
+def test_a_shallow_clone_is_called_so(table: Path, scheme: str) -> None:
+    append(table, [row((0, 1), 1)])
+    clone = table.with_name("clone")
+    shutil.copytree(table / "_delta_log", clone / "_delta_log")
+    [file] = table.glob("*.parquet")
+    for commit in (clone / "_delta_log").glob("*.json"):
+        commit.write_text(commit.read_text().replace(f'"path":"{file.name}"', f'"path":"{scheme}{file}"'))
+    with pytest.raises(TableError, match="is a shallow clone, whose files are elsewhere: read it with Spark"):
+        list(MessageReader(str(clone)).read())
+
+
 def test_what_cannot_be_read_is_refused_with_what_to_do(table: Path) -> None:
     with pytest.raises(TableError, match=rf"there is no table {table} yet: run `halfway resolve`"):
         list(MessageReader(str(table)).read())
