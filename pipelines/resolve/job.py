@@ -38,7 +38,7 @@ from halfway.pipelines.storage.lineage import appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership, verify_same_topics
-from halfway.pipelines.storage.state_reader import HadoopFiles, bucket_state, last_read
+from halfway.pipelines.storage.state_reader import HadoopFiles, bucket_state
 from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError, JobFailedError, KafkaUnavailableError, OwnershipError, StateFormatError
@@ -194,13 +194,13 @@ class ResolveJob:
         return {topic: {number: offsets.end for number, offsets in of_topic.items()} for topic, of_topic in self._retained().items()}
 
     def _verify_not_cut(self, spark: SparkSession, client: Admin) -> None:
-        kafka, storage = self._settings.kafka, self._settings.storage
-        state = bucket_state(spark, storage)
-        if state is not None:
-            with suppress(StateFormatError):  # the query says what is damaged
-                ticked_ms = Bucket.decode(*state).clock.tick_ms
-                named = {kafka.half_topic: ticked_ms[Source.HALF], kafka.op_topic: ticked_ms[Source.OP]}
-                verify_not_cut(kafka, client, last_read(spark, storage), named)
+        kafka, stored = self._settings.kafka, bucket_state(spark, self._settings.storage)
+        if stored is None or not stored.rows:
+            return
+        with suppress(StateFormatError):  # the query says what is damaged
+            ticked_ms = Bucket.decode(*stored.rows[0]).clock.tick_ms
+            named = {kafka.half_topic: ticked_ms[Source.HALF], kafka.op_topic: ticked_ms[Source.OP]}
+            verify_not_cut(kafka, client, stored.read_to, named)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

@@ -56,10 +56,7 @@ def read_state(session: Callable[[], SparkSession], storage: StorageSettings, *,
     Raises:
         HalfwayError: no job has started with this checkpoint, or the state cannot be read.
     """
-    folder = local_path(storage.checkpoint)
-    # Where Hadoop is configured, a path without a scheme may be on another file system.
-    is_local = folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ)
-    files = LocalFiles(folder) if folder is not None and is_local else HadoopFiles(session(), storage)
+    files = _files_of(session, storage)
     try:
         exists = files.exist() or is_in_use(storage)  # a job that starts has not made it yet
     except (PySparkException, Py4JJavaError) as error:
@@ -141,6 +138,14 @@ class HadoopFiles:
 CheckpointFiles = LocalFiles | HadoopFiles
 
 
+def _files_of(session: Callable[[], SparkSession], storage: StorageSettings) -> CheckpointFiles:
+    folder = local_path(storage.checkpoint)
+    # Where Hadoop is configured, a path without a scheme may be on another file system.
+    if folder is not None and (folder.is_dir() or "HADOOP_CONF_DIR" not in os.environ):
+        return LocalFiles(folder)
+    return HadoopFiles(session(), storage)
+
+
 def _is_checkpoint(names: Iterable[str]) -> bool:
     """Return True if a folder has what the first start of a job makes, not only the lock of one that failed."""
     return not {MANIFEST_FILE, METADATA_FILE, COMMITS}.isdisjoint(names)
@@ -162,12 +167,16 @@ def damaged_log(files: CheckpointFiles) -> str | None:
     return None
 
 
-def _read(files: CheckpointFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int) -> StoredState:
+def _read(
+    files: CheckpointFiles, session: Callable[[], SparkSession], storage: StorageSettings, batch_id: int, *, is_one_enough: bool = False
+) -> StoredState:
     offsets, manifest, status = _offsets_of(files, batch_id), files.text(MANIFEST_FILE), files.text(STATUS_FILE)
     if isinstance(files, LocalFiles) and manifest is not None and is_known_format(offsets):
         rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
     else:
-        rows = _rows(_states(session(), storage, batch_id))
+        states = _states(session(), storage, batch_id)
+        found = (states.limit(1) if is_one_enough else states).collect()
+        rows = [(format_version, bytes(payload)) for format_version, payload in found]
     return StoredState(batch_id, rows, ends_in(offsets), BatchStatus.parse(status))
 
 
@@ -188,23 +197,15 @@ def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[i
     return {} if batch_id is None else ends_in(_offsets_of(files, batch_id))
 
 
-def bucket_state(spark: SparkSession, storage: StorageSettings) -> tuple[int, bytes] | None:
-    """Return the state of any one bucket after the last committed batch; None if there is none, or if it is damaged.
+def bucket_state(spark: SparkSession, storage: StorageSettings) -> StoredState | None:
+    """Return the state after the last committed batch, of one bucket at least; None if there is none, or it is damaged.
 
     The times that the job had read are in each.
     """
-    local = local_path(storage.checkpoint)
-    files = LocalFiles(local) if local is not None and "HADOOP_CONF_DIR" not in os.environ else HadoopFiles(spark, storage)
     try:
+        files = _files_of(lambda: spark, storage)
         batch_id = _chosen(files.batches(COMMITS), 0)
-        if batch_id is None:
-            return None
-        manifest = files.text(MANIFEST_FILE)
-        if isinstance(files, LocalFiles) and manifest is not None and is_known_format(_offsets_of(files, batch_id)):
-            rows = stored_rows(files.folder, batch_id, json.loads(manifest)["buckets"])
-        else:
-            rows = _rows(_states(spark, storage, batch_id).limit(1))
-        return next(iter(rows), None)
+        return None if batch_id is None else _read(files, lambda: spark, storage, batch_id, is_one_enough=True)
     except (PySparkException, Py4JJavaError, OSError, LookupError, ValueError) as error:  # the query names what is damaged
         log.info("event=state_not_read cause=%s", type(error).__name__)
         return None
@@ -222,10 +223,6 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     if batch_id is None:
         raise _no_state(storage)
     return _states(spark, storage, batch_id)
-
-
-def _rows(states: DataFrame) -> list[tuple[int, bytes]]:
-    return [(format_version, bytes(payload)) for format_version, payload in states.collect()]
 
 
 def _states(spark: SparkSession, storage: StorageSettings, batch_id: int) -> DataFrame:
