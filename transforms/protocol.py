@@ -288,12 +288,12 @@ class _Resolver:
         twice, if the batch that wrote it was repeated.
         """
         known = self.transactions.get(lost.transaction_id)
-        if known is None:
-            self.counts[Count.LOST] += 1
-            return
-        if known.phase is Phase.LOST or (known.half.partition, known.half.offset) != (lost.partition, lost.offset):
+        place = lost.partition, lost.offset
+        if known is not None and (known.phase is Phase.LOST or (known.half.partition, known.half.offset) != place):
             return
         self.counts[Count.LOST] += 1
+        if known is None:
+            return
         self.outcomes.append(
             _outcome_of(Kind.QUARANTINE, known, 0, Reason.HALF_LOST)._replace(detail="a notice says that the half is lost")
         )
