@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.kafka.client_log import ClientLog
@@ -265,19 +265,26 @@ class CheckAnswerer:
         self._is_known = not any(error is not None and error.code() in _NOT_REACHED for error in errors)
 
     def _begin_assigned(self, consumer: Consumer) -> None:
-        """Look up where the group is in new partitions. Their first record may have arrived with the assignment."""
+        """Read new partitions on from where the group is.
+
+        librdkafka looks that up once, and never reads the partition if the coordinator moves just then (librdkafka
+        #5586). So each partition is handed to it with an offset.
+        """
         if not self._assigned:
             return
+        places = consumer.committed(self._assigned, timeout=_LOOK_UP_LIMIT_S)
         offsets: dict[int, int | None] = {}
-        for place in consumer.committed(self._assigned, timeout=_LOOK_UP_LIMIT_S):
+        for place in places:
             if place.error is not None:
                 raise KafkaException(place.error)
             offsets[place.partition] = place.offset if place.offset >= 0 else None
+            place.offset = place.offset if place.offset >= 0 else OFFSET_BEGINNING
         self._open_checks.assign(offsets)
+        consumer.incremental_assign(places)
+        self._assigned, self._next_commit_s = [], 0.0
         if not self._is_paused:
             # librdkafka keeps a pause when a partition goes to another instance, and when it comes back.
-            consumer.resume(self._assigned)
-        self._assigned, self._next_commit_s = [], 0.0
+            consumer.resume(places)
 
     def _drain(self, consumer: Consumer) -> None:
         """Wait for the listeners and the acknowledgements. Keep polling, which serves rebalances and commits."""
@@ -383,8 +390,9 @@ class CheckAnswerer:
             log.warning("event=check_commit_failed partition=%d error=%r", partition.partition, str(failure))
             self._open_checks.commit_failed(partition.partition)
 
-    def _on_assign(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_assign(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         log.info("event=check_partitions_assigned partitions=%s", [partition.partition for partition in partitions])
+        consumer.incremental_assign([])  # Without a call librdkafka would begin them by itself.
         self._assigned += partitions
 
     def _on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
@@ -394,8 +402,10 @@ class CheckAnswerer:
             log.warning("event=check_commit_failed error=%r", str(error.args[0]))
         self._on_lost(consumer, partitions)
 
-    def _on_lost(self, _: Consumer, partitions: list[TopicPartition]) -> None:
+    def _on_lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         numbers = [partition.partition for partition in partitions]
         log.info("event=check_partitions_revoked partitions=%s", numbers)
+        not_begun = {place.partition for place in self._assigned}
         self._assigned = [place for place in self._assigned if place.partition not in numbers]
         self._open_checks.revoke(numbers)
+        consumer.incremental_unassign([place for place in partitions if place.partition not in not_begun])

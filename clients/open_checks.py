@@ -92,7 +92,7 @@ class OpenChecks:
         self._gave_up = False
 
     def assign(self, committed: Mapping[int, int | None]) -> None:
-        """Add partitions that this instance owns, of which it may have read records already.
+        """Add partitions that this instance owns now. Doing so twice changes nothing.
 
         A partition without a committed offset gets one, 0: as long as a group has committed nothing, Kafka forgets it
         with its last member, and its checks would count though nobody reads them (R15).

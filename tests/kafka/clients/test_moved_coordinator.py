@@ -1,0 +1,31 @@
+"""A producer goes on answering checks if its group's coordinator moves when it has just joined (librdkafka #5586)."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from halfway import TransactionProducer
+from tests.support.client_world import GROUP, Listener, check_of, committed, ops, own_topics, send_checks
+from tests.support.moved_coordinator import MovedCoordinatorBroker
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedCoordinatorBroker]:
+    broker = MovedCoordinatorBroker(tmp_path_factory.mktemp("moved"))
+    try:
+        broker.start()
+        yield broker
+    finally:
+        broker.close()
+
+
+def test_partitions_are_read_though_the_first_look_ups_of_their_offsets_were_refused(moved: MovedCoordinatorBroker) -> None:
+    kafka, listener = own_topics(moved), Listener()
+    send_checks(kafka, check_of("t1"))
+    moved.refuse_after_join(times=3)
+    with TransactionProducer(kafka, GROUP, listener):
+        until(moved.has_refused, "the look-ups are refused")
+        until(lambda: len(listener.checked) == 1, "the check is answered", limit_s=30)
+        ops(kafka, at_least=1)
+    assert committed(kafka) == {0: 1}
