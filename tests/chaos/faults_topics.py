@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from random import Random
 from signal import SIGCONT, SIGSTOP
 
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import NewPartitions
 
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.schemas.tables import Table
 from tests.chaos.auditor import Findings
@@ -19,7 +18,7 @@ from tests.chaos.evidence import end_offsets, ids_in, query
 from tests.chaos.faults import CannotBeMadeError, Fault
 from tests.chaos.waiting import LIMIT_S, ChaosError, until
 from tests.chaos.world import JVM_OPTIONS, World
-from tests.support.kafka_topics import set_topic_config
+from tests.support.kafka_topics import delete_records, patient_admin, set_topic_config
 
 _MOST_PARTITIONS = 4
 _SHORT_WAIT = "-Dspark.network.timeout=30s -Dspark.network.timeoutInterval=30s"
@@ -44,7 +43,7 @@ def own_world(parent: World, name: str) -> Iterator[World]:
 
 def more_partitions(world: World, chance: Random) -> None:
     """Add a partition to the half or op topic while the job runs. The job must go on, also after a restart."""
-    client = admin_client(world.settings.kafka)
+    client = patient_admin(world.settings.kafka)
     topics = [world.settings.kafka.half_topic, world.settings.kafka.op_topic]
     counts = partition_counts(client, topics)
     topic = min(topics, key=lambda name: counts[name])
@@ -77,7 +76,7 @@ def pending_halves_gone(parent: World, chance: Random) -> tuple[float, Findings]
         world.topics.read_on()
         # Ticks go on. The job would refuse to pass over a deleted tick that it has not read.
         topic = world.settings.kafka.half_topic
-        delete_records(world, topic, world.job.read_to(topic))
+        delete_records(world.settings.kafka, topic, world.job.read_to(topic))
         world.pause_traffic(False)
         world.wait_for_transactions(10)
         recovery_s = world.recover()
@@ -95,7 +94,7 @@ def unread_halves_gone(parent: World, chance: Random) -> tuple[float, Findings]:
         share, topic = chance.uniform(0.8, 1.0), world.settings.kafka.half_topic
         world.topics.read_on()
         left = {partition: int(end * share) for partition, end in end_offsets(world.settings, topic).items()}
-        delete_records(world, topic, left)
+        delete_records(world.settings.kafka, topic, left)
         record_destroyed(world, left)
         world.job.start()
         wait_for_refusal(world)
@@ -113,7 +112,7 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
             world.kill_client(group)
         world.job.wait_for_batches(2)
         record_destroyed(world, None)
-        kafka, client = world.settings.kafka, admin_client(world.settings.kafka)
+        kafka, client = world.settings.kafka, patient_admin(world.settings.kafka)
         for deleted in client.delete_topics([kafka.half_topic, kafka.op_topic]).values():
             deleted.result(LIMIT_S)
         wait_for_refusal(world)
@@ -125,14 +124,6 @@ def topics_deleted(parent: World, chance: Random) -> tuple[float, Findings]:
             world.start_client(group)
         world.wait_for_transactions(chance.randint(20, 60))
         return world.recover(), world.settle()
-
-
-def delete_records(world: World, topic: str, left: dict[int, int]) -> None:
-    """Delete a topic's records before the offsets `left`, by partition."""
-    places = [TopicPartition(topic, partition, offset) for partition, offset in left.items()]
-    client = admin_client(world.settings.kafka)
-    for deleted in client.delete_records(places).values():
-        deleted.result(LIMIT_S)
 
 
 def record_destroyed(world: World, left: dict[int, int] | None) -> None:

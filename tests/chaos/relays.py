@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import NewTopic
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.kafka.topic_setup import create_relay_topic
 from halfway.schemas.tables import Table
 from tests.chaos.auditor import Findings
@@ -21,6 +21,7 @@ from tests.chaos.evidence import query
 from tests.chaos.plans import digest
 from tests.chaos.waiting import ChaosError, until
 from tests.support.commands import as_options, halfway_command
+from tests.support.kafka_topics import patient_admin
 from tests.support.paths import ROOT
 from tests.support.relay_world import committed_records
 
@@ -59,7 +60,7 @@ class Relays:
 
     def make_topics(self) -> None:
         """Create the real topic and the relays' own."""
-        client = admin_client(self._settings.kafka)
+        client = patient_admin(self._settings.kafka)
         client.create_topics([NewTopic(self.topic, _PARTITIONS, 1)])[self.topic].result()
         until(lambda: self.topic in partition_counts(client, [self.topic]), self.topic)
         create_relay_topic(self._settings, 1)

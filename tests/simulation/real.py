@@ -16,14 +16,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import NewPartitions
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
@@ -42,7 +42,7 @@ from tests.simulation.history import CHECK, HALF, OP, Record
 from tests.simulation.storage import Offsets
 from tests.simulation.tape import BackUp, Deletion, Event, LostCommit, MorePartitions, Restore, Run, TapedWorld, TransactionEnd
 from tests.simulation.world import PARTITIONS
-from tests.support.kafka_topics import make_create_time_topics, topic_settings, unique_topics
+from tests.support.kafka_topics import delete_records, make_create_time_topics, patient_admin, topic_settings, unique_topics
 from tests.support.partition_records import topic_records
 from tests.support.waiting import until
 
@@ -179,13 +179,11 @@ class RealWorld:
         return {(topic, number): end for topic, name in topics for number, end in end_offsets(self._settings, name).items()}
 
     def _delete(self, first: Offsets) -> None:
-        places = [TopicPartition(self._topics[topic], number, offset) for (topic, number), offset in first.items() if offset]
-        client = admin_client(self._settings.kafka)  # its requests end with it
-        for deleted in client.delete_records(places).values() if places else ():
-            deleted.result(_LIMIT_S)
+        for topic, name in self._topics.items():
+            delete_records(self._settings.kafka, name, {number: offset for (of, number), offset in first.items() if of == topic and offset})
 
     def _add_partition(self, more: MorePartitions) -> None:
-        name, client = self._topics[more.topic], admin_client(self._settings.kafka)
+        name, client = self._topics[more.topic], patient_admin(self._settings.kafka)
         [made] = client.create_partitions([NewPartitions(name, more.count)]).values()
         made.result(_LIMIT_S)
         until(lambda: partition_counts(client, [name])[name] == more.count, "the partition")

@@ -17,11 +17,12 @@ from deltalake import write_deltalake
 
 from halfway.clients.reading.message_files import MESSAGE_SCHEMA
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.kafka.topic_setup import create_relay_topic
 from halfway.pipelines.relay.relay import Begin, Relay
 from halfway.schemas.settings import Settings
 from tests.support.commands import as_options, halfway_command
+from tests.support.kafka_topics import patient_admin
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -109,7 +110,7 @@ class RelayWorld:
 
     def make_topic(self, name: str, partitions: int = 1, **config: str) -> str:
         """Create a topic of this test, and wait until it is known."""
-        topic, client = self.topic(name), admin_client(self.settings.kafka)
+        topic, client = self.topic(name), patient_admin(self.settings.kafka)
         client.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=1, config=config)])[topic].result()
         until(lambda: topic in partition_counts(client, [topic]), topic)
         return topic

@@ -16,7 +16,7 @@ from halfway.pipelines.demo.run import time_limit_s
 from halfway.pipelines.demo.traffic import PlannedTransaction, Traffic, TransactionEnd
 from halfway.pipelines.demo.verdict import DemoJudge
 from halfway.pipelines.demo.watch import TopicWatch
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.storage.delta_tables import table_path
@@ -26,7 +26,7 @@ from halfway.schemas.state_format import FORMAT_VERSION
 from halfway.schemas.tables import Table
 from tests.support.commands import as_options, halfway_command, run_halfway
 from tests.support.delta_rows import ids_in
-from tests.support.kafka_topics import MakeTopics, unique_topics
+from tests.support.kafka_topics import MakeTopics, patient_admin, unique_topics
 from tests.support.paths import ROOT
 from tests.support.waiting import until
 
@@ -163,7 +163,7 @@ def demo_settings(topics: MakeTopics, tmp_path: Path) -> Settings:
 
 def test_a_topic_that_the_broker_does_not_know_for_a_moment_is_read_later(demo_settings: Settings) -> None:
     kafka = demo_settings.kafka
-    watch, client = TopicWatch(kafka, "demo-"), admin_client(kafka)
+    watch, client = TopicWatch(kafka, "demo-"), patient_admin(kafka)
     assert watch.read()
     client.delete_topics([kafka.op_topic])[kafka.op_topic].result()
     until(lambda: not partition_counts(client, [kafka.op_topic]), "the end of the topic")

@@ -17,6 +17,7 @@ from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_cluster import KafkaCluster
+from tests.support.kafka_topics import patient_admin
 from tests.support.waiting import until
 
 TOPIC = "half"
@@ -27,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     started = KafkaCluster(tmp_path_factory.mktemp("cluster"), size=3)
     try:
         started.start()
-        client = admin_client(settings(started))
+        client = patient_admin(settings(started))
         client.create_topics([NewTopic(TOPIC, num_partitions=3)])[TOPIC].result()
         yield started
     finally:
@@ -91,7 +92,7 @@ def test_r15_groups_that_share_a_check_topic_are_behind_while_a_partition_of_it_
     cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kafka = settings(cluster).model_copy(update={"check_topic": "check"})
-    client, no_spark = admin_client(kafka), cast(SparkSession, None)
+    client, no_spark = patient_admin(kafka), cast(SparkSession, None)
     client.create_topics([NewTopic("check", num_partitions=3, replication_factor=1)])["check"].result()
     lag = CheckLag(no_spark, kafka, client)
     monkeypatch.setattr(lag, "_committed", lambda groups, _: {group: {} for group in groups})

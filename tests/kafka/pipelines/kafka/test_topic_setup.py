@@ -20,7 +20,7 @@ from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.headers import CHECK_OVERHEAD_BYTES, RECORD_OVERHEAD_BYTES
 from halfway.schemas.settings import Settings
 from tests.support.commands import as_options
-from tests.support.kafka_topics import set_topic_config, topic_settings
+from tests.support.kafka_topics import patient_admin, set_topic_config, topic_settings
 from tests.support.partition_records import headers_of, topic_records
 
 DAY_MS = 86_400_000
@@ -41,7 +41,7 @@ def names(broker: LocalBroker) -> MakeSettings:
 def make(settings: Settings, topic: str, **config: object) -> None:
     """Create one topic with a given configuration."""
     text = {name.replace("_", "."): str(value) for name, value in config.items()}
-    client = admin_client(settings.kafka)
+    client = patient_admin(settings.kafka)
     client.create_topics([NewTopic(topic, num_partitions=1, config=text)])[topic].result()
 
 

@@ -38,7 +38,7 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.commands import as_options
 from tests.support.job_world import MakeWorld
-from tests.support.kafka_topics import MakeTopics, set_topic_config, topic_settings, unique_topics
+from tests.support.kafka_topics import MakeTopics, patient_admin, set_topic_config, topic_settings, unique_topics
 from tests.support.waiting import until
 
 DAY_MS = 86_400_000
@@ -108,7 +108,7 @@ def test_fewer_replicas_than_demanded_are_found(settings: Settings) -> None:
 
 
 def test_missing_topics_are_found(broker: LocalBroker, settings: Settings) -> None:
-    client = admin_client(settings.kafka)
+    client = patient_admin(settings.kafka)
     client.delete_topics([settings.kafka.check_topic])[settings.kafka.check_topic].result()
     until(lambda: not partition_counts(client, [settings.kafka.check_topic]), "the deletion", 30)
     found = findings_of(settings)
@@ -194,7 +194,7 @@ def test_missing_rights_are_found(guarded: LocalBroker, tmp_path: Path) -> None:
     topic = settings.kafka.op_topic
     deny = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*")
     allow = AclBinding(*deny, AclOperation.ALL, AclPermissionType.ALLOW)
-    client = admin_client(settings.kafka)
+    client = patient_admin(settings.kafka)
     for done in client.create_acls([allow, AclBinding(*deny, AclOperation.WRITE, AclPermissionType.DENY)]).values():
         done.result()
     found = findings_of(settings)

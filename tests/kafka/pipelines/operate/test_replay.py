@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Consumer, Message, TopicPartition
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.operate import replay
 from halfway.pipelines.operate.earlier_replays import Candidates, Identity, LatestDiscard, drop_unproven, sent_halves
@@ -24,6 +23,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.tables import Table
 from tests.support.commands import facts, halfway_command, invoke, options_of, records, run
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers
+from tests.support.kafka_topics import delete_records
 from tests.support.kafka_transaction import Transaction
 
 QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
@@ -484,9 +484,7 @@ def end_of(w: World) -> int:
 
 def forget_until(w: World, offset: int) -> None:
     """Delete the records of the half topic's only partition before an offset, as retention does."""
-    client = admin_client(w.settings.kafka)
-    for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, 0, offset)]).values():
-        done.result()
+    delete_records(w.settings.kafka, w.settings.kafka.half_topic, {0: offset})
 
 
 def test_a_message_over_a_lowered_max_body_bytes_is_named_and_not_sent(world: MakeWorld) -> None:

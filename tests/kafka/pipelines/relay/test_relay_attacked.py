@@ -18,7 +18,7 @@ from halfway.pipelines.operate.doctor.relay_checks import relay_findings
 from halfway.pipelines.relay import real_topics, relay_table
 from halfway.pipelines.relay.relay_producer import RelayProducer
 from halfway.schemas.errors import RelayError
-from tests.support.kafka_topics import set_topic_config
+from tests.support.kafka_topics import delete_records, set_topic_config
 from tests.support.relay_world import EARLIEST, RelayWorld, RunningRelay, row
 from tests.support.waiting import until
 
@@ -66,8 +66,7 @@ def test_a_bookmark_without_its_stopped_topics_is_refused(world: RelayWorld) -> 
     world.append(0, 1, [row("c", orders)])
     world.relay()
     set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
-    [deleted] = client.delete_records([TopicPartition(place.topic, 0, end)], request_timeout=30).values()
-    deleted.result()
+    delete_records(world.settings.kafka, place.topic, {0: end})
     world.make_topic("late")
     with pytest.raises(RelayError, match=r"has lost 1 of the topics that relay .* has stopped"):
         world.relay()
@@ -83,15 +82,13 @@ def test_a_bookmark_that_is_lost_under_a_relay_does_not_let_it_begin_again(world
     """A week after its first start, which had `--begin earliest`, in a topic that is not compacted."""
     orders = world.make_topic("orders")
     world.append(0, 0, [row("a", orders)])
-    client, place = admin_client(world.settings.kafka), TopicPartition(world.settings.kafka.relay_topic, 0, OFFSET_END)
     running = RunningRelay(world.settings, EARLIEST)
 
     def run() -> None:
         with running:
             until(lambda: world.ids("orders") == ["a"], "the first message")
-            set_topic_config(world.settings, place.topic, "cleanup.policy", "delete")
-            [deleted] = client.delete_records([place], request_timeout=30).values()
-            deleted.result()
+            set_topic_config(world.settings, world.settings.kafka.relay_topic, "cleanup.policy", "delete")
+            delete_records(world.settings.kafka, world.settings.kafka.relay_topic, {0: OFFSET_END})
             RelayProducer(world.settings).close()  # fences it, as another relay does
             world.append(0, 1, [row("b", orders)])
             until(lambda: not running.is_alive() or len(world.ids("orders")) > 1, "its end, or more messages", 60)

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import NewTopic
 
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.pipelines.kafka.admin import partition_counts
 from halfway.pipelines.kafka.topic_setup import create_relay_topic
 from halfway.schemas.settings import Settings
 from tests.support.commands import facts, invoke
 from tests.support.job_world import MakeWorld, World
+from tests.support.kafka_topics import patient_admin
 from tests.support.relay_world import EARLIEST, RunningRelay, committed_records
 from tests.support.waiting import until
 
@@ -21,7 +22,7 @@ def relayed(world: World) -> Settings:
     relay = world.settings.relay.model_copy(update={"topics": {"orders": topic}, "name": kafka.half_topic, "retry_interval": 200})
     settings = world.settings.model_copy(update={"kafka": kafka, "relay": relay})
     create_relay_topic(settings, 1)
-    client = admin_client(kafka)
+    client = patient_admin(kafka)
     client.create_topics([NewTopic(topic, 1, 1)])[topic].result()
     until(lambda: topic in partition_counts(client, [topic]), topic)
     return settings

@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 
-from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.resolve import sinks
 from halfway.pipelines.resolve.job import ResolveJob
 from halfway.pipelines.storage import delta_tables, first_start
@@ -18,7 +16,7 @@ from halfway.schemas.headers import Source
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World, half_headers
-from tests.support.kafka_topics import make_topics_anew
+from tests.support.kafka_topics import delete_records, make_topics_anew
 from tests.support.partition_records import topic_records
 from tests.support.waiting import until
 
@@ -302,7 +300,7 @@ def test_verdicts_of_halves_that_have_aged_out_are_counted_and_no_orphans(world:
     w.resolve()
     assert set(w.by_id(Table.MESSAGES)) == {"kept"}
     kept = w.rows(Table.MESSAGES)[0]
-    delete_records(w, kept["half_partition"], kept["half_offset"])
+    delete_records(w.settings.kafka, w.settings.kafka.half_topic, {kept["half_partition"]: kept["half_offset"]})
     lose_checkpoint(w, tmp_path)
     reports = w.resolve(adopt=True)
     w.resolve()
@@ -368,17 +366,11 @@ def test_a_verdict_makes_one_message_also_if_its_half_is_in_two_partitions(world
     w.tick(3)
     w.resolve()
     before = w.rows(Table.MESSAGES)
-    delete_records(w, 0, offset + 1)
+    delete_records(w.settings.kafka, w.settings.kafka.half_topic, {0: offset + 1})
     lose_checkpoint(w, tmp_path)
     w.resolve(adopt=True)
     assert w.rows(Table.MESSAGES) == before
     assert len(before) == 1
-
-
-def delete_records(world: World, partition: int, before: int) -> None:
-    client, topic = admin_client(world.settings.kafka), world.settings.kafka.half_topic
-    for deleted in client.delete_records([TopicPartition(topic, partition, before)]).values():
-        deleted.result(30)
 
 
 class KilledError(Exception):

@@ -12,7 +12,6 @@ from confluent_kafka.admin import NewTopic
 from pyspark.sql import Row, SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.kafka.topic_rules import new_topic_config
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
@@ -21,7 +20,7 @@ from halfway.schemas.tables import Table
 from tests.support.commands import facts, invoke
 from tests.support.delta_rows import delta_rows
 from tests.support.job_world import SMALL_JOB, START_MS, Headers, MakeWorld, World, half_headers, op_headers
-from tests.support.kafka_topics import unique_topics
+from tests.support.kafka_topics import patient_admin, unique_topics
 
 MAX_BODY = 1_000
 HALF, OP = Source.HALF, Source.OP
@@ -118,7 +117,7 @@ def aftermath(spark: SparkSession, broker: LocalBroker, tmp_path_factory: pytest
     storage = {"storage.warehouse": str(folder / "warehouse"), "storage.checkpoint": str(folder / "checkpoint")}
     limit = {"resolution.max_body_bytes": MAX_BODY}
     settings = load_settings(environ={}, overrides={**unique_topics(broker), **SMALL_JOB, **storage, **limit})
-    client = admin_client(settings.kafka)
+    client = patient_admin(settings.kafka)
     names = (settings.kafka.half_topic, settings.kafka.op_topic)
     config = {"message.timestamp.type": "CreateTime", "retention.ms": "-1"}
     new = [NewTopic(name, num_partitions=2, config={**new_topic_config(settings, name), **config}) for name in names]

@@ -7,14 +7,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import admin_client, topic_ids
+from halfway.pipelines.kafka.admin import topic_ids
 from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
 from halfway.schemas.headers import check_group
 from halfway.schemas.settings import KafkaSettings, Settings
 from tests.support.job_world import Headers
-from tests.support.kafka_topics import MakeTopics, make_create_time_topics
+from tests.support.kafka_topics import MakeTopics, delete_records, make_create_time_topics, patient_admin
 from tests.support.waiting import until
 
 T = 1_700_000_000_000
@@ -25,7 +25,7 @@ class CheckTopic:
 
     def __init__(self, spark: SparkSession, kafka: KafkaSettings) -> None:
         self.spark, self.kafka = spark, kafka
-        self.client = admin_client(kafka)
+        self.client = patient_admin(kafka)
         self._producer = Producer({"bootstrap.servers": kafka.servers()})
         # Groups outlive their topics on the session's broker.
         self._own = kafka.check_topic
@@ -150,8 +150,7 @@ def test_r15_a_request_that_the_topic_has_deleted_waits_no_more(check_topic: Che
     check_topic.ask("g", 1)
     check_topic.ask("g", 2)
     assert check_topic.behind(lag, "g", before_ms=2) == {"g": (0, 0)}
-    for deleted in check_topic.client.delete_records([TopicPartition(check_topic.kafka.check_topic, 0, 1)]).values():
-        deleted.result()
+    delete_records(check_topic.kafka, check_topic.kafka.check_topic, {0: 1})
     assert check_topic.behind(lag, "g", before_ms=2) == {}
     assert check_topic.behind(lag, "g", before_ms=3) == {"g": (0, 1)}
 

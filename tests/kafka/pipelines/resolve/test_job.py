@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 
 from halfway.pipelines.kafka.admin import admin_client
 from halfway.pipelines.resolve import sinks
@@ -19,7 +19,7 @@ from halfway.schemas.outcomes import Count, Kind
 from halfway.schemas.tables import Table
 from tests.support.job_process import JobProcess
 from tests.support.job_world import START_MS, MakeWorld, World
-from tests.support.kafka_topics import MakeTopics, make_topics_anew
+from tests.support.kafka_topics import MakeTopics, delete_records, make_topics_anew
 
 
 def at(ms: int) -> datetime:
@@ -212,9 +212,7 @@ def test_r17_a_deleted_half_is_quarantined_once_and_settled(world: MakeWorld, ne
     w.half("b", 0)
     w.tick(1_000)
     w.resolve()
-    client = admin_client(w.settings.kafka)
-    for done in client.delete_records([TopicPartition(w.settings.kafka.half_topic, partition, offset + 1)]).values():
-        done.result()
+    delete_records(w.settings.kafka, w.settings.kafka.half_topic, {partition: offset + 1})
     if needed_for == "commit":
         w.op("a", b"COMMIT", 1_001)
         w.tick(1_002)

@@ -13,7 +13,7 @@ from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.schemas.errors import KafkaUnavailableError
 from tests.support.client_world import read
-from tests.support.kafka_topics import MakeTopics
+from tests.support.kafka_topics import MakeTopics, patient_admin
 from tests.support.partition_records import headers_of
 from tests.support.waiting import until
 
@@ -26,7 +26,7 @@ def test_an_added_partition_gets_ticks(topics: MakeTopics) -> None:
     topic = settings.kafka.op_topic
     ticks.start()
     try:
-        client = admin_client(settings.kafka)
+        client = patient_admin(settings.kafka)
         [added] = client.create_partitions([NewPartitions(topic, 3)]).values()
         added.result(30)
 
