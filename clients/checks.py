@@ -13,18 +13,15 @@ from typing import Any, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from halfway.clients.check_records import CheckRecords
 from halfway.clients.check_workers import CheckWorkers
 from halfway.clients.kafka.client_log import ClientLog
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE, librdkafka_config
 from halfway.clients.kafka.diagnosis import missing_right
-from halfway.clients.messages import CheckRequest
 from halfway.clients.open_checks import OpenChecks
 from halfway.schemas.errors import KafkaUnavailableError
-from halfway.schemas.headers import CHECK_SIGNATURE, PGROUP, check_group
-from halfway.schemas.outcomes import Reason
-from halfway.schemas.records import Headers, RecordError, headers_of
+from halfway.schemas.headers import check_group
 from halfway.schemas.settings import KafkaSettings
-from halfway.schemas.signing import Signable, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +68,7 @@ class CheckAnswerer:
     ) -> None:
         """Store the configuration. Does not connect."""
         self._settings, self._group, self._can_send, self._has_sent = settings, group, can_send, has_sent
-        self._topic, self._keyring = settings.check_topic_of(group), settings.signing.keyring_of(group)
+        self._topic, self._records = settings.check_topic_of(group), CheckRecords(settings, group)
         self._session_timeout_ms = session_timeout_ms
         self._open_checks = OpenChecks(max_open)
         self._workers = make_workers(self._open_checks)
@@ -81,7 +78,7 @@ class CheckAnswerer:
         self._assigned: list[TopicPartition] = []
         self._last_error: int | None = None
         self._log = ClientLog()
-        self._next_commit_s = self._join_by_s = 0.0
+        self._next_commit_s = self._next_look_up_s = self._join_by_s = 0.0
         self._consumer: Consumer | None = None
 
     def start(self) -> None:
@@ -270,13 +267,19 @@ class CheckAnswerer:
         librdkafka looks that up once, and never reads the partition if the coordinator moves just then (librdkafka
         #5586). So each partition is handed to it with an offset.
         """
-        if not self._assigned:
+        if not self._assigned or time.monotonic() < self._next_look_up_s:
             return
-        places = consumer.committed(self._assigned, timeout=_LOOK_UP_LIMIT_S)
+        try:
+            places = consumer.committed(self._assigned, timeout=_LOOK_UP_LIMIT_S)
+            for place in places:
+                if place.error is not None:
+                    raise KafkaException(place.error)
+        except KafkaException as error:  # The other partitions are served meanwhile.
+            log.error("event=check_offsets_not_known group=%r error=%r", self._group, str(error.args[0]))
+            self._next_look_up_s = time.monotonic() + _RETRY_S
+            return
         offsets: dict[int, int | None] = {}
         for place in places:
-            if place.error is not None:
-                raise KafkaException(place.error)
             offsets[place.partition] = place.offset if place.offset >= 0 else None
             place.offset = place.offset if place.offset >= 0 else OFFSET_BEGINNING
         self._open_checks.assign(offsets)
@@ -318,7 +321,7 @@ class CheckAnswerer:
             return
         self._last_error = None
         place = cast(int, message.partition()), cast(int, message.offset())
-        task = self._open_checks.add(*place, self._request_of(message), message.timestamp()[1])
+        task = self._open_checks.add(*place, self._records.request_of(message), message.timestamp()[1])
         if task is not None:
             self._workers.put(task)
 
@@ -334,36 +337,6 @@ class CheckAnswerer:
         elif self._last_error != error.code():
             log.error("event=checks_refused error=%r", missing_right(self._settings.security.login, "Read", *right))
         self._last_error = error.code()
-
-    def _request_of(self, message: Message) -> CheckRequest | None:
-        """Return the check that a record holds; None if it is for another group or breaks the contract."""
-        try:
-            headers = headers_of(message)
-            if headers is None:
-                raise RecordError(Reason.BAD_HEADER, "the name of a header is not UTF-8")
-            groups = [value for name, value in headers if name == PGROUP]
-            if groups and self._group.encode() not in groups:
-                return None
-            request = CheckRequest.from_record(message.key(), message.value(), headers)
-            self._verify(message, headers)
-            return request
-        except RecordError as error:
-            log.warning("event=check_skipped partition=%s offset=%s detail=%r", message.partition(), message.offset(), str(error))
-            return None
-
-    def _verify(self, message: Message, headers: Headers) -> None:
-        """Refuse a check that the job has not signed, if this group has a key: anyone may write to the check topic.
-
-        Raises:
-            RecordError: it is not signed with a key of this group.
-        """
-        if self._keyring is None or not self._keyring.has(self._group):
-            return
-        signable = Signable(self._topic, message.key(), sha256_of(message.value()), headers, signature_header=CHECK_SIGNATURE)
-        signature = dict(headers).get(CHECK_SIGNATURE)
-        problem = self._keyring.problem(self._group, signable, signature.decode() if signature else None)
-        if problem is not None:
-            raise RecordError(Reason.BAD_SIGNATURE, problem)
 
     def _commit(self, consumer: Consumer) -> None:
         """Commit the offsets that advanced. librdkafka completes commits before it gives up a partition."""

@@ -24,12 +24,12 @@ class PartitionProgress:
     """The progress in one partition. Records may be done in another order than that of their offsets.
 
     Attributes:
-        position: the offset to commit: all read records before it are done. None before the first.
+        position: the offset to commit: all read records before it are done.
         committed: the offset that was committed last, or None.
         is_owned: False once the partition was revoked.
     """
 
-    position: int | None = None
+    position: int
     committed: int | None = None
     is_owned: bool = True
     _read_to: int = 0
@@ -38,7 +38,7 @@ class PartitionProgress:
 
     def begin(self, offset: int) -> bool:
         """Add a record. Return False if that offset was passed before: the topic was recreated or truncated."""
-        if offset < max(self._read_to, self.position or 0):
+        if offset < max(self._read_to, self.position):
             return False
         self._read_to = offset + 1
         self._open[offset] = None
@@ -102,9 +102,7 @@ class OpenChecks:
         """
         with self._lock:
             for partition, offset in committed.items():
-                progress = self._progress.setdefault(partition, PartitionProgress())
-                if progress.position is None:
-                    progress.position, progress.committed = offset or 0, offset
+                self._progress.setdefault(partition, PartitionProgress(offset or 0, offset))
 
     def add(self, partition: int, offset: int, request: CheckRequest | None, at_ms: int = 0) -> CheckTask | None:
         """Add a record that was read from the check topic.
@@ -122,7 +120,7 @@ class OpenChecks:
             The check to answer; None if there is none, or if this check is already open or answered.
         """
         with self._lock:
-            progress = self._progress.setdefault(partition, PartitionProgress())
+            progress = self._progress.setdefault(partition, PartitionProgress(offset))
             if not progress.begin(offset):
                 progress = self._progress[partition] = PartitionProgress(position=offset)
                 progress.begin(offset)
@@ -215,7 +213,7 @@ class OpenChecks:
         with self._lock:
             moved = {}
             for partition, progress in self._progress.items():
-                if progress.position is not None and progress.position != progress.committed:
+                if progress.position != progress.committed:
                     progress.committed = moved[partition] = progress.position
             return moved
 

@@ -52,24 +52,24 @@ class MovedCoordinatorBroker(LocalBroker):
                 except OSError:
                     client.close()
                     continue
-                kinds: dict[bytes, tuple[int, int, bytes]] = {}
+                requests: dict[bytes, bytes] = {}  # those without an answer, by correlation id
                 for pump in (self._pump_requests, self._pump_responses):
-                    threading.Thread(target=pump, args=(client, broker, kinds), daemon=True).start()
+                    threading.Thread(target=pump, args=(client, broker, requests), daemon=True).start()
 
-    def _pump_requests(self, client: socket.socket, broker: socket.socket, kinds: dict[bytes, tuple[int, int, bytes]]) -> None:
+    def _pump_requests(self, client: socket.socket, broker: socket.socket, requests: dict[bytes, bytes]) -> None:
         with suppress(OSError, EOFError):
             while True:
                 frame = _frame_of(client)
-                key, version = struct.unpack(">hh", frame[:4])
-                kinds[frame[4:8]] = key, version, frame
+                requests[frame[4:8]] = frame
                 broker.sendall(struct.pack(">i", len(frame)) + frame)
         _close(client, broker)
 
-    def _pump_responses(self, client: socket.socket, broker: socket.socket, kinds: dict[bytes, tuple[int, int, bytes]]) -> None:
+    def _pump_responses(self, client: socket.socket, broker: socket.socket, requests: dict[bytes, bytes]) -> None:
         with suppress(OSError, EOFError):
             while True:
                 frame = _frame_of(broker)
-                key, version, request = kinds.pop(frame[:4])
+                request = requests.pop(frame[:4])
+                key, version = struct.unpack(">hh", request[:4])
                 if key == _SYNC_GROUP:
                     with self._lock:
                         self._refusals_left, self._to_refuse = self._refusals_left + self._to_refuse, 0

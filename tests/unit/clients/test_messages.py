@@ -281,8 +281,8 @@ def test_ctrl_c_in_a_listener_is_not_an_answer() -> None:
 
 @given(st.lists(st.integers(0, 30), unique=True).map(sorted), st.data())
 def test_position_never_passes_an_open_record(offsets: list[int], data: st.DataObject) -> None:
-    progress, done, begun = PartitionProgress(), set[int](), list[int]()
-    waiting, expected = list(offsets), None
+    progress, done, begun = PartitionProgress(0), set[int](), list[int]()
+    waiting, expected = list(offsets), 0
 
     def finish(offset: int) -> int:
         progress.finish(offset)

@@ -38,18 +38,6 @@ def test_a_new_group_commits_where_it_begins_so_that_kafka_knows_it() -> None:
     assert checks.to_commit() == {}
 
 
-def test_a_record_may_arrive_before_its_partitions_position_is_known() -> None:
-    checks = OpenChecks(max_open=10)
-    early, done = checks.add(0, 5, request("early")), checks.add(1, 7, request("done"))
-    assert early is not None
-    assert done is not None
-    checks.finish(done)
-    checks.assign({0: 3, 1: 7})
-    assert checks.to_commit() == {1: 8}
-    checks.finish(early)
-    assert checks.to_commit() == {0: 6}
-
-
 def test_a_check_of_a_lost_partition_is_dropped_and_read_again() -> None:
     checks = OpenChecks(max_open=10)
     checks.assign({0: 5})

@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from halfway.clients.checks import CheckAnswerer
+from halfway.clients.check_records import CheckRecords
 from halfway.conf.loader import load_settings
 from tests.support.forged_checks import CLUSTER, Check, forged_checks, genuine_check
 
@@ -18,15 +18,10 @@ FORGED = forged_checks(TOPIC, GROUP, KEY, OTHER)
 
 def taken(check: Check, **signing: Any) -> list[str]:
     """Return the ids of the transactions that the listener would be asked about."""
-    settings = load_settings(environ={}, overrides={**OWN, **signing}).kafka
-    workers, record = MagicMock(), MagicMock()
-    answerer = CheckAnswerer(settings, GROUP, lambda _: workers, lambda: True, lambda: False, max_open=10, session_timeout_ms=6_000)
-    answerer._open_checks.assign({0: 0})
-    record.error.return_value, record.partition.return_value, record.offset.return_value = None, 0, 0
+    settings, record = load_settings(environ={}, overrides={**OWN, **signing}).kafka, MagicMock()
     record.key.return_value, record.value.return_value, record.headers.return_value = check
-    record.timestamp.return_value = (2, 1_700_000_000_000)
-    answerer._receive(record)
-    return [call.args[0].request.transaction_id for call in workers.put.call_args_list]
+    request = CheckRecords(settings, GROUP).request_of(record)
+    return [] if request is None else [request.transaction_id]
 
 
 @pytest.mark.parametrize("key", [KEY, OLD])
