@@ -70,7 +70,7 @@ class JobFailedError(HalfwayError):
 
 
 class RecordsLostError(HalfwayError):
-    """Kafka has deleted records, or a whole topic, that the job had not read yet."""
+    """Kafka has lost records: some that the job had not read, or read ones, in whose place new ones are."""
 
 
 class ProducerClosedError(HalfwayError):

@@ -101,6 +101,14 @@ class Clock:
         horizon_ms, read_mark_ms = clock.horizon_ms(), clock.read_mark_ms()
         return clock if horizon_ms is None or read_mark_ms is None else replace(clock, floor=Floor(horizon_ms, read_mark_ms))
 
+    def last_ms(self, source: Source) -> dict[int, int]:
+        """Return partition → the time of the last record that was read, of those that keep the contract.
+
+        With CreateTime it is that of the last tick: a producer's clock tells no order.
+        """
+        read_ms = {partition: at_ms for partition, at_ms in self.read_ms[source].items() if at_ms != NO_TIME}
+        return {**self.tick_ms[source], **read_ms}
+
     def absent_groups(self) -> frozenset[str]:
         """Return the producer groups that are away or behind, as the latest tick of any partition says (R15).
 

@@ -18,6 +18,8 @@ from halfway.schemas.tick_value import TickValue
 _TAIL = 500
 _TAIL_MS = 10_000
 """How many of the last records, and those of how long, are searched for ticks. In an idle partition each is a tick."""
+_READ_AT_MOST = 20_000
+"""By a clock that is wrong, hours of records may be recent."""
 _READ_LIMIT_S = 5.0
 _ALIVE_S = 60.0
 """A job that hangs still ticks once a minute."""
@@ -61,16 +63,22 @@ def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
     """Return the ticks near the end of partition 0 of the half topic.
 
     Raises:
+        TopicError: the topic is missing.
         KafkaUnavailableError: it cannot be read.
     """
     with ranges_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
         recent = TopicPartition(kafka.half_topic, 0, time.time_ns() // 1_000_000 - _TAIL_MS)
         [since] = consumer.offsets_for_times([recent], timeout=REQUEST_LIMIT_S)
-        # By a clock that is wrong, no record is as recent.
+        # By a clock that is wrong, no record may be as recent.
         begin = min(end - _TAIL, since.offset if since.error is None and since.offset >= 0 else end)
-        tail = OffsetRange(max(first, begin), end)
+        tail = OffsetRange(max(first, begin, end - _READ_AT_MOST), end)
         return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if tick_ms(record) is not None]
+
+
+def is_tick(record: Message) -> bool:
+    """Return True if a record is a tick, whatever it tells. Verifies no signature."""
+    return any(name == TICK for name, _ in headers_of(record) or ())
 
 
 def tick_ms(record: Message) -> int | None:

@@ -9,15 +9,14 @@ from pyspark.sql import SparkSession
 from halfway.pipelines.kafka.admin import Admin, admin_client
 from halfway.pipelines.kafka.open_transactions import OpenTransaction, open_transactions
 from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges
+from halfway.pipelines.kafka.tick_records import is_tick
 from halfway.pipelines.kafka.topic_scan import retained_ranges
 from halfway.pipelines.relay.relay_status import RelayStatus, relay_states
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.state_reader import StoredState, read_state
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import AccessError, HalfwayError, TopicError
-from halfway.schemas.headers import TICK
 from halfway.schemas.outcomes import Count
-from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings, Settings, StorageSettings
 from halfway.transforms.views.pending import GroupPending, PendingView, pending_by_group, view_pending
 
@@ -138,7 +137,7 @@ def _without_ticks(consumer: Consumer, topic: str, places: Mapping[int, OffsetRa
     if unread > _READ_AT_MOST:
         return unread
     try:
-        return sum(TICK not in dict(headers_of(record) or ()) for record in read_ranges(consumer, topic, places, _READ_LIMIT_S))
+        return sum(not is_tick(record) for record in read_ranges(consumer, topic, places, _READ_LIMIT_S))
     except HalfwayError:
         return unread
 

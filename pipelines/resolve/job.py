@@ -107,12 +107,12 @@ class ResolveJob:
             TopicError: a topic is missing, keeps records too short (R17), or takes no request for the largest half.
             AccessError: this user lacks a right, at the start or later.
             OwnershipError: checkpoint, tables and settings do not belong together.
-            CheckpointInUseError: another job runs on this checkpoint.
-            RecordsLostError: Kafka has deleted records that the job had not read.
+            CheckpointInUseError: another job runs on this checkpoint, or another process holds a table's lock.
+            RecordsLostError: Kafka has lost records that the job had not read, or has others in the place of read ones.
             StateDamagedError: the checkpoint's state cannot be read.
             KafkaUnavailableError: Kafka cannot be reached at the start, or did not answer a batch.
             RecordTooLargeError: a topic refuses a record.
-            SetupError: a disk is full.
+            SetupError: a disk is full, or a folder or a table cannot be made.
             JobFailedError: a batch failed, for a reason that Spark gives and the log has; a new run repeats it.
         """
         settings = self._settings
@@ -198,9 +198,9 @@ class ResolveJob:
         if stored is None or not stored.rows:
             return
         with suppress(StateFormatError):  # the query says what is damaged
-            ticked_ms = Bucket.decode(*stored.rows[0]).clock.tick_ms
-            named = {kafka.half_topic: ticked_ms[Source.HALF], kafka.op_topic: ticked_ms[Source.OP]}
-            verify_not_cut(kafka, client, stored.read_to, named)
+            clock = Bucket.decode(*stored.rows[0]).clock
+            last_ms = {kafka.half_topic: clock.last_ms(Source.HALF), kafka.op_topic: clock.last_ms(Source.OP)}
+            verify_not_cut(kafka, client, stored.read_to, last_ms)
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

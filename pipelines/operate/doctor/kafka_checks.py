@@ -144,7 +144,7 @@ def _open_transactions(client: Admin, settings: Settings, topics: list[str]) -> 
 
 
 def _clock(client: Admin, settings: Settings, ticks: list[Message]) -> Iterator[Finding]:
-    """Read the last `ticks`. Show how far the clocks of broker and job are apart: it refuses ticks that are far."""
+    """Read the last `ticks`. Show how far the clocks of broker and job are apart: a job refuses ticks that are far."""
     kafka = settings.kafka
     ticks += last_ticks(client, kafka)
     if not ticks:

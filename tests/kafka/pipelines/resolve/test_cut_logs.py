@@ -34,9 +34,18 @@ def pending(settings: Settings, spark: SparkSession, *, adopt: bool = False) -> 
 
 
 @pytest.mark.timeout(300)
-def test_a_log_that_was_cut_and_has_grown_again_is_refused(own_broker: LocalBroker, spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tick_interval", ["1s", 0])
+def test_a_log_that_was_cut_and_has_grown_again_is_refused(
+    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, tick_interval: str | int
+) -> None:
     places = {"storage.warehouse": str(tmp_path / "tables"), "storage.checkpoint": str(tmp_path / "checkpoint")}
-    own = {**unique_topics(own_broker), **places, "trigger.available_now": True, "resolution.transactionTimeOut": "1h"}
+    own = {
+        **unique_topics(own_broker),
+        **places,
+        "trigger.available_now": True,
+        "resolution.transactionTimeOut": "1h",
+        "resolution.tick_interval": tick_interval,
+    }
     settings = load_settings(environ={}, overrides=own)
     create_topics(settings, 1)
     send(settings, ["kept"])
