@@ -30,17 +30,18 @@ class FormerRecords:
     records: dict[SourcePartition, _Records] = field(default_factory=dict)
     halves_since_ms: int = 0
     """Verdicts before this time are of halves that Kafka has deleted, and that a former checkpoint has settled."""
-    op_ends: Mapping[int, int] = field(default_factory=dict)
-    """Where the partitions of the op topic ended then. A later verdict of such a time is that of a wrong clock."""
+    ends: Mapping[Source, Mapping[int, int]] = field(default_factory=dict)
+    """Where the partitions ended when the tables were taken over. A later verdict of such a time is that of a wrong
+    clock, and a later notice of a lost half is this checkpoint's own."""
 
     @classmethod
-    def of(cls, table: pa.Table, halves_since_ms: int, op_ends: Mapping[int, int]) -> "FormerRecords":
+    def of(cls, table: pa.Table, halves_since_ms: int, ends: Mapping[Source, Mapping[int, int]]) -> "FormerRecords":
         """Sort the records by partition and offset.
 
         Args:
             table: FORMER_SCHEMA, in any order.
             halves_since_ms: see the field.
-            op_ends: see the field.
+            ends: see the field.
         """
         columns = [column.to_numpy() for column in table.sort_by([(name, "ascending") for name in FORMER_SCHEMA.names]).columns]
         sources, partitions, *rest = columns
@@ -48,18 +49,20 @@ class FormerRecords:
         parts = zip(*(np.split(column, edges) for column in rest), strict=True)
         begins = [0, *edges.tolist()] if len(sources) else []
         places = [(Source(int(sources[begin])), int(partitions[begin])) for begin in begins]
-        return cls({place: _Records(*part) for place, part in zip(places, parts, strict=False)}, halves_since_ms, op_ends)
+        return cls({place: _Records(*part) for place, part in zip(places, parts, strict=False)}, halves_since_ms, ends)
 
     def mark(self, events: pa.RecordBatch) -> pa.RecordBatch:
         """Return events (EVENT_SCHEMA) of which the ones that former checkpoints have dealt with are marked.
 
         A half that was discarded gets its `discarded_ms`. A record that was quarantined, and a verdict whose half is
-        long gone, are only counted: they had no effect the first time.
+        long gone, are only counted: they had no effect the first time. So is a notice of a lost half: if the half can
+        be read again, it is not lost.
         """
         kinds, discarded_ms = np.array(events["event"]), np.array(events["discarded_ms"])
         sources, partitions, offsets, at_ms = (np.array(events[name]) for name in ("source", "partition", "offset", "at_ms"))
-        aged_out = (kinds == EventKind.OP) & (at_ms < self.halves_since_ms) & is_before(self.op_ends, partitions, offsets)
-        refused = np.zeros(len(kinds), bool)
+        is_former_op = (kinds == EventKind.OP) & is_before(self.ends.get(Source.OP), partitions, offsets)
+        aged_out = is_former_op & (at_ms < self.halves_since_ms)
+        refused = (kinds == EventKind.LOST) & is_before(self.ends.get(Source.HALF), partitions, offsets)
         for (source, partition), known in self.records.items():
             rows = np.flatnonzero((sources == source) & (partitions == partition))
             # The last of its offset: a topic that was deleted and created again has used it before.

@@ -12,6 +12,7 @@ from halfway.pipelines.kafka.spark_options import spark_options
 from halfway.pipelines.storage.adopted_rows import former_records
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.state_reader import last_read
+from halfway.schemas.headers import Source
 from halfway.schemas.settings import KafkaSettings, Settings
 from halfway.transforms.former import FormerRecords
 
@@ -52,7 +53,8 @@ def former_records_to_read(
         for topic, ranges in retained().items()
     }
     records = former_records(spark, storage, kafka, manifest.epoch, first)
-    found = FormerRecords.of(records, manifest.halves_since_ms, manifest.taken_at.get(kafka.op_topic, {}))
+    ends = {Source.HALF: manifest.taken_at.get(kafka.half_topic, {}), Source.OP: manifest.taken_at.get(kafka.op_topic, {})}
+    found = FormerRecords.of(records, manifest.halves_since_ms, ends)
     return spark.sparkContext.broadcast(found)
 
 

@@ -16,7 +16,9 @@ HALF, OP = int(Source.HALF), int(Source.OP)
 def former(*rows: tuple[int, int, int, int, int], since_ms: int = 0) -> FormerRecords:
     """Return records from (source, partition, offset, at_ms, discarded_ms)."""
     columns = zip(*rows, strict=True) if rows else [()] * len(FORMER_SCHEMA)
-    return FormerRecords.of(pa.table([list(column) for column in columns], schema=FORMER_SCHEMA), since_ms, {0: 3})
+    return FormerRecords.of(
+        pa.table([list(column) for column in columns], schema=FORMER_SCHEMA), since_ms, {Source.HALF: {0: 5}, Source.OP: {0: 3}}
+    )
 
 
 def event(kind: EventKind, source: int, partition: int, offset: int, at_ms: int, **more: Any) -> dict[str, Any]:
@@ -57,6 +59,12 @@ def test_a_quarantined_record_of_any_kind_is_only_counted() -> None:
 def test_a_discarded_half_that_breaks_the_present_limits_is_only_counted() -> None:
     broken = event(EventKind.BROKEN, HALF, 0, 1, 10, reason="body_too_large")
     assert marked(former((HALF, 0, 1, 10, 100)), broken) == [COUNTED]
+
+
+def test_a_notice_of_a_lost_half_is_the_former_checkpoints_and_only_counted() -> None:
+    """Its row is in the tables. If the half can be read again, as when its broker has come back, it is not lost."""
+    events = [event(EventKind.LOST, HALF, 0, 4, 10), event(EventKind.LOST, HALF, 0, 5, 10), event(EventKind.LOST, HALF, 1, 4, 10)]
+    assert marked(former(), *events) == [COUNTED, (EventKind.LOST, 0, None), (EventKind.LOST, 0, None)]
 
 
 def test_of_two_records_of_one_offset_the_topic_has_the_later_one() -> None:
