@@ -9,7 +9,6 @@ can come after that.
 
 import json
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +18,7 @@ from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from halfway.pipelines.storage.file_systems import first_line_of, on_local_disk
 from halfway.pipelines.storage.locks import commit_lock
@@ -206,10 +205,15 @@ def claim_tables(spark: SparkSession, storage: StorageSettings, query_id: str, e
         epoch: how often the tables were adopted.
 
     Raises:
-        OwnershipError: another start has taken a table meanwhile.
+        OwnershipError: another start has taken a table meanwhile, or somebody has changed a table's columns.
+        SetupError: a table cannot be created.
+        CheckpointInUseError: another process has held a table's lock for a minute.
     """
+    existing = {table for table in TABLE_SCHEMAS if table_exists(spark, storage, table)}
+    for table in existing:  # If one is refused, the former owner goes on with all of them.
+        _new_fields(spark, storage, table)
     for table, schema in TABLE_SCHEMAS.items():
-        if not table_exists(spark, storage, table):
+        if table not in existing:
             create_table(spark, storage, table, schema, {**Owner(query_id, epoch).properties(), **_statistics(table)})
         _take_over(spark, storage, table, query_id, epoch)
 
@@ -237,15 +241,17 @@ def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
     """Add the columns of this version to tables of an earlier one, whose rows have NULL there.
 
     A table on a local disk that a killed erasure has left open to changes is append-only again.
+
+    Raises:
+        OwnershipError: somebody has changed a table's columns.
+        CheckpointInUseError: another process has held a table's lock for a minute.
     """
     for table in Table:
         _upgrade_table(spark, storage, table)
 
 
 def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
-    known, found = read_table(spark, storage, table).columns, properties_of(spark, storage, table)
-    new = [field for field in TABLE_SCHEMAS[table] if field.name not in known]
-    _verify_unchanged(table_name(storage, table), {field.name for field in new}, found)
+    new, found = _new_fields(spark, storage, table), properties_of(spark, storage, table)
     # Elsewhere than on a local disk, nothing would keep this from an erasure that is under way.
     if found.get(_APPEND_ONLY) == "false" and local_warehouse(spark, storage) is not None:
         restore_append_only(spark, storage, table)
@@ -260,15 +266,22 @@ def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) 
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
 
 
-def _verify_unchanged(name: str, missing: AbstractSet[str], properties: Mapping[str, str]) -> None:
-    """Refuse a table whose columns or properties somebody has changed, so that its messages could be written twice."""
-    if gone := sorted(missing - _LATER_COLUMNS):
+def _new_fields(spark: SparkSession, storage: StorageSettings, table: Table) -> list[StructField]:
+    """Return the columns that a table of an earlier version lacks.
+
+    Raises:
+        OwnershipError: somebody has changed its columns or properties, so that its messages could be written twice.
+    """
+    name, known = table_name(storage, table), read_table(spark, storage, table).columns
+    new = [field for field in TABLE_SCHEMAS[table] if field.name not in known]
+    if gone := sorted({field.name for field in new} - _LATER_COLUMNS):
         raise OwnershipError(f"the table {name} has no column {', '.join(gone)}, which was renamed or dropped: put it back")
-    if _MEMORY_PROPERTY in properties:
+    if _MEMORY_PROPERTY in properties_of(spark, storage, table):
         raise OwnershipError(
             f"the table {name} has the property {_MEMORY_PROPERTY}, by which Delta forgets the batches that it has: "
             f"`ALTER TABLE {name} UNSET TBLPROPERTIES ('{_MEMORY_PROPERTY}')`, and look for one in Spark's defaults"
         )
+    return new
 
 
 def restore_append_only(spark: SparkSession, storage: StorageSettings, table: Table) -> None:

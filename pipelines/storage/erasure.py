@@ -105,7 +105,11 @@ def _delta_table(spark: SparkSession, storage: StorageSettings, table: Table) ->
 
 
 def note_erasure(spark: SparkSession, storage: StorageSettings, row: Row) -> None:
-    """Append a row to the table `erasures` (ERASURES_SCHEMA), which is made if it does not exist."""
+    """Append a row to the table `erasures` (ERASURES_SCHEMA), which is made if it does not exist.
+
+    Raises:
+        SetupError: the table cannot be created.
+    """
     with commit_lock(local_warehouse(spark, storage), ERASURES):
         create_table(spark, storage, ERASURES, ERASURES_SCHEMA)
         writer = spark.createDataFrame([row], ERASURES_SCHEMA).write.format("delta").mode("append")

@@ -221,7 +221,7 @@ def stored_states(spark: SparkSession, storage: StorageSettings) -> DataFrame:
     """
     batch_id = _chosen(HadoopFiles(spark, storage).batches(COMMITS), 0)
     if batch_id is None:
-        raise _no_state(storage)
+        raise HalfwayError(no_batch_yet(storage))
     return _states(spark, storage, batch_id)
 
 

@@ -190,6 +190,7 @@ def test_a_table_that_somebody_has_changed_is_refused(spark: SparkSession, stora
     for take in (lambda: upgrade_tables(spark, storage), lambda: claim_tables(spark, storage, "second", 1)):
         with pytest.raises(OwnershipError, match="has no column transaction_id, which was renamed or dropped: put it back"):
             take()
+    assert {owner_of(spark, storage, table).query_id for table in Table} == {"first"}, "whoever owns the tables goes on with all"
 
 
 @catalog_is_long
