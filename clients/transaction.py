@@ -116,17 +116,17 @@ class LocalTransaction:
         is_written: True if its row is written, so that it may have committed.
     """
 
-    def __init__(self, database: TransactionSource, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
+    def __init__(self, source: TransactionSource, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:
         """Begin. `TransactionProducer.transaction` calls it."""
-        self._database, self._records, self._sender, self._store = database, records, sender, store
+        self._source, self._records, self._sender, self._store = source, records, sender, store
         self._born_at_ms = time.time_ns() // 1_000_000
         self._numbers = itertools.count()
         self._messages: list[HalfMessage] = []
         self._halves: list[StoredHalf] = []
         self._state = LocalTransactionState.UNKNOWN
         self._is_open, self.is_written = True, False
-        self.transaction_id = database.new_id()
-        self._transaction = database.begin(using)
+        self.transaction_id = source.new_id()
+        self._transaction = source.begin(using)
         try:
             self._transaction.set_savepoint()
         except BaseException:
@@ -289,7 +289,7 @@ class LocalTransaction:
         if not self._halves:
             raise error
         try:
-            state = self._database.outcome_of(self.transaction_id, self._born_at_ms)
+            state = self._source.outcome_of(self.transaction_id, self._born_at_ms)
         except Exception as failure:
             log.warning("event=commit_in_doubt transaction_id=%r error=%s", self.transaction_id, type(failure).__name__)
             state = LocalTransactionState.UNKNOWN

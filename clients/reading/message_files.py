@@ -51,9 +51,10 @@ class MessageFiles:
     _options: dict[str, str] = field(repr=False)
     _table: DeltaTable
     _log: pa_fs.FileSystem
-    _data: pa_fs.FileSystem
     _commit: "_Commit"
     """The log's file of this version. A table that was recreated has another one."""
+    _data: pa_fs.FileSystem = field(init=False, repr=False)
+    """Opens the files that `after` has returned last."""
 
     @classmethod
     def open(cls, uri: str, storage_options: Mapping[str, str]) -> Self:
@@ -74,7 +75,7 @@ class MessageFiles:
         _verify(table, told)
         store = pa_fs.PyFileSystem(DeltaStorageHandler(uri, options))
         with storage_errors(uri):
-            return cls(uri, options, table, _log=store, _data=store, _commit=_commit_in(store, table.version()))
+            return cls(uri, options, table, _log=store, _commit=_commit_in(store, table.version()))
 
     @property
     def id(self) -> str:
@@ -95,12 +96,12 @@ class MessageFiles:
         with storage_errors(self.uri):
             return bool(_commit_in(self._log, self.version + 1).type == pa_fs.FileType.File)
 
-    def newer(self) -> Self:
-        """Return the table as it is now, by the commits since this version.
+    def update(self) -> None:
+        """Read the commits since this version.
 
         Raises:
             TableError: commits are gone from the log, or are another table's, or this version cannot read the table any
-                more: `open` it instead.
+                more. This is of no use then: `open` the table anew.
         """
         version, table_id = self.version, self.id
         try:
@@ -112,7 +113,6 @@ class MessageFiles:
                 raise TableError(f"the log of {one_line(self.uri)} is another one since version {version}")
             self._commit = _commit_in(self._log, self.version)
         _verify(self._table, one_line(self.uri))
-        return self
 
     def after(self, bookmark: Bookmark | None) -> list[MessageFile]:
         """Return the files that may hold rows after a bookmark, or all, in the order of their first bookmarks.

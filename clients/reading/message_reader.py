@@ -178,7 +178,7 @@ class MessageReader:
                 is_changed = files.has_changed()
             with suppress(TableError):
                 if is_changed:
-                    files = files.newer()
+                    files.update()
                     continue
             # The next commit may be gone from the log, or the table be another one.
             files, open_again_s = self._open(), time.monotonic() + _OPEN_AGAIN_S

@@ -98,7 +98,7 @@ def replay(
 ) -> None:
     """Resend discarded messages as their next incarnation, so that the job asks their service again.
 
-    The command is idempotent: it can be interrupted and repeated, and resends no message twice.
+    The command is idempotent: it can be interrupted and repeated, and does not resend what it has resent.
     """
     if not all_of_them and (reason or group):
         raise typer.BadParameter("--reason and --group go with --all", param_hint="ID")
@@ -132,7 +132,7 @@ def replay(
             "--unproven resends them too"
         )
     if result.not_sent:
-        typer.echo(f"{result.not_sent} not sent: the reasons are above")
+        typer.echo(f"{result.not_sent} not sent, or in vain: the reasons are above")
 
 
 def erase(

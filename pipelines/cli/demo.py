@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 5.0
 _STILL_LINE_EVERY_S = 20.0
 _SHOWN_PROBLEMS = 10
+_OWN_JOB = "Start a job on a Kafka of another machine too. It asks all services there after 2 s, and no check of another job counts."
 
 
 def demo(
     messages: Annotated[int, typer.Option(min=1, help="Transactions to send, besides the few that show errors.")] = 30,
-    own_job: Annotated[
-        bool, typer.Option("--own-job", help="Start a job on a Kafka of another machine too. It asks all services there, after 2 s.")
-    ] = False,
+    own_job: Annotated[bool, typer.Option("--own-job", help=_OWN_JOB)] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

@@ -101,7 +101,7 @@ def ranges_consumer(kafka: KafkaSettings, group: str = OPERATOR_GROUP, isolation
 
 
 def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetRange]:
-    """Return the offsets that each partition of a topic retains, up to an open transaction.
+    """Return the offsets that each partition retains; for a consumer with READ_COMMITTED, up to an open transaction.
 
     Raises:
         TopicError: the topic is missing.

@@ -13,7 +13,7 @@ from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED
 from halfway.pipelines.kafka.topic_rules import UNLIMITED
 from halfway.pipelines.kafka.topic_scan import TopicScan
 from halfway.pipelines.kafka.topic_setup import inspect_topics
-from halfway.pipelines.operate.find_pending import block_of
+from halfway.pipelines.operate.find_pending import did_you_mean
 from halfway.pipelines.operate.settle import argument_of, by_whom
 from halfway.pipelines.storage.compaction import vacuum_at_once, verify_vacuum_possible
 from halfway.pipelines.storage.delta_tables import restore_append_only, stored_tables
@@ -84,7 +84,9 @@ def erase(
     Raises:
         NotErasableError: the transaction is pending, or the job has not read a half of it, or no table holds anything.
         SetupError: `vacuum`, and the tables are not on a local disk.
-        KafkaUnavailableError: the half topic cannot be read.
+        TopicError: the half topic is missing.
+        AccessError: this user may not read it.
+        KafkaUnavailableError: it cannot be read.
         CheckpointInUseError: a replay or another erasure is running.
         OwnershipError: a table of the checkpoint is gone, or elsewhere.
         HalfwayError: the state cannot be read, or the job appends faster than a table can be changed.
@@ -100,7 +102,7 @@ def erase(
         tables = stored_tables(spark, storage).items()
         found = {table: _find(stored, table, transaction_id, producer_group) for table, stored in tables}
         if not any(each.rows for each in found.values()):
-            if ask := block_of((stored for _, stored in tables), transaction_id):
+            if ask := did_you_mean((stored for _, stored in tables), transaction_id):
                 raise NotErasableError(f"no table holds anything of the transaction {transaction_id}{ask}")
             of_group = "" if producer_group is None else f" that names the group {producer_group} (leave --group out for all)"
             raise NotErasableError(

@@ -25,6 +25,7 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
     Raises:
         NotPendingError: the transaction is not pending. The message says what is known about it.
         OwnershipError: a table of the checkpoint is gone, or elsewhere.
+        HalfwayError: there is no checkpoint or table yet, or the state cannot be read.
     """
     stored = read_state(session, storage)
     if stored.batch_id is None:
@@ -36,22 +37,22 @@ def find_pending(session: Callable[[], SparkSession], storage: StorageSettings, 
         return Target(transaction_id, pending["producer_group"], pending["incarnation"], is_signed(stored.rows, transaction_id))
     ids = view.transactions["transaction_id"]
     of_block = ids.filter(pc.starts_with(ids, f"{transaction_id}.")).to_pylist()
-    if ask := _ask(sorted(of_block, key=lambda each: (len(each), each))[:_SHOWN], len(of_block)):
+    if ask := _did_you_mean(sorted(of_block, key=lambda each: (len(each), each))[:_SHOWN], len(of_block)):
         raise NotPendingError(f"the transaction {transaction_id} is not pending{ask}")
     known = _what_is_known(session(), storage, stored, transaction_id)
     raise NotPendingError(f"the transaction {transaction_id} is not pending: {known}")
 
 
-def block_of(rows: Iterable[DataFrame], transaction_id: str) -> str:
-    """Return what to ask who gives the id of a block: its messages are `<its id>.0`, `<its id>.1`, …; else nothing."""
+def did_you_mean(rows: Iterable[DataFrame], transaction_id: str) -> str:
+    """Return ", did you mean …?" if an id is a block's, whose messages are `<its id>.0`, `.1`, …; else nothing."""
     messages = reduce(DataFrame.union, (each.select("transaction_id") for each in rows))
     found = messages.where(F.col("transaction_id").startswith(f"{transaction_id}.")).distinct()
     # By length first, so that number 10 comes after 9.
     first = found.orderBy(F.length("transaction_id"), "transaction_id").limit(_SHOWN).collect()
-    return _ask([row[0] for row in first], found.count() if len(first) == _SHOWN else len(first))
+    return _did_you_mean([row[0] for row in first], found.count() if len(first) == _SHOWN else len(first))
 
 
-def _ask(first: Sequence[str], total: int) -> str:
+def _did_you_mean(first: Sequence[str], total: int) -> str:
     others = f", or one of {total - len(first):,} more that begin so" if total > len(first) else ""
     return f", did you mean {' or '.join(first)}{others}?" if first else ""
 

@@ -51,15 +51,15 @@ class NotReplayed:
     def __init__(self, say: Callable[[str], None]) -> None:
         """Store who gets a sentence about each."""
         self.say = say
-        self.left: list[NotReplayedMessage] = []
+        self.messages: list[NotReplayedMessage] = []
 
     def add(self, identity: Identity, why: str, *, in_vain: bool = False) -> None:
         """Name a message, which was sent in vain or not at all."""
         self.say(f"{identity.transaction_id} {'was sent in vain' if in_vain else 'is not sent'}: {why}")
-        self.left.append(NotReplayedMessage(*identity, f"sent in vain: {why}" if in_vain else why))
+        self.messages.append(NotReplayedMessage(*identity, f"sent in vain: {why}" if in_vain else why))
 
 
-def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates, unsent: NotReplayed) -> Iterator[NextHalf]:
+def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates, not_replayed: NotReplayed) -> Iterator[NextHalf]:
     """Yield the halves to send, and name those that cannot be sent: the others do not wait for one.
 
     `candidates` are those still to come: each is taken out when its row is read. One that the caller takes out
@@ -73,7 +73,7 @@ def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates,
         if discarded is None:
             continue
         if row["body"] is None:
-            unsent.add(identity, "its body was erased (`halfway erase`)")
+            not_replayed.add(identity, "its body was erased (`halfway erase`)")
             continue
         headers_at = partial(next_headers, row, settings.kafka)
         try:
@@ -81,11 +81,11 @@ def next_halves(spark: SparkSession, settings: Settings, candidates: Candidates,
         except HalfwayError as error:
             # The incarnation may be the largest one, the headers that it has in addition too much, or the key of the
             # group may be missing.
-            unsent.add(identity, str(error))
+            not_replayed.add(identity, str(error))
             continue
         if len(row["body"]) > settings.resolution.max_body_bytes:
             # The job would quarantine the half.
-            unsent.add(identity, f"its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
+            not_replayed.add(identity, f"its body has {len(row['body'])} bytes, over resolution.max_body_bytes: raise it")
             continue
         yield NextHalf(identity, bytes(row["body"]), discarded.discarded_ms, headers_at)
 

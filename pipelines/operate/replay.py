@@ -49,13 +49,13 @@ from halfway.pipelines.operate.earlier_replays import (
     rows_of,
     sent_halves,
 )
-from halfway.pipelines.operate.find_pending import block_of
+from halfway.pipelines.operate.find_pending import did_you_mean
 from halfway.pipelines.operate.next_halves import NextHalf, NotReplayed, NotReplayedMessage, next_halves
 from halfway.pipelines.operate.replay_writer import ReplayWriter
 from halfway.pipelines.operate.settle import argument_of
 from halfway.pipelines.storage.delta_tables import read_table, stored_tables
 from halfway.pipelines.storage.locks import replay_lock
-from halfway.pipelines.storage.state_reader import read_state
+from halfway.pipelines.storage.state_reader import no_batch_yet, read_state
 from halfway.schemas.errors import HalfwayError, NotPendingError
 from halfway.schemas.headers import SIGNED_WINDOW_MS
 from halfway.schemas.settings import Settings, StorageSettings
@@ -81,7 +81,7 @@ class Discarded:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """Numbers of messages: resent now, resent before, skipped because they are unproven, and named as not sent."""
+    """Numbers of messages: resent now, resent before, skipped as unproven, and named as not sent or as sent in vain."""
 
     replayed: int
     already_replayed: int
@@ -90,7 +90,7 @@ class ReplayResult:
     would_resend: Sequence[Discarded] = ()
     """Of a dry run: what would be resent, in the order of the discards."""
     left: Sequence[NotReplayedMessage] = ()
-    """Those that are unproven, or named as not sent."""
+    """Those that are unproven, or named as not sent or sent in vain."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def replay_discarded(
         candidates = _latest_discards(spark, settings.storage, wanted)
         if not candidates:
             return ReplayResult(0, 0, 0, 0)
-        selected, unproven, unsent = len(candidates), list[Identity](), NotReplayed(say)
+        selected, unproven, not_replayed = len(candidates), list[Identity](), NotReplayed(say)
         drop_committed(spark, settings.storage, candidates)
         pending, read_to, absent_groups = _pending(spark, settings, candidates)
         drop_pending(pending, candidates)
@@ -144,8 +144,8 @@ def replay_discarded(
                 looked = whole.ends
         to_send = len(candidates)
         already = selected - len(unproven) - to_send
-        _drop_unsure(unsure, candidates, unsent)
-        _drop_held(pending, candidates, unsent)
+        _drop_unsure(unsure, candidates, not_replayed)
+        _drop_held(pending, candidates, not_replayed)
         _name_shared(candidates, say)
         for group in sorted({group for _, group in candidates} & absent_groups):
             say(f"the group {group} was away or behind at the job's last batch: its messages wait until it answers checks")
@@ -153,8 +153,8 @@ def replay_discarded(
         if dry_run:
             found = [Discarded(*identity, each.discarded_ms, each.reason, each.topic, each.keys) for identity, each in candidates.items()]
             found.sort(key=lambda each: (each.discarded_at_ms, each.transaction_id, each.producer_group))
-        replayed = _send(spark, settings, candidates, looked, unsent) if candidates and not dry_run else 0
-        left = [*unsent.left, *(NotReplayedMessage(*identity, "unproven") for identity in unproven)]
+        replayed = _send(spark, settings, candidates, looked, not_replayed) if candidates and not dry_run else 0
+        left = [*not_replayed.messages, *(NotReplayedMessage(*identity, "unproven") for identity in unproven)]
         return ReplayResult(replayed, already, len(unproven), to_send - len(found) - replayed, found, left)
 
 
@@ -178,7 +178,7 @@ def _latest_discards(spark: SparkSession, storage: StorageSettings, wanted: Repl
     missing = [transaction_id for transaction_id in wanted.transaction_ids if transaction_id not in known]
     if missing:
         named = ", ".join(missing[:_NAMED_IDS]) + (f" and {len(missing) - _NAMED_IDS} more" if len(missing) > _NAMED_IDS else "")
-        ask = block_of([read_table(spark, storage, Table.DISCARDED)], missing[0])
+        ask = did_you_mean([read_table(spark, storage, Table.DISCARDED)], missing[0])
         raise NotPendingError(f"not discarded, so nothing was sent: {named}{ask or '; `halfway replay --all --dry-run` lists what was'}")
     return found
 
@@ -187,10 +187,7 @@ def _pending(spark: SparkSession, settings: Settings, candidates: Candidates) ->
     """Return what is pending (PENDING_SCHEMA) under ids of candidates, how far halves are read, and who is absent."""
     stored = read_state(lambda: spark, settings.storage)
     if stored.batch_id is None:
-        raise HalfwayError(
-            f"the checkpoint {settings.storage.checkpoint} has no batch yet, and does not tell what is pending: let the job end one, and "
-            "replay then"
-        )
+        raise HalfwayError(f"nothing tells what is pending: {no_batch_yet(settings.storage)}, or let the job end a batch, and replay then")
     view = view_pending(stored.rows)
     return pending_of(candidates, view.transactions), stored.read_to.get(settings.kafka.half_topic, {}), view.absent_groups
 
@@ -225,15 +222,15 @@ def _drop_sent(
     return unsure & candidates.keys()
 
 
-def _drop_unsure(unsure: set[Identity], candidates: Candidates, unsent: NotReplayed) -> None:
+def _drop_unsure(unsure: set[Identity], candidates: Candidates, not_replayed: NotReplayed) -> None:
     """Drop the ids of which the half topic holds a half that cannot be read yet, and name them."""
     for identity in sorted(unsure):
         open_before = "one of its later halves cannot be read yet: the Kafka transaction before it, which `halfway status` names, is open"
-        unsent.add(identity, f"{open_before}: repeat this when it has ended")
+        not_replayed.add(identity, f"{open_before}: repeat this when it has ended")
         del candidates[identity]
 
 
-def _drop_held(pending: pa.Table, candidates: Candidates, unsent: NotReplayed) -> None:
+def _drop_held(pending: pa.Table, candidates: Candidates, not_replayed: NotReplayed) -> None:
     """Drop the ids that are pending, and name them."""
     rows = rows_of(pending.select(["transaction_id", "producer_group", "incarnation"]))
     holders = {transaction_id: (group, incarnation) for transaction_id, group, incarnation in rows}
@@ -241,7 +238,7 @@ def _drop_held(pending: pa.Table, candidates: Candidates, unsent: NotReplayed) -
         group, incarnation = holders[identity.transaction_id]
         held = f"the id is pending for the group {group} (incarnation {incarnation}), so that the job would refuse the half"
         ends = f"`halfway rollback {argument_of(identity.transaction_id)}` ends it"
-        unsent.add(identity, f"{held}: replay it when that transaction has ended and is forgotten; {ends}")
+        not_replayed.add(identity, f"{held}: replay it when that transaction has ended and is forgotten; {ends}")
         del candidates[identity]
 
 
@@ -253,12 +250,12 @@ def _name_shared(candidates: Candidates, say: Callable[[str], None]) -> None:
         say(f"{shared}: the job takes one half, and refuses the others, for a later replay")
 
 
-def _send(spark: SparkSession, settings: Settings, candidates: Candidates, looked: Mapping[int, int], unsent: NotReplayed) -> int:
+def _send(spark: SparkSession, settings: Settings, candidates: Candidates, looked: Mapping[int, int], not_replayed: NotReplayed) -> int:
     """Send the halves. Return how many Kafka has stored, without those that the job will refuse."""
     writer = ReplayWriter(settings.kafka, candidates, looked)
-    progress, total, done, sent = ProgressLine(unsent.say, "sending"), len(candidates), 0, 0
-    for halves in _portions(next_halves(spark, settings, candidates, unsent)):
-        sent += _append(writer, halves, candidates, unsent)
+    progress, total, done, sent = ProgressLine(not_replayed.say, "sending"), len(candidates), 0, 0
+    for halves in _portions(next_halves(spark, settings, candidates, not_replayed)):
+        sent += _append(writer, halves, candidates, not_replayed)
         done += len(halves)
         progress(done, total)
     return sent
@@ -278,16 +275,16 @@ def _portions(halves: Iterable[NextHalf]) -> Iterator[list[NextHalf]]:
         yield portion
 
 
-def _append(writer: ReplayWriter, halves: Sequence[NextHalf], candidates: Candidates, unsent: NotReplayed) -> int:
+def _append(writer: ReplayWriter, halves: Sequence[NextHalf], candidates: Candidates, not_replayed: NotReplayed) -> int:
     """Append halves, but those that somebody else has sent meanwhile. Return how many the job will take."""
     stored, meanwhile = writer.append(halves)
     own = {half.identity for half in halves}
     for identity in sorted(identity for identity in meanwhile if identity in own or identity in candidates):
-        unsent.add(identity, "its service, or somebody else, has sent a later half of it meanwhile")
+        not_replayed.add(identity, "its service, or somebody else, has sent a later half of it meanwhile")
         candidates.pop(identity, None)
     refused = {identity: ahead_ms for identity, ahead_ms in stored.items() if abs(ahead_ms) > SIGNED_WINDOW_MS}
     for identity, ahead_ms in refused.items():
         clock = f"its signature is of {abs(ahead_ms) / 1000:.0f} s {'after' if ahead_ms > 0 else 'before'} the broker's time"
         why = f"{clock}, so that the job refuses it: set this machine's clock right if it is wrong, and repeat"
-        unsent.add(identity, why, in_vain=True)
+        not_replayed.add(identity, why, in_vain=True)
     return len(stored) - len(refused)

@@ -57,6 +57,7 @@ class ReplayWriter:
         Raises:
             RecordTooLargeError: the topic refuses a half.
             TopicError: the topic does not hold all that has come meanwhile. None of these halves was appended.
+            AccessError: this user may not read or write it any more.
             KafkaUnavailableError: Kafka cannot be read, or does not accept a half.
         """
         stored: dict[Identity, int] = {}

@@ -144,7 +144,7 @@ def test_a_replay_without_the_checkpoint_is_refused(world: MakeWorld, tmp_path: 
     begun = tmp_path / "begun"
     begun.mkdir()
     (begun / MANIFEST_FILE).touch()
-    refusals = {elsewhere: "there is no state in", tmp_path: "there is no state in", begun: "has no batch yet, and does not tell what is"}
+    refusals = {elsewhere: "there is no state in", tmp_path: "there is no state in", begun: "has no batch yet; check that"}
     for checkpoint, refusal in refusals.items():
         storage = w.settings.storage.model_copy(update={"checkpoint": str(checkpoint)})
         asked = invoke(w.settings.model_copy(update={"storage": storage}), "replay", "--all")
@@ -274,7 +274,7 @@ def test_a_replay_that_the_job_refused_is_sent_again_when_the_id_is_free(world: 
     for _ in range(2):
         done = invoke(w.settings, "replay", "--all")
         assert "0 resent, 1 already resent" in done.stdout
-        assert "1 not sent: the reasons are above" in done.stdout
+        assert "1 not sent, or in vain: the reasons are above" in done.stdout
         assert "a is not sent: the id is pending for the group h" in done.stderr
         assert "`halfway rollback a`" in done.stderr
     assert incarnations(halves(w)) == {(b"a", b"1"): 1, (b"b", b"1"): 1}

@@ -30,7 +30,7 @@ class World:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, behind_ms: int = 0, keys: dict[str, Any] = KEYS) -> None:
         self.now_ms, self.said = 10**12, list[str]()
-        self.unsent = next_halves.NotReplayed(self.said.append)
+        self.not_replayed = next_halves.NotReplayed(self.said.append)
         self.timestamp: Callable[[int], tuple[int, int]] = lambda _: (TIMESTAMP_LOG_APPEND_TIME, self.now_ms - behind_ms)
         self.monkeypatch = monkeypatch
         self.settings = load_settings(environ={}, overrides={"kafka.bootstrap_servers": "none:1", **keys})
@@ -50,7 +50,7 @@ class World:
     def send(self, rows: Iterable[dict[str, Any]], *ids: str) -> int:
         self.monkeypatch.setattr(next_halves, "_rows", lambda *_: rows)
         discards = {Identity(name, "g"): LatestDiscard(0, 0, 0, 0, "check_max", "orders", None) for name in ids}
-        return replay._send(cast("Any", None), self.settings, discards, {}, self.unsent)
+        return replay._send(cast("Any", None), self.settings, discards, {}, self.not_replayed)
 
 
 def row(name: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def test_a_signed_half_whose_time_the_job_refuses_is_not_counted(
     w = World(monkeypatch, behind_ms, keys)
     is_refused = bool(keys) and abs(behind_ms) > 5 * MINUTE_MS
     assert w.send([row("a")], "a") == (not is_refused)
-    assert [(each.transaction_id, each.why[:13]) for each in w.unsent.left] == [("a", "sent in vain:")] * is_refused
+    assert [(each.transaction_id, each.why[:13]) for each in w.not_replayed.messages] == [("a", "sent in vain:")] * is_refused
     told = [text for text in w.said if text.startswith("a was sent in vain: its signature is of 360 s ")]
     assert len(told) == is_refused
 
