@@ -69,6 +69,12 @@ class JobFailedError(HalfwayError):
     """A batch failed, for a reason that only Spark's text has."""
 
 
+READ_WHAT_IS_THERE = (
+    "a broker lost its disk, or was elected without them. To read what is there, set storage.checkpoint to a new folder and start once "
+    "with `halfway resolve --adopt`, which writes nothing that the tables hold"
+)
+
+
 class RecordsLostError(HalfwayError):
     """Kafka has lost records: some that the job had not read, or read ones, in whose place new ones are."""
 

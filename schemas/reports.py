@@ -33,6 +33,8 @@ class BucketReport:
     """What this batch counted: `Count`, and quarantined records by their `Reason`."""
     totals: Mapping[str, int]
     """The same since the checkpoint began, and discards by their `Reason` and the latencies of `count_latencies`."""
+    read_digest: int = 0
+    """Of the times of the last records that were read: after other records it is another one. 0 if not known."""
 
     def to_json(self) -> str:
         """Return the report as JSON, the form in which it passes through Spark."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -82,6 +83,7 @@ class Bucket:
             absent_groups=len(self.clock.absent_groups()),
             counts=counts,
             totals=self.totals,
+            read_digest=crc32(repr([sorted(self.clock.last_ms(source).items()) for source in Source]).encode()),
         )
 
     def _split(self, batch: Batch, clock: Clock) -> tuple[pa.Table, pa.Table]:

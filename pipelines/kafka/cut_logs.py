@@ -13,7 +13,7 @@ from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin
 from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.kafka.tick_records import is_tick
-from halfway.schemas.errors import RecordsLostError
+from halfway.schemas.errors import READ_WHAT_IS_THERE, RecordsLostError
 from halfway.schemas.settings import KafkaSettings
 
 _SEARCHED = 10_000
@@ -53,9 +53,7 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
                 if not may_be_deleted and not _may_hold(consumer, topic, place.partition, OffsetRange(begin, end), at_ms):
                     raise RecordsLostError(
                         f"partition {place.partition} of {topic} has lost records that this job had read, and new ones are in their place, "
-                        "before where it would go on: a broker lost its disk, or was elected without them. To read what is there, set "
-                        "storage.checkpoint to a new folder and start once with `halfway resolve --adopt`, which writes nothing that the "
-                        "tables hold"
+                        f"before where it would go on: {READ_WHAT_IS_THERE}"
                     )
 
 

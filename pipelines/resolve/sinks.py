@@ -16,7 +16,7 @@ from halfway.pipelines.resolve.check_sender import CheckSender
 from halfway.pipelines.resolve.read_back import RecordFetcher
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.storage.delta_tables import append_id, append_once, read_log_ahead, read_table
-from halfway.pipelines.storage.lineage import BatchOrigin, origin_of, verify_not_skipped
+from halfway.pipelines.storage.lineage import BatchOrigin, origin_of, verify_not_skipped, verify_same_records
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.ownership import verify_still_owner
 from halfway.pipelines.storage.state_reader import HadoopFiles
@@ -183,7 +183,7 @@ class BatchWriter:
             return None
         make_rows = (row_makers.messages_of if kind is Kind.COMMIT else row_makers.discarded_of)(self._bookmark(report))
         rows, lost = outcomes.to_frame(kind, make_rows, TABLE_SCHEMAS[table])
-        self._append_once(rows, table, report.batch_id)
+        self._append_once(rows, table, report)
         if lost.value == 0 and not self._may_be_repeat:
             return None
         # Delta skips a repeated append without a fetch. The rows missing from the table are then those that were lost
@@ -195,12 +195,12 @@ class BatchWriter:
         missing = of_kind.join(written, same, "left_anti")
         return None if missing.isEmpty() else missing
 
-    def _append_once(self, rows: DataFrame, table: Table, batch_id: int, what: Table | Reason | None = None) -> None:
+    def _append_once(self, rows: DataFrame, table: Table, report: BatchReport, what: Table | Reason | None = None) -> None:
         """Append a batch's rows to a table, exactly once. A second append of the batch is of something else: `what`."""
-        origin, app_id = self._origin(rows.sparkSession, batch_id), append_id(self._query_id, what or table)
+        origin, app_id = self._origin(rows.sparkSession, report), append_id(self._query_id, what or table)
         for left in reversed(range(_APPEND_TRIES)):
             try:
-                append_once(rows, self._settings.storage, table, app_id, batch_id, origin=origin.to_json())
+                append_once(rows, self._settings.storage, table, app_id, report.batch_id, origin=origin.to_json())
                 break
             except OwnershipError:
                 raise
@@ -214,12 +214,15 @@ class BatchWriter:
         if app_id not in self._proved:
             verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, origin)
             self._proved.add(app_id)
+        if self._may_be_repeat:
+            verify_same_records(rows.sparkSession, self._settings.storage, table, origin)
         self._log_to_read.add(table)
-        self.appended[table] = batch_id
+        self.appended[table] = report.batch_id
 
-    def _origin(self, spark: SparkSession, batch_id: int) -> BatchOrigin:
-        if self._last_origin is None or self._last_origin.batch_id != batch_id:
-            self._last_origin = origin_of(HadoopFiles(spark, self._settings.storage), self._query_id, batch_id)
+    def _origin(self, spark: SparkSession, report: BatchReport) -> BatchOrigin:
+        if self._last_origin is None or self._last_origin.batch_id != report.batch_id:
+            digest = max((bucket.read_digest for bucket in report.buckets.values()), default=0)  # All buckets have the same.
+            self._last_origin = origin_of(HadoopFiles(spark, self._settings.storage), self._query_id, report.batch_id, digest)
         return self._last_origin
 
     def _bookmark(self, report: BatchReport) -> Bookmark:
@@ -238,7 +241,7 @@ class BatchWriter:
                 known = self._known_lost(rows.sparkSession, report)
                 same = _is_same_half(rows, "source_partition", "source_offset", known)
                 rows = rows.join(known, same & (rows["reason"] == str(Reason.HALF_LOST)), "left_anti")
-            self._append_once(rows, Table.QUARANTINE, report.batch_id)
+            self._append_once(rows, Table.QUARANTINE, report)
 
     def _send_checks(self, outcomes: BatchOutcomes) -> DataFrame | None:
         """Send check requests, at least once, each with the same `CHECK_ID` every time; return those without a half."""
@@ -263,7 +266,7 @@ class BatchWriter:
             pointers = [tuple(row) for row in rows.select("transaction_id", "partition", "offset").collect()]
             log.error("event=half_lost batch_id=%d halves=%d", report.batch_id, len(pointers))
             quarantined = row_makers.to_half_lost(rows, self._bookmark(report), self._kafka.half_topic)
-            self._append_once(quarantined, Table.QUARANTINE, report.batch_id, Reason.HALF_LOST)
+            self._append_once(quarantined, Table.QUARANTINE, report, Reason.HALF_LOST)
             self._notify_lost(pointers)
         finally:
             rows.unpersist()

@@ -12,7 +12,7 @@ RESTORE leaves that as it was, so it is looked for among the commits.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
 from hashlib import sha256
 from typing import Any, NamedTuple, NoReturn
@@ -25,7 +25,7 @@ from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import COMMITS, CheckpointFiles, HadoopFiles, ends_in
 from halfway.schemas.batch_status import BatchStatus
-from halfway.schemas.errors import OwnershipError
+from halfway.schemas.errors import READ_WHAT_IS_THERE, OwnershipError, RecordsLostError
 from halfway.schemas.settings import StorageSettings
 from halfway.schemas.tables import Table
 
@@ -71,6 +71,8 @@ class BatchOrigin:
     """The sum of the end offsets of all partitions. It never falls from batch to batch."""
     digest: str
     """Of the end offsets."""
+    read_digest: int = field(default=0, compare=False)
+    """Of the records at these offsets, as `BucketReport` has it; 0 if it is not known."""
 
     @classmethod
     def of(cls, query_id: str, batch_id: int, offsets: str) -> "BatchOrigin":
@@ -96,9 +98,10 @@ def origin_in(commits: Iterable[str | None], query_id: str | None = None) -> Bat
     return None
 
 
-def origin_of(files: CheckpointFiles, query_id: str, batch_id: int) -> BatchOrigin:
+def origin_of(files: CheckpointFiles, query_id: str, batch_id: int, read_digest: int = 0) -> BatchOrigin:
     """Return the origin of a batch that the checkpoint has planned."""
-    return BatchOrigin.of(query_id, batch_id, files.text(f"{OFFSETS}/{batch_id}") or "")
+    planned = BatchOrigin.of(query_id, batch_id, files.text(f"{OFFSETS}/{batch_id}") or "")
+    return replace(planned, read_digest=read_digest)
 
 
 def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> None:
@@ -312,6 +315,27 @@ def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Tab
         is_skipped = held != origin.batch_id
     if is_skipped:
         _refuse_fenced(storage, table, f"takes no batch {origin.batch_id}")
+
+
+def verify_same_records(spark: SparkSession, storage: StorageSettings, table: Table, origin: BatchOrigin) -> None:
+    """Refuse to go on if a table has a batch already, and of other records than were read now: Kafka has lost those.
+
+    Args:
+        spark: the session.
+        storage: where the tables are.
+        table: the table.
+        origin: of the batch, as it was read now.
+
+    Raises:
+        RecordsLostError: Delta has left out what the batch is made of now.
+    """
+    for each in history_of(spark, storage, origin.query_id, table).commits:
+        held = origin_in([each.note], origin.query_id)
+        if held == origin and 0 != held.read_digest != origin.read_digest != 0:
+            raise RecordsLostError(
+                f"batch {origin.batch_id}, which the table {table_name(storage, table)} holds and the checkpoint {storage.checkpoint} has "
+                f"not committed, was made of other records than Kafka has now: {READ_WHAT_IS_THERE}"
+            )
 
 
 def _refuse_fenced(storage: StorageSettings, table: Table, what: str) -> NoReturn:

@@ -12,18 +12,23 @@ from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
+from halfway.pipelines.resolve.sinks import BatchWriter
+from halfway.pipelines.storage.delta_tables import read_table
 from halfway.pipelines.storage.state_reader import read_state
-from halfway.schemas.errors import RecordsLostError
+from halfway.schemas.errors import KafkaUnavailableError, RecordsLostError
 from halfway.schemas.settings import Settings
+from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
-from tests.support.job_world import half_headers
+from tests.support.job_world import half_headers, op_headers
 from tests.support.kafka_topics import unique_topics
 
 
-def send(settings: Settings, ids: Sequence[str]) -> None:
+def send(settings: Settings, ids: Sequence[str], *, committed: bool = False) -> None:
     producer = Producer({"bootstrap.servers": settings.kafka.servers()})
     for transaction_id in ids:
         producer.produce(settings.kafka.half_topic, b"", transaction_id, partition=0, headers=half_headers())
+        if committed:
+            producer.produce(settings.kafka.op_topic, b"", transaction_id, partition=0, headers=op_headers(b"COMMIT"))
     assert producer.flush(60) == 0
 
 
@@ -33,35 +38,68 @@ def pending(settings: Settings, spark: SparkSession, *, adopt: bool = False) -> 
     return set(view_pending(read_state(lambda: spark, settings.storage).rows).transactions["transaction_id"].to_pylist())
 
 
+class CutLog:
+    """A job that has read one half, and a broker whose disk can be put back to that time."""
+
+    def __init__(self, broker: LocalBroker, spark: SparkSession, folder: Path, **overrides: object) -> None:
+        self._broker, self._spark, self._folder = broker, spark, folder
+        places = {"storage.warehouse": str(folder / "tables"), "storage.checkpoint": str(folder / "checkpoint")}
+        times = {"trigger.available_now": True, "resolution.transactionTimeOut": "1h"}
+        self._own = {**unique_topics(broker), **places, **times, **overrides}
+        self.settings = load_settings(environ={}, overrides=self._own)
+        create_topics(self.settings, 1)
+        send(self.settings, ["kept"])
+        assert pending(self.settings, spark) == {"kept"}
+        broker.stop()
+        shutil.copytree(broker.directory, folder / "copy")
+        broker.start()
+
+    def put_back(self) -> None:
+        self._broker.stop()
+        shutil.rmtree(self._broker.directory)
+        shutil.copytree(self._folder / "copy", self._broker.directory)
+        self._broker.start()
+
+    def adopted(self) -> Settings:
+        return load_settings(environ={}, overrides={**self._own, "storage.checkpoint": str(self._folder / "adopted")})
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tick_interval", ["1s", 0])
 def test_a_log_that_was_cut_and_has_grown_again_is_refused(
     own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, tick_interval: str | int
 ) -> None:
-    places = {"storage.warehouse": str(tmp_path / "tables"), "storage.checkpoint": str(tmp_path / "checkpoint")}
-    own = {
-        **unique_topics(own_broker),
-        **places,
-        "trigger.available_now": True,
-        "resolution.transactionTimeOut": "1h",
-        "resolution.tick_interval": tick_interval,
-    }
-    settings = load_settings(environ={}, overrides=own)
-    create_topics(settings, 1)
-    send(settings, ["kept"])
-    assert pending(settings, spark) == {"kept"}
-    own_broker.stop()
-    shutil.copytree(own_broker.directory, tmp_path / "copy")
-    own_broker.start()
-    send(settings, ["lost-1", "lost-2"])
-    assert pending(settings, spark) == {"kept", "lost-1", "lost-2"}, "a broker that has only been started again lacks nothing"
-    own_broker.stop()
-    shutil.rmtree(own_broker.directory)
-    shutil.copytree(tmp_path / "copy", own_broker.directory)
-    own_broker.start()
+    log = CutLog(own_broker, spark, tmp_path, **{"resolution.tick_interval": tick_interval})
+    send(log.settings, ["lost-1", "lost-2"])
+    assert pending(log.settings, spark) == {"kept", "lost-1", "lost-2"}, "a broker that has only been started again lacks nothing"
+    log.put_back()
     new = [f"new-{number}" for number in range(20)]
-    send(settings, new)
+    send(log.settings, new)
     with pytest.raises(RecordsLostError, match=r"partition 0 of half-\w+ has lost records that this job had read, and new ones are in"):
-        pending(settings, spark)
-    adopted = {**own, "storage.checkpoint": str(tmp_path / "adopted")}
-    assert pending(load_settings(environ={}, overrides=adopted), spark, adopt=True) == {"kept", *new}
+        pending(log.settings, spark)
+    assert pending(log.adopted(), spark, adopt=True) == {"kept", *new}
+
+
+@pytest.mark.timeout(300)
+def test_a_batch_that_is_repeated_with_other_records_is_refused(
+    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was appended and not committed, and Delta would leave out what it is made of now."""
+    log = CutLog(own_broker, spark, tmp_path)
+    send(log.settings, ["lost"], committed=True)
+    with monkeypatch.context() as failing:
+        failing.setattr(BatchWriter, "_send_checks", _end)
+        with pytest.raises(KafkaUnavailableError):
+            pending(log.settings, spark)
+    log.put_back()
+    new = [f"new-{number}" for number in range(20)]
+    send(log.settings, new, committed=True)
+    with pytest.raises(RecordsLostError, match=r"was made of other records than Kafka has now"):
+        pending(log.settings, spark)
+    assert pending(log.adopted(), spark, adopt=True) == {"kept"}
+    rows = read_table(spark, log.settings.storage, Table.MESSAGES).select("transaction_id").collect()
+    assert sorted(row[0] for row in rows) == sorted(["lost", *new])
+
+
+def _end(*_: object) -> None:
+    raise KafkaUnavailableError("the broker has lost its power")
