@@ -83,7 +83,7 @@ class Bucket:
             absent_groups=len(self.clock.absent_groups()),
             counts=counts,
             totals=self.totals,
-            read_digest=crc32(repr([sorted(self.clock.last_ms(source).items()) for source in Source]).encode()),
+            read_digest=read_digest(self.clock),
         )
 
     def _split(self, batch: Batch, clock: Clock) -> tuple[pa.Table, pa.Table]:
@@ -183,6 +183,11 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "absent": _encode_groups(clock.absent),
         "floor_ms": clock.floor,
     }
+
+
+def read_digest(clock: Clock) -> int:
+    """Return a number that is another one if other records were read, and the same in each process (R16)."""
+    return crc32(repr([sorted(clock.last_ms(source).items()) for source in Source]).encode())
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:

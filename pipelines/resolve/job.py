@@ -5,7 +5,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -34,7 +34,7 @@ from halfway.pipelines.runtime.session import is_submitted
 from halfway.pipelines.storage.delta_tables import upgrade_tables
 from halfway.pipelines.storage.file_systems import local_path, on_local_disk, read_text, verify_local_folder_writable, write_text
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
-from halfway.pipelines.storage.lineage import appended_in, verify_lineage
+from halfway.pipelines.storage.lineage import BatchOrigin, appended_in, verify_lineage
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership, verify_same_topics
@@ -139,11 +139,12 @@ class ResolveJob:
             _warn_of_other_jobs(client, settings.kafka, ownership)
             manifest = ownership.complete_manifest or self._begin(spark, ownership, ids)
             upgrade_tables(spark, settings.storage)
+            held: Sequence[BatchOrigin] = ()
             if ownership.query_id is not None:  # this is not the very first start
-                verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
+                held = verify_lineage(spark, settings.storage, manifest, ownership.last_batch_id)
                 self._verify_not_cut(spark, client)
             with self._ticking(spark, client, manifest.query_id):
-                self._run_query(spark, client, manifest)
+                self._run_query(spark, client, manifest, held)
 
     @contextmanager
     def _ticking(self, spark: SparkSession, client: Admin, query_id: str) -> Iterator[None]:
@@ -212,8 +213,8 @@ class ResolveJob:
         except KafkaUnavailableError as error:
             log.warning("event=rights_not_known cause=%r", str(error))
 
-    def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest) -> None:
-        writer = BatchWriter(self._settings, manifest, appended_in(HadoopFiles(spark, self._settings.storage)))
+    def _run_query(self, spark: SparkSession, client: Admin, manifest: Manifest, held: Sequence[BatchOrigin]) -> None:
+        writer = BatchWriter(self._settings, manifest, appended_in(HadoopFiles(spark, self._settings.storage)), held)
         query = self._start(spark, manifest, writer)
         self.is_running = True
         log.info("event=query_started")

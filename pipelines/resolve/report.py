@@ -35,6 +35,11 @@ class BatchReport:
         return common_horizon_ms(bucket.horizon_ms for bucket in self.buckets.values())
 
     @property
+    def read_digest(self) -> int:
+        """Return the digest of what was read, which is the same in all buckets."""
+        return max((bucket.read_digest for bucket in self.buckets.values()), default=0)
+
+    @property
     def any_due(self) -> bool:
         """Return True if a check was sent or put off."""
         return bool(self.rows[Kind.CHECK] or self.counts[Count.PUT_OFF])

@@ -43,16 +43,18 @@ _APPEND_TRIES = 5
 class BatchWriter:
     """Writes batches. Called once for each batch id, and again with the same id after a crash."""
 
-    def __init__(self, settings: Settings, manifest: Manifest, appended: Mapping[Table, int]) -> None:
+    def __init__(self, settings: Settings, manifest: Manifest, appended: Mapping[Table, int], held: Sequence[BatchOrigin] = ()) -> None:
         """Prepare to write for a query.
 
         Args:
             settings: the job's settings.
             manifest: names the query that owns the tables, and their epoch.
             appended: the last batch that former runs have appended to each table.
+            held: what the last batches in the tables were made of.
         """
         self.appended = dict(appended)
         """The last batch that was appended to each table."""
+        self._held = held
         self.appended_before: Mapping[Table, int] = {}
         """The same, before the last batch."""
         self._settings = settings
@@ -76,6 +78,7 @@ class BatchWriter:
 
         Raises:
             OwnershipError: another checkpoint has taken the tables over.
+            RecordsLostError: the tables have a part of this batch already, made of other records. Nothing was written.
         """
         if self._taken_over is not None:
             raise self._taken_over
@@ -85,6 +88,7 @@ class BatchWriter:
         packs.persist()
         try:
             outcomes = self._count(packs, report)
+            verify_same_records(self._settings.storage, self._held, batch_id, report.read_digest)
             lost = [
                 self._append(outcomes, Kind.COMMIT, Table.MESSAGES, report),
                 self._append(outcomes, Kind.DISCARD, Table.DISCARDED, report),
@@ -214,15 +218,13 @@ class BatchWriter:
         if app_id not in self._proved:
             verify_not_skipped(rows.sparkSession, self._settings.storage, table, app_id, origin)
             self._proved.add(app_id)
-        if self._may_be_repeat:
-            verify_same_records(rows.sparkSession, self._settings.storage, table, origin)
         self._log_to_read.add(table)
         self.appended[table] = report.batch_id
 
     def _origin(self, spark: SparkSession, report: BatchReport) -> BatchOrigin:
         if self._last_origin is None or self._last_origin.batch_id != report.batch_id:
-            digest = max((bucket.read_digest for bucket in report.buckets.values()), default=0)  # All buckets have the same.
-            self._last_origin = origin_of(HadoopFiles(spark, self._settings.storage), self._query_id, report.batch_id, digest)
+            files = HadoopFiles(spark, self._settings.storage)
+            self._last_origin = origin_of(files, self._query_id, report.batch_id, report.read_digest)
         return self._last_origin
 
     def _bookmark(self, report: BatchReport) -> Bookmark:
@@ -272,9 +274,13 @@ class BatchWriter:
             rows.unpersist()
 
     def _known_lost(self, spark: SparkSession, report: BatchReport) -> DataFrame:
-        """Return the lost halves that earlier batches have quarantined: known_partition, known_offset, known_id."""
+        """Return the lost halves that earlier batches have quarantined: known_partition, known_offset, known_id.
+
+        Not those of a former checkpoint: a half that this one has read, and needs, has been there since.
+        """
         rows = read_table(spark, self._settings.storage, Table.QUARANTINE)
-        known = rows.where((F.col("reason") == str(Reason.HALF_LOST)) & ~self._is_of(report))
+        is_own = F.col("epoch").eqNullSafe(self._epoch) & ~self._is_of(report)
+        known = rows.where((F.col("reason") == str(Reason.HALF_LOST)) & is_own)
         place = {"source_partition": "known_partition", "source_offset": "known_offset", "transaction_id": "known_id"}
         return known.select(*(F.col(name).alias(alias) for name, alias in place.items()))
 

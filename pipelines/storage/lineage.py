@@ -104,7 +104,7 @@ def origin_of(files: CheckpointFiles, query_id: str, batch_id: int, read_digest:
     return replace(planned, read_digest=read_digest)
 
 
-def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> None:
+def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Manifest, last_batch_id: int | None) -> Sequence[BatchOrigin]:
     """Refuse checkpoint and tables of which one is older, or that were not written together. No job runs on them.
 
     Args:
@@ -112,6 +112,9 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
         storage: where checkpoint and tables are.
         manifest: the checkpoint's.
         last_batch_id: the last batch that the checkpoint has planned; None before the first one.
+
+    Returns:
+        What the last batch in each table was made of, where its commits tell.
 
     Raises:
         OwnershipError: the message says what to do.
@@ -121,13 +124,13 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
     histories = {table: history_of(spark, storage, query_id, table) for table in Table}
     origins = _origins(histories, query_id)
     end, last = ("has run no batch", -1) if last_batch_id is None else (f"ends with batch {last_batch_id}", last_batch_id)
-    held = [(table, origin.batch_id) for table, origin in origins.items() if origin is not None]
+    held = {table: origin for table, origin in origins.items() if origin is not None}
     untold = [table for table in Table if _last_batch(histories[table].commits, query_id) is None]
     # Not where a hundred compactions have followed: a batch whose halves were all lost is an append without rows.
     copies = [table for table in untold if any(map(_is_of_another, histories[table].commits))]
     since = {table: appended.get(table, last) if table in copies else last + 1 for table in untold}
     in_rows = _batches_since(spark, storage, manifest.epoch, since)
-    for table, batch_id in [*held, *in_rows.items()]:
+    for table, batch_id in [*((table, origin.batch_id) for table, origin in held.items()), *in_rows.items()]:
         if batch_id > last:
             _refuse(storage, f"{end}, and the table {table_name(storage, table)} holds batch {batch_id} of it")
     _verify_histories(files, storage, query_id, appended, histories)
@@ -140,6 +143,7 @@ def verify_lineage(spark: SparkSession, storage: StorageSettings, manifest: Mani
             known = noted.batch_id
         if not is_committed and in_rows.get(table) == last and (known is None or known < last):
             _refuse_table(storage, table, f"holds batch {last}, which Delta does not know and", "is a copy, and the batch would come twice")
+    return list(held.values())
 
 
 def verify_histories(files: CheckpointFiles, storage: StorageSettings, query_id: str, read: Callable[[Table], TableHistory]) -> None:
@@ -317,25 +321,25 @@ def verify_not_skipped(spark: SparkSession, storage: StorageSettings, table: Tab
         _refuse_fenced(storage, table, f"takes no batch {origin.batch_id}")
 
 
-def verify_same_records(spark: SparkSession, storage: StorageSettings, table: Table, origin: BatchOrigin) -> None:
-    """Refuse to go on if a table has a batch already, and of other records than were read now: Kafka has lost those.
+def verify_same_records(storage: StorageSettings, held: Iterable[BatchOrigin], batch_id: int, read_digest: int) -> None:
+    """Refuse a batch that tables have a part of already, made of other records than were read now.
+
+    Delta would leave out what it has, and what the other tables get would not fit.
 
     Args:
-        spark: the session.
-        storage: where the tables are.
-        table: the table.
-        origin: of the batch, as it was read now.
+        storage: where checkpoint and tables are.
+        held: what `verify_lineage` has returned.
+        batch_id: the batch.
+        read_digest: what its reports say.
 
     Raises:
-        RecordsLostError: Delta has left out what the batch is made of now.
+        RecordsLostError: the message says what to do.
     """
-    for each in history_of(spark, storage, origin.query_id, table).commits:
-        held = origin_in([each.note], origin.query_id)
-        if held == origin and 0 != held.read_digest != origin.read_digest != 0:
-            raise RecordsLostError(
-                f"batch {origin.batch_id}, which the table {table_name(storage, table)} holds and the checkpoint {storage.checkpoint} has "
-                f"not committed, was made of other records than Kafka has now: {READ_WHAT_IS_THERE}"
-            )
+    if any(each.batch_id == batch_id and 0 != each.read_digest != read_digest != 0 for each in held):
+        raise RecordsLostError(
+            f"batch {batch_id}, which a table holds and the checkpoint {storage.checkpoint} has not committed, was made of other records "
+            f"than Kafka has now: {READ_WHAT_IS_THERE}"
+        )
 
 
 def _refuse_fenced(storage: StorageSettings, table: Table, what: str) -> NoReturn:

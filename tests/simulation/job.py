@@ -5,7 +5,7 @@ crash it runs the last planned batch again, with the same offsets and the state 
 rules, decoder, ownership, and the order in which a batch is written are the product's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sources import former_records_to_read, source_options
 from halfway.pipelines.resolve.ticks import TickPace
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
-from halfway.pipelines.storage.lineage import verify_lineage
+from halfway.pipelines.storage.lineage import BatchOrigin, verify_lineage
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
 from halfway.pipelines.storage.terms import terms_of_run
@@ -26,7 +26,7 @@ from halfway.schemas.settings import Settings
 from halfway.schemas.state_format import WAITING_COMMIT, WAITING_ROLLBACK
 from halfway.transforms import packing
 from halfway.transforms import protocol as core
-from halfway.transforms.bucket import Bucket
+from halfway.transforms.bucket import Bucket, read_digest
 from halfway.transforms.by_batch import ByBatch
 from halfway.transforms.decoding import DecoderConfig
 from halfway.transforms.operator import bucket_function
@@ -72,14 +72,15 @@ class Job:
         found = read_ownership(spark, settings.storage)
         verify_ownership(settings, found, {}, adopt=adopt)
         self.manifest: Manifest = found.complete_manifest or self._begin(found)
+        held: Sequence[BatchOrigin] = ()
         if found.query_id is not None:
-            verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
+            held = verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
         terms = terms_of_run(spark, settings)
         taken_at, query_id = self.manifest.taken_at.get(HALF, {}), self.manifest.query_id
         self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, taken_at, query_id)) for first, resolution in terms])
         self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
         self.former = former_records_to_read(spark, settings, self.manifest, self.kafka.retained)
-        self.writer = SimulatedWriter(self, self.manifest)
+        self.writer = SimulatedWriter(self, self.manifest, held)
         status = BatchStatus.parse(checkpoint.files.get(STATUS_FILE))
         if status is not None:
             self.sent.take_up(status.sent_checks, self.kafka.clock.now_ms - status.written_at_ms)
@@ -169,7 +170,8 @@ class Job:
         former = self.former if self.former is not None and self._reads_again(records) else None
         batch = to_batch(records, self.configs.of(batch_id), former, self.kafka.timestamp_type)
         resolution = core.resolve(before.get(0, core.BucketState()), batch, self.rules.of(batch_id))
-        report = BucketReport(0, resolution.state.clock.horizon_ms(), 0, 0, None, 0, 0, resolution.counts, {})
+        clock = resolution.state.clock
+        report = BucketReport(0, clock.horizon_ms(), 0, 0, None, 0, 0, resolution.counts, {}, read_digest(clock))
         return resolution.outcomes, {0: report}, {0: resolution.state}
 
     def _reads_again(self, records: list[Record]) -> bool:

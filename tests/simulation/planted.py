@@ -295,7 +295,7 @@ PLANTED = (
     Planted("adopt: the epoch stays", ownership.Ownership, "next_epoch", lambda *_: 0),
     Planted("adopt: the former owner is not fenced", storage.Storage, "_fence", lambda *_: None),
     Planted("adopt: a start takes what another one has taken meanwhile", delta_tables, "verify_unclaimed", lambda *_: None),
-    Planted("restore: an older checkpoint is taken", job, "verify_lineage", lambda *_: None),
+    Planted("restore: an older checkpoint is taken", job, "verify_lineage", lambda *_: ()),
     Planted("replay: does not look into the topic", replay, "_drop_sent", lambda *_, **__: set()),
     Planted("replay: the same incarnation", next_halves, "next_headers", _same_incarnation),
     Planted("client: commits what it has read", open_checks.PartitionProgress, "begin", _commits_what_it_has_read),

@@ -1,7 +1,7 @@
 """The product's `BatchWriter`, which decides the order of a batch's steps, over simulated tables and topics."""
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,7 +9,7 @@ import pyarrow as pa
 from halfway.pipelines.resolve.report import BatchReport
 from halfway.pipelines.resolve.sinks import BatchWriter
 from halfway.pipelines.storage.delta_tables import append_id
-from halfway.pipelines.storage.lineage import appended_in, origin_of, verify_not_skipped
+from halfway.pipelines.storage.lineage import BatchOrigin, appended_in, origin_of, verify_not_skipped
 from halfway.pipelines.storage.manifest import Manifest
 from halfway.pipelines.storage.state_reader import HadoopFiles
 from halfway.schemas.bookmark import Bookmark
@@ -52,7 +52,7 @@ class BatchOutcomes:
 class SimulatedWriter(BatchWriter):
     """Writes batches. `write` is the product's; the single steps are done without Spark and Kafka."""
 
-    def __init__(self, job: "Job", manifest: Manifest) -> None:
+    def __init__(self, job: "Job", manifest: Manifest, held: Sequence[BatchOrigin]) -> None:
         self._job = job
         self._settings = job.settings
         self._query_id, self._epoch = manifest.query_id, manifest.epoch
@@ -61,6 +61,7 @@ class SimulatedWriter(BatchWriter):
         self.appended_before = {}
         self._may_be_repeat = True
         self._taken_over = None
+        self._held = held
 
     def _count(self, packs: Any, report: BatchReport) -> Any:
         outcomes: BatchOutcomes = packs
@@ -154,14 +155,14 @@ class SimulatedWriter(BatchWriter):
         return {
             (row["source_partition"], row["source_offset"], row["transaction_id"])
             for row in self._job.storage.tables[Table.QUARANTINE].rows
-            if row["reason"] == Reason.HALF_LOST and not self._is_of_batch(row, report)
+            if row["reason"] == Reason.HALF_LOST and row["epoch"] == self._epoch and not self._is_of_batch(row, report)
         }
 
     def _put(self, table: Table, what: Table | Reason, rows: Rows, report: BatchReport) -> None:
         """Append once, and fail if the table has another owner by then, as `_append_once` does."""
         self._job.step(f"before {table}")
         storage: Any = self._job.storage
-        origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id)
+        origin = origin_of(HadoopFiles(storage, self._settings.storage), self._query_id, report.batch_id, report.read_digest)
         app_id = append_id(self._query_id, what)
         storage.append(table, app_id, report.batch_id, rows, self._job.name, origin.to_json())
         self._verify_still_owner(storage, table)

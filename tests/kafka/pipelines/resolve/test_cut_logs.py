@@ -23,12 +23,12 @@ from tests.support.job_world import half_headers, op_headers
 from tests.support.kafka_topics import unique_topics
 
 
-def send(settings: Settings, ids: Sequence[str], *, committed: bool = False) -> None:
+def send(settings: Settings, ids: Sequence[str], action: bytes = b"") -> None:
     producer = Producer({"bootstrap.servers": settings.kafka.servers()})
     for transaction_id in ids:
         producer.produce(settings.kafka.half_topic, b"", transaction_id, partition=0, headers=half_headers())
-        if committed:
-            producer.produce(settings.kafka.op_topic, b"", transaction_id, partition=0, headers=op_headers(b"COMMIT"))
+        if action:
+            producer.produce(settings.kafka.op_topic, b"", transaction_id, partition=0, headers=op_headers(action))
     assert producer.flush(60) == 0
 
 
@@ -65,15 +65,15 @@ class CutLog:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("tick_interval", ["1s", 0])
+@pytest.mark.parametrize(("tick_interval", "count"), [("1s", 2), (0, 2), pytest.param("1s", 10_050, marks=pytest.mark.slow)])
 def test_a_log_that_was_cut_and_has_grown_again_is_refused(
-    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, tick_interval: str | int
+    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, tick_interval: str | int, count: int
 ) -> None:
     log = CutLog(own_broker, spark, tmp_path, **{"resolution.tick_interval": tick_interval})
-    send(log.settings, ["lost-1", "lost-2"])
-    assert pending(log.settings, spark) == {"kept", "lost-1", "lost-2"}, "a broker that has only been started again lacks nothing"
+    lost, new = ([f"{what}-{number}" for number in range(many)] for what, many in (("lost", count), ("new", count + 20)))
+    send(log.settings, lost)
+    assert pending(log.settings, spark) == {"kept", *lost}, "a broker that has only been started again lacks nothing"
     log.put_back()
-    new = [f"new-{number}" for number in range(20)]
     send(log.settings, new)
     with pytest.raises(RecordsLostError, match=r"partition 0 of half-\w+ has lost records that this job had read, and new ones are in"):
         pending(log.settings, spark)
@@ -81,24 +81,27 @@ def test_a_log_that_was_cut_and_has_grown_again_is_refused(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("action", [b"COMMIT", b"UNKNOWN"])
 def test_a_batch_that_is_repeated_with_other_records_is_refused(
-    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: bytes
 ) -> None:
-    """It was appended and not committed, and Delta would leave out what it is made of now."""
+    """It was appended and not committed. Delta would leave out its new commits; and without any, what the table has
+    would be pending again, and come twice."""
     log = CutLog(own_broker, spark, tmp_path)
-    send(log.settings, ["lost"], committed=True)
+    send(log.settings, ["kept", "lost"], b"COMMIT")
     with monkeypatch.context() as failing:
         failing.setattr(BatchWriter, "_send_checks", _end)
         with pytest.raises(KafkaUnavailableError):
             pending(log.settings, spark)
     log.put_back()
     new = [f"new-{number}" for number in range(20)]
-    send(log.settings, new, committed=True)
+    send(log.settings, new, action)
     with pytest.raises(RecordsLostError, match=r"was made of other records than Kafka has now"):
         pending(log.settings, spark)
-    assert pending(log.adopted(), spark, adopt=True) == {"kept"}
+    is_committed = action == b"COMMIT"
+    assert pending(log.adopted(), spark, adopt=True) == {"kept", *([] if is_committed else new)}
     rows = read_table(spark, log.settings.storage, Table.MESSAGES).select("transaction_id").collect()
-    assert sorted(row[0] for row in rows) == sorted(["lost", *new])
+    assert sorted(row[0] for row in rows) == sorted(["kept", "lost", *(new if is_committed else [])])
 
 
 def _end(*_: object) -> None:
