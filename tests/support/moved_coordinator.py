@@ -21,13 +21,18 @@ class MovedCoordinatorBroker(LocalBroker):
         super().__init__(directory)
         self._listener = socket.create_server((HOST, 0))
         self._lock = threading.Lock()
-        self._to_refuse = self._refusals_left = 0
+        self._to_refuse = self._refusals_left = self._refused = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     def refuse_after_join(self, times: int) -> None:
         """Refuse this many look-ups after the next member has got its partitions."""
         with self._lock:
-            self._to_refuse = times
+            self._to_refuse, self._refused = times, 0
+
+    def refuses_now(self) -> bool:
+        """Return True if some of the look-ups that are to be refused have been, and more will be."""
+        with self._lock:
+            return self._refused > 0 < self._refusals_left
 
     def has_refused(self) -> bool:
         """Return True if all look-ups that were to be refused have been."""
@@ -83,6 +88,7 @@ class MovedCoordinatorBroker(LocalBroker):
             if not self._refusals_left:
                 return False
             self._refusals_left -= 1
+            self._refused += 1
             return True
 
 
