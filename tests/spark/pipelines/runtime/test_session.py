@@ -137,7 +137,9 @@ def test_the_driver_answers_nobody_without_its_secret(spark: SparkSession) -> No
     assert "spark.authenticate.secret" not in dict(spark.sparkContext.getConf().getAll())
 
 
-def test_started_workers_have_imported_what_the_job_needs(spark: SparkSession) -> None:
+def test_started_workers_have_imported_what_the_job_needs(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another environment has workers of its own: those of the tests before have imported what they needed.
+    monkeypatch.setitem(spark.sparkContext.environment, "HALFWAY_TEST_WORKERS", "new")
     start_workers(spark)
     found = spark.range(0, 1, 1, 1).mapInArrow(_imported, "name string").collect()
     assert {row[0] for row in found} >= {"pandas", "halfway.pipelines.resolve.read_back", "halfway.transforms.operator"}
