@@ -173,6 +173,11 @@ def _join(untouched: pa.Table, changed: Sequence[pa.Table]) -> pa.Table:
     return joined
 
 
+def read_digest(clock: Clock) -> int:
+    """Return a number that is another one if other records were read, and the same in each process (R16)."""
+    return crc32(repr([sorted(clock.last_ms(source).items()) for source in Source]).encode())
+
+
 def _encode_clock(clock: Clock) -> dict[str, Any]:
     """Return the clock under the names of the stored format."""
     return {
@@ -183,11 +188,6 @@ def _encode_clock(clock: Clock) -> dict[str, Any]:
         "absent": _encode_groups(clock.absent),
         "floor_ms": clock.floor,
     }
-
-
-def read_digest(clock: Clock) -> int:
-    """Return a number that is another one if other records were read, and the same in each process (R16)."""
-    return crc32(repr([sorted(clock.last_ms(source).items()) for source in Source]).encode())
 
 
 def _decode_clock(stored: dict[str, Any]) -> Clock:

@@ -43,7 +43,7 @@ _APPEND_TRIES = 5
 class BatchWriter:
     """Writes batches. Called once for each batch id, and again with the same id after a crash."""
 
-    def __init__(self, settings: Settings, manifest: Manifest, appended: Mapping[Table, int], held: Sequence[BatchOrigin] = ()) -> None:
+    def __init__(self, settings: Settings, manifest: Manifest, appended: Mapping[Table, int], held: Sequence[BatchOrigin]) -> None:
         """Prepare to write for a query.
 
         Args:

@@ -211,7 +211,7 @@ def claim_tables(spark: SparkSession, storage: StorageSettings, query_id: str, e
     """
     existing = {table for table in TABLE_SCHEMAS if table_exists(spark, storage, table)}
     for table in existing:  # If one is refused, the former owner goes on with all of them.
-        _new_fields(spark, storage, table)
+        _new_fields(spark, storage, table, properties_of(spark, storage, table))
     for table, schema in TABLE_SCHEMAS.items():
         if table not in existing:
             create_table(spark, storage, table, schema, {**Owner(query_id, epoch).properties(), **_statistics(table)})
@@ -251,7 +251,8 @@ def upgrade_tables(spark: SparkSession, storage: StorageSettings) -> None:
 
 
 def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) -> None:
-    new, found = _new_fields(spark, storage, table), properties_of(spark, storage, table)
+    found = properties_of(spark, storage, table)
+    new = _new_fields(spark, storage, table, found)
     # Elsewhere than on a local disk, nothing would keep this from an erasure that is under way.
     if found.get(_APPEND_ONLY) == "false" and local_warehouse(spark, storage) is not None:
         restore_append_only(spark, storage, table)
@@ -266,8 +267,8 @@ def _upgrade_table(spark: SparkSession, storage: StorageSettings, table: Table) 
             spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({_sql_map(_statistics(table))})")
 
 
-def _new_fields(spark: SparkSession, storage: StorageSettings, table: Table) -> list[StructField]:
-    """Return the columns that a table of an earlier version lacks.
+def _new_fields(spark: SparkSession, storage: StorageSettings, table: Table, properties: Mapping[str, str]) -> list[StructField]:
+    """Return the columns that a table of an earlier version, with these properties, lacks.
 
     Raises:
         OwnershipError: somebody has changed its columns or properties, so that its messages could be written twice.
@@ -276,7 +277,7 @@ def _new_fields(spark: SparkSession, storage: StorageSettings, table: Table) -> 
     new = [field for field in TABLE_SCHEMAS[table] if field.name not in known]
     if gone := sorted({field.name for field in new} - _LATER_COLUMNS):
         raise OwnershipError(f"the table {name} has no column {', '.join(gone)}, which was renamed or dropped: put it back")
-    if _MEMORY_PROPERTY in properties_of(spark, storage, table):
+    if _MEMORY_PROPERTY in properties:
         raise OwnershipError(
             f"the table {name} has the property {_MEMORY_PROPERTY}, by which Delta forgets the batches that it has: "
             f"`ALTER TABLE {name} UNSET TBLPROPERTIES ('{_MEMORY_PROPERTY}')`, and look for one in Spark's defaults"

@@ -98,7 +98,7 @@ def origin_in(commits: Iterable[str | None], query_id: str | None = None) -> Bat
     return None
 
 
-def origin_of(files: CheckpointFiles, query_id: str, batch_id: int, read_digest: int = 0) -> BatchOrigin:
+def origin_of(files: CheckpointFiles, query_id: str, batch_id: int, read_digest: int) -> BatchOrigin:
     """Return the origin of a batch that the checkpoint has planned."""
     planned = BatchOrigin.of(query_id, batch_id, files.text(f"{OFFSETS}/{batch_id}") or "")
     return replace(planned, read_digest=read_digest)
