@@ -1,23 +1,34 @@
 """Notices a log that has lost its end and has grown again: new records are then where the job has read others.
 
 Kafka cuts a log at an unclean election, after a power cut of a broker whose replica was the only one, and when a disk
-is put back. Spark notices it only while the log is shorter than what was read.
+is put back. Spark notices it only while the log is shorter than what was read, and the job's own ticks lengthen it: so
+a start looks before its first tick.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from time import monotonic, sleep
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message, TopicPartition
 
 from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin
-from halfway.pipelines.kafka.range_reader import READ_UNCOMMITTED, OffsetRange, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.range_reader import (
+    READ_LIMIT_S,
+    READ_UNCOMMITTED,
+    OffsetRange,
+    PartitionReader,
+    ranges_consumer,
+    read_ranges,
+    retained,
+)
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.kafka.tick_records import is_tick
-from halfway.schemas.errors import READ_WHAT_IS_THERE, RecordsLostError
+from halfway.schemas.errors import READ_WHAT_IS_THERE, KafkaUnavailableError, RecordsLostError
 from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings
 
 _SEARCHED = 10_000
+_POLL_S = 0.1
 
 ByPartition = Mapping[str, Mapping[int, int]]
 """By topic and partition."""
@@ -26,7 +37,7 @@ ByPartition = Mapping[str, Mapping[int, int]]
 def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, last_ms: ByPartition) -> None:
     """Look for the last record that was read of each partition: it must still be before what is read next.
 
-    A record that Kafka may have deleted, and a log that is shorter than what was read, prove nothing here.
+    A record that Kafka may have deleted proves nothing. A log that is shorter than what was read is waited for.
 
     Args:
         kafka: where Kafka is.
@@ -37,24 +48,49 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
     Raises:
         RecordsLostError: a record is not there any more.
         TopicError: a topic is missing.
-        KafkaUnavailableError: Kafka cannot be reached.
+        KafkaUnavailableError: Kafka cannot be reached, or a log is still shorter than what was read after a minute.
     """
     with ranges_consumer(kafka, FETCH_GROUP, READ_UNCOMMITTED) as consumer:
         for topic, times_ms in last_ms.items():
-            kept, ends = retained(consumer, client, topic), read_to.get(topic, {})
-            asked = [TopicPartition(topic, number, at_ms) for number, at_ms in times_ms.items() if number in kept and number in ends]
-            for place in consumer.offsets_for_times(asked, timeout=REQUEST_LIMIT_S) if asked else ():
-                first, end = kept[place.partition].first, ends[place.partition]
-                if place.error is not None or kept[place.partition].end < end:
-                    continue
-                begin = place.offset if place.offset >= 0 else end
-                may_be_deleted = first >= end or (first > 0 and begin <= first)
-                at_ms = times_ms[place.partition]
-                if not may_be_deleted and not _may_hold(consumer, topic, place.partition, OffsetRange(begin, end), at_ms):
+            kept = retained(consumer, client, topic)
+            ends = {partition: end for partition, end in read_to.get(topic, {}).items() if partition in kept}
+            for partition in (each for each, end in ends.items() if kept[each].end < end):
+                with PartitionReader(consumer, topic, partition, READ_LIMIT_S) as reader:
+                    reader.wait_for(ends[partition] - 1)
+            known_ms = {partition: at_ms for partition, at_ms in times_ms.items() if partition in ends}
+            for partition, found in _first_since(consumer, topic, known_ms).items():
+                first, end, at_ms = kept[partition].first, ends[partition], times_ms[partition]
+                begin = end if found < 0 else found
+                is_there = _may_hold(consumer, topic, partition, OffsetRange(begin, end), at_ms)
+                if not is_there and not _may_be_deleted(consumer, topic, partition, OffsetRange(first, min(begin, end))):
                     raise RecordsLostError(
-                        f"partition {place.partition} of {topic} has lost records that this job had read, and new ones are in their place, "
+                        f"partition {partition} of {topic} has lost records that this job had read, and new ones are in their place, "
                         f"before where it would go on: {READ_WHAT_IS_THERE}"
                     )
+
+
+def _first_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
+    """Return, by partition, the first offset of a time or later; below 0 without one. Waits while one has no leader."""
+    places = [TopicPartition(topic, partition, at_ms) for partition, at_ms in times_ms.items()]
+    deadline_s = monotonic() + READ_LIMIT_S
+    while places:
+        found = consumer.offsets_for_times(places, timeout=REQUEST_LIMIT_S)
+        errors = [place.error.str() for place in found if place.error is not None]
+        if not errors:
+            return {place.partition: place.offset for place in found}
+        if monotonic() >= deadline_s:
+            raise KafkaUnavailableError(f"Kafka does not say where the records of a time in {topic} begin: {errors[0]}")
+        sleep(_POLL_S)
+    return {}
+
+
+def _may_be_deleted(consumer: Consumer, topic: str, partition: int, older: OffsetRange) -> bool:
+    """Return True if Kafka may have deleted a record, by the range of older ones that are kept: it deletes them first.
+
+    With CreateTime only ticks have the time of their offset.
+    """
+    records = islice(read_ranges(consumer, topic, {partition: older}), _SEARCHED)
+    return older.first > 0 and not any(_has_kafkas_time(record) or is_tick(record) for record in records)
 
 
 def _may_hold(consumer: Consumer, topic: str, partition: int, offsets: OffsetRange, at_ms: int) -> bool:
@@ -80,10 +116,12 @@ def _may_hold(consumer: Consumer, topic: str, partition: int, offsets: OffsetRan
 
 def _is_of(record: Message, at_ms: int) -> bool:
     """Return True if a record has this time by Kafka, or may be a tick that has it by a producer."""
-    kind, its_ms = record.timestamp()
-    return its_ms == at_ms and (kind == TIMESTAMP_LOG_APPEND_TIME or headers_of(record) is None or is_tick(record))
+    return record.timestamp()[1] == at_ms and (_has_kafkas_time(record) or headers_of(record) is None or is_tick(record))
 
 
 def _is_later(record: Message, at_ms: int) -> bool:
-    kind, its_ms = record.timestamp()
-    return kind == TIMESTAMP_LOG_APPEND_TIME and its_ms > at_ms
+    return _has_kafkas_time(record) and record.timestamp()[1] > at_ms
+
+
+def _has_kafkas_time(record: Message) -> bool:
+    return bool(record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME)

@@ -193,7 +193,7 @@ class PartitionReader:
             if record is None:
                 if self._low <= self._position and end <= self._high:
                     return
-                self._is_kept(end - 1)
+                self.wait_for(end - 1)
                 self._seek(max(self._position, self._low))
                 continue
             self._position = (record.offset() or 0) + 1
@@ -240,12 +240,14 @@ class PartitionReader:
             self._low = self._high = 0
             _look_up(self._consumer, self._place[0])
 
-    def _is_kept(self, offset: int) -> bool:
-        """Return True if the partition still holds an offset that was read before; False if its beginning is past it.
+    def wait_for(self, offset: int) -> None:
+        """Wait until the partition's end is past an offset that was read before.
 
-        An end before the offset proves nothing. After a crash, or as a new leader, a broker reports an end that is too
-        low until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452). This waits for the end to
-        come back.
+        An end before it proves nothing. After a crash, or as a new leader, a broker reports an end that is too low
+        until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452).
+
+        Raises:
+            KafkaUnavailableError: the end has not come back within the limit, or Kafka does not answer.
         """
         deadline_s = monotonic() + self._limit_s
         while offset >= self._high:
@@ -256,6 +258,10 @@ class PartitionReader:
                 )
             sleep(_END_POLL_S)
             self._ask()
+
+    def _is_kept(self, offset: int) -> bool:
+        """Return True if the partition holds an offset that was read before; False if its beginning is past it."""
+        self.wait_for(offset)
         return offset >= self._low
 
     def _seek(self, offset: int) -> None:

@@ -201,7 +201,10 @@ class ResolveJob:
         with suppress(StateFormatError):  # the query says what is damaged
             clock = Bucket.decode(*stored.rows[0]).clock
             last_ms = {kafka.half_topic: clock.last_ms(Source.HALF), kafka.op_topic: clock.last_ms(Source.OP)}
-            verify_not_cut(kafka, client, stored.read_to, last_ms)
+            try:
+                verify_not_cut(kafka, client, stored.read_to, last_ms)
+            except KafkaUnavailableError as error:
+                raise explain(error, self._settings) or error from None
 
     def _verify_rights(self, client: Admin) -> None:
         verify_rights(client, job_rights(self._settings.kafka), **JOB_GROUPS)

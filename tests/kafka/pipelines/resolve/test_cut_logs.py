@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka import cut_logs
 from halfway.pipelines.kafka.topic_setup import create_topics
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.resolve.job import ResolveJob
@@ -19,8 +20,8 @@ from halfway.schemas.errors import KafkaUnavailableError, RecordsLostError
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
-from tests.support.job_world import half_headers, op_headers
-from tests.support.kafka_topics import unique_topics
+from tests.support.job_world import MakeWorld, half_headers, op_headers
+from tests.support.kafka_topics import delete_records, unique_topics
 
 
 def send(settings: Settings, ids: Sequence[str], action: bytes = b"") -> None:
@@ -36,6 +37,13 @@ def pending(settings: Settings, spark: SparkSession, *, adopt: bool = False) -> 
     """Run the job, and return what is pending after it."""
     ResolveJob(settings, adopt=adopt).run(lambda: spark)
     return set(view_pending(read_state(lambda: spark, settings.storage).rows).transactions["transaction_id"].to_pylist())
+
+
+def end_of(settings: Settings) -> int:
+    consumer = Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "test"})
+    end: int = consumer.get_watermark_offsets(TopicPartition(settings.kafka.half_topic, 0), timeout=30)[1]
+    consumer.close()
+    return end
 
 
 class CutLog:
@@ -77,6 +85,39 @@ def test_a_log_that_was_cut_and_has_grown_again_is_refused(
     send(log.settings, new)
     with pytest.raises(RecordsLostError, match=r"partition 0 of half-\w+ has lost records that this job had read, and new ones are in"):
         pending(log.settings, spark)
+    assert pending(log.adopted(), spark, adopt=True) == {"kept", *new}
+
+
+def test_a_start_whose_last_tick_retention_has_deleted_goes_on(world: MakeWorld) -> None:
+    """With CreateTime a half after it may have an earlier time, by a clock that is a little behind."""
+    w = world(partitions=1)
+    w.tick(10_000)
+    _, offset = w.half("behind", 9_000)
+    w.resolve()
+    delete_records(w.settings.kafka, w.settings.kafka.half_topic, {0: offset})
+    w.half("later", 11_000)
+    w.op("later", b"COMMIT", 11_000)
+    w.resolve()
+    assert w.by_id(Table.MESSAGES).keys() == {"later"}
+
+
+@pytest.mark.timeout(300)
+def test_a_log_that_is_still_shorter_than_what_was_read_is_refused_before_a_tick_lengthens_it(
+    own_broker: LocalBroker, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its first tick the log would be as long as before, and the new half would never be read."""
+    log = CutLog(own_broker, spark, tmp_path)
+    send(log.settings, ["lost-0", "lost-1"])
+    pending(log.settings, spark)
+    log.put_back()
+    missing = read_state(lambda: spark, log.settings.storage).read_to[log.settings.kafka.half_topic][0]
+    missing -= end_of(log.settings)
+    new = [f"new-{number}" for number in range(missing - 1)]
+    send(log.settings, new)
+    monkeypatch.setattr(cut_logs, "READ_LIMIT_S", 2.0)
+    for _ in range(2):
+        with pytest.raises(KafkaUnavailableError, match=r"ends at offset \d+ of partition 0, and \d+ was read .* `halfway resolve --ad"):
+            pending(log.settings, spark)
     assert pending(log.adopted(), spark, adopt=True) == {"kept", *new}
 
 
