@@ -58,7 +58,7 @@ run: setup ## run a local Kafka, the topics, the job and the demo; fails unless 
 test: setup jars ## run all tests but the slow and the long ones, with a real Kafka and a real Spark
 	@$(PY) -m pytest -m "not slow and not long" --numprocesses 3 --dist worksteal --durations 20
 
-test-slow: setup jars ## run the other tests: a cluster, long examples, commands beside a running job
+test-slow: setup jars ## run the slow tests: a cluster, long examples, commands beside a running job
 	@$(PY) -m pytest -m "slow and not long" --numprocesses 2 --dist load --maxschedchunk 1 --durations 20
 
 test-long: setup jars ## run the tests on the real parts whose rules unit tests or the simulator hold too; an hour

@@ -113,7 +113,7 @@ class LocalTransaction:
 
     Attributes:
         transaction_id: the id of its row. The ids of its messages begin with it.
-        is_written: True if its row is written, so that it may have committed.
+        is_written: True once its row is written, or needs none: from then on it may have committed.
     """
 
     def __init__(self, source: TransactionSource, using: Any, records: GroupRecords, sender: Sends, store: Store) -> None:

@@ -25,7 +25,8 @@ REMARK = "REMARK"
 HALF_SIGNATURE = "HALF_SIGNATURE"
 """On an op: the `SIGNATURE` of the half that it answers."""
 SIGNATURE = "SIGNATURE"
-"""On a half or op whose group has a key, and on the job's own records. Ignored unless the job's settings hold keys."""
+"""On a half or op whose group has a key, and on the job's own records. Verified only if the job's settings hold
+keys. Without them a half that has one is remembered longer all the same (R11)."""
 
 TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 CHECK_ID = "CHECK_ID"

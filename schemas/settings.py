@@ -159,7 +159,7 @@ class ResolutionSettings(SettingsGroup):
 
 
 class StateSettings(SettingsGroup):
-    """How the state is partitioned. A checkpoint freezes both values when it is made."""
+    """How the state is partitioned: fixed when a checkpoint is made, but other `shuffle_partitions` are not refused."""
 
     buckets: Annotated[Number, Field(ge=1, le=65_536)] = 64
     shuffle_partitions: Annotated[Number, Field(ge=1)] = 8

@@ -65,7 +65,7 @@ def _begin(text: str | None) -> Begin | None:
     try:
         return Begin(None if text == _EARLIEST else TablePosition.parse(text))
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--begin") from None
+        raise typer.BadParameter(f"{error}; or give {_EARLIEST}", param_hint="--begin") from None
 
 
 def _served(running: Relay, metrics: MetricsSettings) -> AbstractContextManager[None]:

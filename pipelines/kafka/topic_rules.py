@@ -41,7 +41,7 @@ def new_topic_config(settings: Settings, topic: str) -> dict[str, str]:
 
     The op topic keeps its records as long as the half topic: a job that reads both from the earliest offset must find
     the verdict of each half. A check topic does too: a request that is deleted before its group has passed it would
-    count as asked (R15).
+    count (R15).
     """
     return {
         "message.timestamp.type": "LogAppendTime",

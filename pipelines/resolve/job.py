@@ -31,6 +31,7 @@ from halfway.pipelines.resolve.sources import former_records_to_read, read_recor
 from halfway.pipelines.resolve.ticks import TickPublisher
 from halfway.pipelines.runtime.collector import without_collector
 from halfway.pipelines.runtime.session import is_submitted
+from halfway.pipelines.storage.batch_settings import settings_of_batches
 from halfway.pipelines.storage.delta_tables import upgrade_tables
 from halfway.pipelines.storage.file_systems import local_path, on_local_disk, read_text, verify_local_folder_writable, write_text
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
@@ -38,8 +39,7 @@ from halfway.pipelines.storage.lineage import BatchOrigin, appended_in, verify_l
 from halfway.pipelines.storage.locks import job_lock
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest, checkpoint_file
 from halfway.pipelines.storage.ownership import Ownership, read_ownership, verify_ownership, verify_same_topics
-from halfway.pipelines.storage.state_reader import HadoopFiles, bucket_state
-from halfway.pipelines.storage.terms import terms_of_run
+from halfway.pipelines.storage.state_reader import HadoopFiles, bucket_state, partitions_of_state
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError, JobFailedError, KafkaUnavailableError, OwnershipError, StateFormatError
 from halfway.schemas.events import PACKED_EVENTS_SCHEMA
@@ -256,18 +256,21 @@ class ResolveJob:
 
     def _start(self, spark: SparkSession, manifest: Manifest, batches: BatchWriter) -> StreamingQuery:
         settings, kafka = self._settings, self._settings.kafka
-        terms = terms_of_run(spark, settings)
+        wanted, fixed = settings.state.shuffle_partitions, partitions_of_state(spark, settings.storage)
+        if fixed not in (None, wanted):
+            log.warning("event=setting_without_effect name=state.shuffle_partitions checkpoint_has=%d", fixed)
+        by_batch = settings_of_batches(spark, settings)
         # Each reading task generates and compiles code for 0.1 s of CPU before its first record: no more tasks than
         # there is work for.
-        read = read_records(spark, kafka, manifest.starting_offsets).coalesce(settings.state.shuffle_partitions)
+        read = read_records(spark, kafka, manifest.starting_offsets).coalesce(wanted)
         records = to_records(read, kafka.op_topic, digests=kafka.signing.keyring() is not None)
         taken_at = {Source.HALF: manifest.taken_at.get(kafka.half_topic, {}), Source.OP: manifest.taken_at.get(kafka.op_topic, {})}
         decoder_of = partial(DecoderConfig.of, kafka=kafka, taken_at=taken_at[Source.HALF], job=manifest.query_id)
-        decoding = ByBatch([(first, decoder_of(resolution)) for first, resolution in terms])
+        decoding = ByBatch([(first, decoder_of(resolution)) for first, resolution in by_batch])
         former = former_records_to_read(spark, settings, manifest, self._retained)
         pack = without_collector(pack_events(decoding, manifest.bucket_keys, bytes.fromhex(manifest.bucket_secret), former))
         packs = records.mapInArrow(pack, from_arrow_schema(PACKED_EVENTS_SCHEMA))
-        rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
+        rules = ByBatch([(first, rules_of(resolution)) for first, resolution in by_batch])
         slots = spark.sparkContext.defaultParallelism
         takeover = Takeover(taken_at, manifest.copied_until_ms, sorted(kafka.signing.keys))
         function = without_collector(bucket_function(rules, slots, max_undivided(manifest.buckets), takeover))

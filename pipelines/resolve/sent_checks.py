@@ -1,4 +1,4 @@
-"""Knows which of the job's checks count as asked: those that somebody had the time to answer (R5)."""
+"""Knows which of the job's checks count: those that somebody had the time to answer (R5)."""
 
 from collections.abc import Callable
 from threading import Lock
@@ -28,7 +28,7 @@ class SentChecks:
         """When all checks up to a horizon had been sent, and the horizon. Close ones are one: the list stays short."""
         self._asked_ms = 0
         self._lock = Lock()
-        """The batches add, and the ticks' thread asks: neither may undo what the other has noted."""
+        """The batches add, and the ticks' thread reads: neither may undo what the other has noted."""
 
     def add(self, horizon_ms: int, *, any_due: bool = True) -> None:
         """Note that all checks up to a horizon are in the check topic.

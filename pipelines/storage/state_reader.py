@@ -197,6 +197,16 @@ def last_read(spark: SparkSession, storage: StorageSettings) -> dict[str, dict[i
     return {} if batch_id is None else ends_in(_offsets_of(files, batch_id))
 
 
+def partitions_of_state(spark: SparkSession, storage: StorageSettings) -> int | None:
+    """Return the number of partitions that Spark divided the state into in the first batch; None before that."""
+    files = HadoopFiles(spark, storage)
+    batch_id = _chosen(files.batches(OFFSETS), 0)
+    if batch_id is None:
+        return None
+    planned_with = json.loads(_offsets_of(files, batch_id).splitlines()[1])["conf"]
+    return int(planned_with["spark.sql.shuffle.partitions"])
+
+
 def bucket_state(spark: SparkSession, storage: StorageSettings) -> StoredState | None:
     """Return the state after the last committed batch, of one bucket at least; None if there is none, or it is damaged.
 

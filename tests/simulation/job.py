@@ -13,11 +13,11 @@ from halfway.pipelines.kafka.range_reader import reading_options
 from halfway.pipelines.resolve.sent_checks import SentChecks
 from halfway.pipelines.resolve.sources import former_records_to_read, source_options
 from halfway.pipelines.resolve.ticks import TickPace
+from halfway.pipelines.storage.batch_settings import settings_of_batches
 from halfway.pipelines.storage.first_start import TopicFacts, begin_checkpoint
 from halfway.pipelines.storage.lineage import BatchOrigin, verify_lineage
 from halfway.pipelines.storage.manifest import STATUS_FILE, Manifest
 from halfway.pipelines.storage.ownership import read_ownership, verify_ownership
-from halfway.pipelines.storage.terms import terms_of_run
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import CheckpointInUseError, RecordsLostError
 from halfway.schemas.outcomes import Kind, Phase
@@ -75,10 +75,12 @@ class Job:
         held: Sequence[BatchOrigin] = ()
         if found.query_id is not None:
             held = verify_lineage(spark, settings.storage, self.manifest, found.last_batch_id)
-        terms = terms_of_run(spark, settings)
+        by_batch = settings_of_batches(spark, settings)
         taken_at, query_id = self.manifest.taken_at.get(HALF, {}), self.manifest.query_id
-        self.configs = ByBatch([(first, DecoderConfig.of(resolution, settings.kafka, taken_at, query_id)) for first, resolution in terms])
-        self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in terms])
+        self.configs = ByBatch(
+            [(first, DecoderConfig.of(resolution, settings.kafka, taken_at, query_id)) for first, resolution in by_batch]
+        )
+        self.rules = ByBatch([(first, rules_of(resolution)) for first, resolution in by_batch])
         self.former = former_records_to_read(spark, settings, self.manifest, self.kafka.retained)
         self.writer = SimulatedWriter(self, self.manifest, held)
         status = BatchStatus.parse(checkpoint.files.get(STATUS_FILE))

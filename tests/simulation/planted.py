@@ -287,7 +287,7 @@ PLANTED = (
     Planted("R8 no put-off counts", _Resolver, "_on_due", _no_put_off_counts),
     Planted("R8 no last call", _Resolver, "_on_due", _no_last_call),
     Planted("R15 no group is behind", check_lag.CheckLag, "behind", lambda *_: {}),
-    Planted("R16 a repeated batch runs under the present settings", job, "terms_of_run", _present_settings),
+    Planted("R16 a repeated batch runs under the present settings", job, "settings_of_batches", _present_settings),
     Planted("the source reads what is not committed", job, "source_options", lambda _: {}),
     Planted("adopt: nothing counts as held", job, "begin_checkpoint", _nothing_adopted),
     Planted("adopt: the last halves of the tables are written again", job, "begin_checkpoint", _ends_early),

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pyarrow as pa
 
 from halfway.pipelines.resolve import check_lag, sources
-from halfway.pipelines.storage import delta_tables, first_start, lineage, manifest, ownership, state_reader, terms
+from halfway.pipelines.storage import batch_settings, delta_tables, first_start, lineage, manifest, ownership, state_reader
 from halfway.pipelines.storage.delta_tables import Owner, append_id
 from halfway.schemas.events import FORMER_SCHEMA
 from halfway.schemas.headers import Source
@@ -262,7 +262,7 @@ _REPLACED = {
     manifest: ("read_json", "write_json"),
     ownership: ("table_exists", "owner_of", "last_epoch"),
     first_start: ("write_json", "delete_folder", "claim_tables", "last_settled_ms", "_even_keys"),
-    terms: ("write_json",),
+    batch_settings: ("write_json",),
     lineage: ("_batches_since", "last_appended"),
     state_reader: ("read_text", "names_in"),
     sources: ("former_records",),

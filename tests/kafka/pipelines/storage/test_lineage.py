@@ -7,11 +7,11 @@ import pytest
 
 from halfway.pipelines.operate.doctor.finding import Health
 from halfway.pipelines.operate.doctor.storage_checks import storage_findings
+from halfway.pipelines.storage.batch_settings import BATCH_SETTINGS_FILE
 from halfway.pipelines.storage.local_ownership import read_local_ownership
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE
 from halfway.pipelines.storage.missing_tables import OFFSETS
 from halfway.pipelines.storage.state_reader import COMMITS, LocalFiles
-from halfway.pipelines.storage.terms import TERMS_FILE
 from halfway.schemas.errors import OwnershipError, SetupError
 from halfway.schemas.tables import Table
 from tests.support.job_world import MakeWorld, World
@@ -155,7 +155,7 @@ def test_a_file_that_a_power_cut_has_left_in_part_is_named(world: MakeWorld) -> 
     w = world()
     send(w, 1)
     newest = [f"{log}/{max(LocalFiles(Path(w.settings.storage.checkpoint)).batches(log))}" for log in (OFFSETS, COMMITS)]
-    for name in (MANIFEST_FILE, METADATA_FILE, TERMS_FILE, *newest):
+    for name in (MANIFEST_FILE, METADATA_FILE, BATCH_SETTINGS_FILE, *newest):
         file = Path(w.settings.storage.checkpoint, name)
         whole = file.read_bytes()
         for left in (b"", whole[:5]):

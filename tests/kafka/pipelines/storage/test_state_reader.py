@@ -94,7 +94,7 @@ def test_the_state_can_be_read_while_the_job_runs(world: MakeWorld) -> None:
         w.spark.conf.unset("spark.sql.streaming.minBatchesToRetain")
 
 
-def test_buckets_are_spread_evenly_over_the_tasks(world: MakeWorld, spark: SparkSession) -> None:
+def test_buckets_are_spread_evenly_over_the_tasks(world: MakeWorld, spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
     w = world(**{"state.buckets": 16, "state.shuffle_partitions": 3})
     tests_own = spark.conf.get("spark.sql.shuffle.partitions")
     spark.conf.set("spark.sql.shuffle.partitions", "3")
@@ -102,6 +102,11 @@ def test_buckets_are_spread_evenly_over_the_tasks(world: MakeWorld, spark: Spark
         w.tick(1)
         w.resolve()
         stored = spark.read.format("statestore").load(w.settings.storage.checkpoint).groupBy("partition_id").count().collect()
+        w.resolve()
+        assert "setting_without_effect" not in caplog.text
+        state = w.settings.state.model_copy(update={"shuffle_partitions": 5})
+        w.resolve(w.settings.model_copy(update={"state": state}))
+        assert "event=setting_without_effect name=state.shuffle_partitions checkpoint_has=3" in caplog.text
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", tests_own)
     assert sorted(count for _, count in stored) == [5, 5, 6]

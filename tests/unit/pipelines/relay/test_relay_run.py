@@ -98,6 +98,12 @@ def test_a_relay_of_what_there_is_now_that_is_ended_before_exits_as_ended_by_the
     assert (done.exit_code, kafka.sent) == (128 + signal.SIGTERM, {})
 
 
+def test_a_place_to_begin_that_is_none_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["relay", "--begin", "latest", "--set", f"storage.warehouse={tmp_path}"])
+    said = " ".join(done.output.replace("│", " ").split())
+    assert (done.exit_code, "give EPOCH.BATCH" in said, "or give earliest" in said) == (2, True, True)
+
+
 def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the first one does after `relay.allow` was narrowed, where very many topics had been stopped."""
     monkeypatch.setattr(

@@ -6,15 +6,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
-from halfway.pipelines.storage import manifest, state_reader, terms
-from halfway.pipelines.storage.terms import terms_of_run
+from halfway.pipelines.storage import batch_settings, manifest, state_reader
+from halfway.pipelines.storage.batch_settings import settings_of_batches
 from halfway.schemas.errors import OwnershipError
 
 NO_SPARK = cast(SparkSession, None)
 
 
 class Checkpoint:
-    """The files of a checkpoint: batches that were planned and committed, and the terms."""
+    """The files of a checkpoint: batches that were planned and committed, and the batches' settings."""
 
     def __init__(self) -> None:
         self.planned = self.committed = 0
@@ -29,7 +29,7 @@ class Checkpoint:
         return self.content
 
     def write_json(self, _spark: object, uri: str, content: dict[str, Any]) -> None:
-        assert uri.endswith("/terms.json")
+        assert uri.endswith("/batch_settings.json")
         self.content = content
         self.writes += 1
 
@@ -37,7 +37,7 @@ class Checkpoint:
 @pytest.fixture
 def checkpoint(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     stand_in = Checkpoint()
-    for module, name in ((state_reader, "names_in"), (manifest, "read_json"), (terms, "write_json")):
+    for module, name in ((state_reader, "names_in"), (manifest, "read_json"), (batch_settings, "write_json")):
         monkeypatch.setattr(module, name, getattr(stand_in, name))
     return stand_in
 
@@ -46,7 +46,7 @@ def start(check_max: int, keys: dict[str, list[str]] | None = None) -> list[tupl
     """Start a run; return (first batch, transactionCheckMax)."""
     overrides: dict[str, object] = {"resolution.transactionCheckMax": check_max}
     settings = load_settings(environ={}, overrides=overrides | ({"kafka.signing.cluster": "c", "kafka.signing.keys": keys} if keys else {}))
-    return [(first, each.transactionCheckMax) for first, each in terms_of_run(NO_SPARK, settings)]
+    return [(first, each.transactionCheckMax) for first, each in settings_of_batches(NO_SPARK, settings)]
 
 
 def test_a_change_counts_from_the_first_batch_that_was_not_planned(checkpoint: Checkpoint) -> None:
@@ -70,7 +70,7 @@ def test_unchanged_settings_are_not_written_again(checkpoint: Checkpoint) -> Non
 
 def test_a_batch_whose_settings_are_lost_is_not_repeated(checkpoint: Checkpoint) -> None:
     checkpoint.planned, checkpoint.committed = 3, 2
-    with pytest.raises(OwnershipError, match=r"terms\.json is missing, which says under which settings batch 2 began"):
+    with pytest.raises(OwnershipError, match=r"batch_settings\.json is missing, which says under which settings batch 2 began"):
         start(15)
     checkpoint.committed = 3
     assert start(15) == [(3, 15)], "nothing is to be repeated"

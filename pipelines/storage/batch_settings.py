@@ -15,11 +15,11 @@ from halfway.pipelines.storage.state_reader import COMMITS, HadoopFiles
 from halfway.schemas.errors import OwnershipError
 from halfway.schemas.settings import ResolutionSettings, Settings, StorageSettings
 
-TERMS_FILE = "terms.json"
+BATCH_SETTINGS_FILE = "batch_settings.json"
 _DECIDES_NOTHING = {"tick_interval"}
 
 
-def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, ResolutionSettings]]:
+def settings_of_batches(spark: SparkSession, settings: Settings) -> list[tuple[int, ResolutionSettings]]:
     """Return the settings of each batch that this run may run, and record those of its new batches.
 
     Call it before the query starts.
@@ -39,8 +39,8 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
     is_to_repeat = planned >= 0 and planned not in files.batches(COMMITS)
     if is_to_repeat and not kept:
         raise OwnershipError(
-            f"{checkpoint_file(storage, TERMS_FILE)} is missing, which says under which settings batch {planned} began, and it is to be "
-            "repeated: put the file back, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
+            f"{checkpoint_file(storage, BATCH_SETTINGS_FILE)} is missing, which says under which settings batch {planned} began, and it is "
+            "to be repeated: put the file back, or start a new checkpoint (another storage.checkpoint) with `halfway resolve --adopt`"
         )
     now = {"since_batch": planned + 1, "signing": settings.kafka.signing.fingerprint(), **_deciding(settings.resolution)}
     if is_to_repeat and kept[0]["signing"] != now["signing"]:
@@ -48,17 +48,17 @@ def terms_of_run(spark: SparkSession, settings: Settings) -> list[tuple[int, Res
             f"batch {planned} of {storage.checkpoint} began under other kafka.signing settings and is to be repeated: set them back, run "
             "`halfway resolve --available-now` once, and change them then"
         )
-    terms = kept if kept and {**kept[0], "since_batch": None} == {**now, "since_batch": None} else [*kept, now]
-    if terms != stored:
-        write_json(spark, checkpoint_file(storage, TERMS_FILE), {"terms": terms})
+    by_batch = kept if kept and {**kept[0], "since_batch": None} == {**now, "since_batch": None} else [*kept, now]
+    if by_batch != stored:
+        write_json(spark, checkpoint_file(storage, BATCH_SETTINGS_FILE), {"batches": by_batch})
     names = _deciding(settings.resolution).keys()
-    deciding = [{name: each[name] for name in names & each.keys()} for each in terms]
-    return [(each["since_batch"], settings.resolution.model_copy(update=update)) for each, update in zip(terms, deciding, strict=True)]
+    deciding = [{name: each[name] for name in names & each.keys()} for each in by_batch]
+    return [(each["since_batch"], settings.resolution.model_copy(update=update)) for each, update in zip(by_batch, deciding, strict=True)]
 
 
 def _read(spark: SparkSession, storage: StorageSettings) -> list[dict[str, Any]]:
-    content = read_checkpoint_file(spark, storage, TERMS_FILE)
-    return list(content["terms"]) if content else []
+    content = read_checkpoint_file(spark, storage, BATCH_SETTINGS_FILE)
+    return list(content["batches"]) if content else []
 
 
 def _deciding(resolution: ResolutionSettings) -> dict[str, int]:
