@@ -35,8 +35,8 @@ def former_records(
 ) -> pa.Table:
     """Return the records that the tables hold from before an epoch (FORMER_SCHEMA), without committed halves.
 
-    A lost half (R17) and the verdicts that came after its loss are left out: if it can be read now, they decide.
-    Records that will not be read again are left out too: those of years would not fit into the driver's memory.
+    A lost half (R17) is left out, because no former checkpoint could read it. Records that will not be read again are
+    left out too: those of years would not fit into the driver's memory.
 
     Args:
         spark: the session.
@@ -52,10 +52,7 @@ def former_records(
     discarded = rows(Table.DISCARDED).select(
         F.lit(kafka.half_topic), "half_partition", "half_offset", F.unix_millis("half_at"), F.unix_millis("discarded_at")
     )
-    refused = rows(Table.QUARANTINE)
-    is_lost = F.col("reason") == str(Reason.HALF_LOST)
-    lost = refused.where(is_lost).select("transaction_id", F.lit(str(Reason.LATE_VERDICT)).alias("reason"))
-    refused = refused.where(~is_lost).join(lost, ["transaction_id", "reason"], "left_anti")
+    refused = rows(Table.QUARANTINE).where(F.col("reason") != str(Reason.HALF_LOST))
     refused = refused.select("source_topic", "source_partition", "source_offset", F.unix_millis("source_timestamp"), F.lit(0))
     sources = ((Source.HALF, kafka.half_topic), (Source.OP, kafka.op_topic))
     read_again = [(int(source), topic, *each) for source, topic in sources for each in first.get(topic, {}).items()]

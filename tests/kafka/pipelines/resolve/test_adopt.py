@@ -283,21 +283,6 @@ def test_what_a_former_checkpoint_quarantined_is_not_quarantined_again(world: Ma
     assert len(again) == len(before) + 1
 
 
-def test_a_verdict_that_came_after_the_loss_of_its_half_decides_it_if_the_half_can_be_read_again(world: MakeWorld, tmp_path: Path) -> None:
-    w = world(partitions=1)
-    place = w.half("a", 0)
-    w.produce(Source.HALF, "a", None, [("HALF_LOST", b"%d:%d" % place)], 1)
-    w.resolve()
-    w.op("a", b"COMMIT", 2)
-    w.tick(3)
-    w.resolve()
-    assert sorted(row.reason for row in w.rows(Table.QUARANTINE)) == ["half_lost", "late_verdict"]
-    assert w.rows(Table.MESSAGES) == []
-    lose_checkpoint(w, tmp_path)
-    w.resolve(adopt=True)
-    assert set(w.by_id(Table.MESSAGES)) == {"a"}
-
-
 _SHORT_TIMES = {"resolution.transactionTimeOut": 1, "resolution.max_clock_skew": 1_000}
 
 

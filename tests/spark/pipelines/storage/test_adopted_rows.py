@@ -24,9 +24,9 @@ def append(spark: SparkSession, storage: StorageSettings, table: Table, *rows: d
     append_once(spark.createDataFrame(whole, schema), storage, table, "job", 0)
 
 
-def refused(topic: str, partition: int, offset: int, reason: str = "bad_header", epoch: int = 0, of: str = "") -> dict[str, Any]:
+def refused(topic: str, partition: int, offset: int, reason: str = "bad_header", epoch: int = 0) -> dict[str, Any]:
     place = {"source_topic": topic, "source_partition": partition, "source_offset": offset, "source_timestamp": AT}
-    return {**place, "reason": reason, "epoch": epoch, "transaction_id": of or None}
+    return {**place, "reason": reason, "epoch": epoch}
 
 
 def discarded(partition: int, offset: int, epoch: int = 0) -> dict[str, Any]:
@@ -39,9 +39,7 @@ def test_what_former_epochs_did_to_records_that_can_still_be_read(spark: SparkSe
     storage = settings.storage
     claim_tables(spark, storage, "job")
     rows = [refused("half", 0, offset) for offset in (8, 9, 10)] + [refused("half", 1, 9), refused("half", 2, 99), refused("op", 0, 9)]
-    others = [refused("half", 0, 11, "half_lost", of="lost"), refused("half", 0, 12, epoch=1), refused("other", 0, 13)]
-    others += [refused("op", 0, 10, "late_verdict", of="lost")]  # it decides, if the half can be read now
-    rows += [refused("op", 0, 11, "late_verdict", of="discarded"), refused("op", 0, 12, "group_mismatch", of="lost")]
+    others = [refused("half", 0, 11, "half_lost"), refused("half", 0, 12, epoch=1), refused("other", 0, 13)]
     append(spark, storage, Table.QUARANTINE, *rows, *others)
     append(spark, storage, Table.DISCARDED, *(discarded(1, offset) for offset in (8, 9, 10)), discarded(1, 11, epoch=1))
     found = former_records(spark, storage, settings.kafka, 1, {"half": {0: 9, 1: 10}, "op": {0: 0}})
@@ -50,6 +48,4 @@ def test_what_former_epochs_did_to_records_that_can_still_be_read(spark: SparkSe
         (HALF, 0, 10, AT_MS, 0),
         (HALF, 1, 10, AT_MS, AT_MS),
         (OP, 0, 9, AT_MS, 0),
-        (OP, 0, 11, AT_MS, 0),
-        (OP, 0, 12, AT_MS, 0),
     ]
