@@ -7,28 +7,27 @@ a start looks before its first tick.
 
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from time import monotonic, sleep
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message, TopicPartition
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin
+from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.range_reader import (
     READ_LIMIT_S,
     READ_UNCOMMITTED,
     OffsetRange,
     PartitionReader,
+    offsets_since,
     ranges_consumer,
     read_ranges,
     retained,
 )
 from halfway.pipelines.kafka.rights import FETCH_GROUP
 from halfway.pipelines.kafka.tick_records import is_tick
-from halfway.schemas.errors import READ_WHAT_IS_THERE, KafkaUnavailableError, RecordsLostError
+from halfway.schemas.errors import READ_WHAT_IS_THERE, RecordsLostError
 from halfway.schemas.records import headers_of
 from halfway.schemas.settings import KafkaSettings
 
 _SEARCHED = 10_000
-_POLL_S = 0.1
 
 ByPartition = Mapping[str, Mapping[int, int]]
 """By topic and partition."""
@@ -58,7 +57,7 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
                 with PartitionReader(consumer, topic, partition, READ_LIMIT_S) as reader:
                     reader.wait_for(ends[partition] - 1)
             known_ms = {partition: at_ms for partition, at_ms in times_ms.items() if partition in ends}
-            for partition, found in _first_since(consumer, topic, known_ms).items():
+            for partition, found in offsets_since(consumer, topic, known_ms, READ_LIMIT_S).items():
                 first, end, at_ms = kept[partition].first, ends[partition], times_ms[partition]
                 begin = end if found < 0 else found
                 is_there = _may_hold(consumer, topic, partition, OffsetRange(begin, end), at_ms)
@@ -69,27 +68,13 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
                     )
 
 
-def _first_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int]) -> dict[int, int]:
-    """Return, by partition, the first offset of a time or later; below 0 without one. Waits while one has no leader."""
-    places = [TopicPartition(topic, partition, at_ms) for partition, at_ms in times_ms.items()]
-    deadline_s = monotonic() + READ_LIMIT_S
-    while places:
-        found = consumer.offsets_for_times(places, timeout=REQUEST_LIMIT_S)
-        errors = [place.error.str() for place in found if place.error is not None]
-        if not errors:
-            return {place.partition: place.offset for place in found}
-        if monotonic() >= deadline_s:
-            raise KafkaUnavailableError(f"Kafka does not say where the records of a time in {topic} begin: {errors[0]}")
-        sleep(_POLL_S)
-    return {}
-
-
 def _may_be_deleted(consumer: Consumer, topic: str, partition: int, older: OffsetRange) -> bool:
     """Return True if Kafka may have deleted a record, by the range of older ones that are kept: it deletes them first.
 
-    With CreateTime only ticks have the time of their offset.
+    With CreateTime only ticks have the time of their offset. The last ones that were not lost are at the range's end.
     """
-    records = islice(read_ranges(consumer, topic, {partition: older}), _SEARCHED)
+    last = OffsetRange(max(older.first, older.end - _SEARCHED), older.end)
+    records = read_ranges(consumer, topic, {partition: last})
     return older.first > 0 and not any(_has_kafkas_time(record) or is_tick(record) for record in records)
 
 

@@ -138,6 +138,34 @@ def _look_up(consumer: Consumer, topic: str) -> None:
         consumer.list_topics(topic, timeout=_LOOK_UP_LIMIT_S)
 
 
+def offsets_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int], limit_s: float = READ_LIMIT_S) -> dict[int, int]:
+    """Return the offset of the first record of each partition's time or later; OFFSET_END where there is none.
+
+    Waits while a partition has no leader, or another one than this client knows.
+
+    Raises:
+        KafkaUnavailableError: Kafka does not tell it within `limit_s`.
+        KafkaException: Kafka refuses the request.
+    """
+    places = [TopicPartition(topic, partition, at_ms) for partition, at_ms in times_ms.items()]
+    deadline_s = monotonic() + limit_s
+    while places:
+        try:
+            found = consumer.offsets_for_times(places, timeout=min(limit_s, REQUEST_LIMIT_S))
+            error = next((place.error for place in found if place.error is not None), None)
+            if error is None:
+                return {place.partition: place.offset for place in found}
+        except KafkaException as failure:
+            error = failure.args[0]
+            if error.code() not in _MOVED:
+                raise
+        if monotonic() >= deadline_s:
+            raise KafkaUnavailableError(f"Kafka does not say where the records of a time begin in {topic}: {error.str()}")
+        sleep(_END_POLL_S)
+        _look_up(consumer, topic)
+    return {}
+
+
 def read_ranges(consumer: Consumer, topic: str, ranges: Mapping[int, OffsetRange], limit_s: float = READ_LIMIT_S) -> Iterator[Message]:
     """Yield the records of each partition's range, one partition after the other.
 

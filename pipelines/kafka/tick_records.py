@@ -4,10 +4,10 @@ import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import OFFSET_END, Message
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin
-from halfway.pipelines.kafka.range_reader import OffsetRange, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.admin import Admin
+from halfway.pipelines.kafka.range_reader import OffsetRange, offsets_since, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.writer import RecordWriter
 from halfway.schemas.headers import PARTITIONS, SIGNATURE, TICK, HeaderList
 from halfway.schemas.records import headers_of
@@ -68,10 +68,10 @@ def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
     """
     with ranges_consumer(kafka) as consumer:
         first, end = retained(consumer, client, kafka.half_topic)[0]
-        recent = TopicPartition(kafka.half_topic, 0, time.time_ns() // 1_000_000 - _TAIL_MS)
-        [since] = consumer.offsets_for_times([recent], timeout=REQUEST_LIMIT_S)
+        recent_ms = time.time_ns() // 1_000_000 - _TAIL_MS
+        since = offsets_since(consumer, kafka.half_topic, {0: recent_ms}, _READ_LIMIT_S)[0]
         # By a clock that is wrong, no record may be as recent.
-        begin = min(end - _TAIL, since.offset if since.error is None and since.offset >= 0 else end)
+        begin = min(end - _TAIL, end if since == OFFSET_END else since)
         tail = OffsetRange(max(first, begin, end - _READ_AT_MOST), end)
         return [record for record in read_ranges(consumer, kafka.half_topic, {0: tail}, _READ_LIMIT_S) if tick_ms(record) is not None]
 

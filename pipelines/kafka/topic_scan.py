@@ -5,13 +5,12 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Self
 
-from confluent_kafka import OFFSET_END, TIMESTAMP_LOG_APPEND_TIME, Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_END, TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 from confluent_kafka.admin import AclOperation
 
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, admin_client
-from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange, ranges_consumer, read_ranges, retained
+from halfway.pipelines.kafka.admin import Admin, admin_client
+from halfway.pipelines.kafka.range_reader import READ_COMMITTED, OffsetRange, offsets_since, ranges_consumer, read_ranges, retained
 from halfway.pipelines.kafka.rights import FETCH_GROUP, OPERATOR_GROUP, verify_rights
-from halfway.schemas.errors import KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 _PROGRESS_RECORDS = 4_096
@@ -126,16 +125,10 @@ class TopicScan:
             progress: called now and then with the number of records read, and the number of offsets in all.
 
         Raises:
-            KafkaUnavailableError: Kafka does not answer for a minute, or leaves a partition out.
+            KafkaUnavailableError: Kafka does not answer for a minute.
         """
-        asked = [TopicPartition(self._topic, partition, at_ms) for partition in self.retained]
-        found = self._consumer.offsets_for_times(asked, timeout=REQUEST_LIMIT_S)
-        for place in found:
-            if place.error is not None:  # Its offset is OFFSET_END then, as where no record is of that time or later.
-                where = f"partition {place.partition} of {self._topic}"
-                raise KafkaUnavailableError(f"Kafka does not say where the records to search in {where} begin: {place.error.str()}")
-        starts = {place.partition: place.offset for place in found if place.offset != OFFSET_END}
-        ranges = {partition: OffsetRange(start, self.retained[partition].end) for partition, start in starts.items()}
+        starts = offsets_since(self._consumer, self._topic, dict.fromkeys(self.retained, at_ms))
+        ranges = {number: OffsetRange(start, self.retained[number].end) for number, start in starts.items() if start != OFFSET_END}
         total = sum(max(0, end - start) for start, end in ranges.values())
         for done, record in enumerate(read_ranges(self._consumer, self._topic, ranges), start=1):
             yield record

@@ -3,10 +3,11 @@
 A real broker does not show such moments on demand, so a stand-in reports them.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from halfway.pipelines.kafka import range_reader
 from halfway.schemas.errors import KafkaUnavailableError
@@ -153,3 +154,40 @@ def test_a_range_is_not_taken_for_read_while_the_broker_reports_too_low_an_end(e
 def test_a_range_whose_last_offsets_hold_no_records_ends() -> None:
     """The marker of a Kafka transaction takes an offset."""
     assert ranged(Broker([10], end=8), 5, 10) == [5, 6, 7]
+
+
+class LookUps:
+    """A consumer whose look-ups of offsets by time are answered one after the other."""
+
+    def __init__(self, *answers: KafkaError | Exception | None) -> None:
+        self.answers = list(answers)
+
+    def offsets_for_times(self, *_: object, **__: object) -> list[Any]:
+        """Answer for two partitions. librdkafka reports some errors in the partition's place alone, with OFFSET_END."""
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        second = SimpleNamespace(partition=1, offset=OFFSET_END, error=answer)
+        return [SimpleNamespace(partition=0, offset=5, error=None), second]
+
+    def list_topics(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("answer", [MOVED, MOVED.args[0]])
+def test_a_look_up_waits_for_a_partition_whose_leader_has_moved(answer: KafkaError | Exception) -> None:
+    consumer: Any = LookUps(answer, None)
+    assert range_reader.offsets_since(consumer, "half", {0: 1_000, 1: 1_000}) == {0: 5, 1: OFFSET_END}
+
+
+@pytest.mark.parametrize("answer", [MOVED, MOVED.args[0]])
+def test_a_partition_whose_look_up_fails_is_not_left_out(answer: KafkaError | Exception) -> None:
+    consumer: Any = LookUps(answer)
+    with pytest.raises(KafkaUnavailableError, match=r"does not say where the records of a time begin in half: .*leader"):
+        range_reader.offsets_since(consumer, "half", {0: 1_000, 1: 1_000}, limit_s=0.3)
+
+
+def test_a_look_up_that_is_refused_is_not_repeated() -> None:
+    consumer: Any = LookUps(REFUSED, None)
+    with pytest.raises(KafkaException):
+        range_reader.offsets_since(consumer, "half", {0: 1_000})

@@ -1,0 +1,37 @@
+"""What a start concludes from the records that a long log has kept."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer
+
+from halfway.pipelines.kafka import cut_logs
+from halfway.pipelines.kafka.range_reader import OffsetRange
+from halfway.schemas.headers import TICK
+
+
+class Record:
+    """A half with the time of its producer, or a tick."""
+
+    def __init__(self, *, is_tick: bool) -> None:
+        self._headers = [(TICK, b"1")] if is_tick else []
+
+    def timestamp(self) -> tuple[int, int]:
+        return TIMESTAMP_CREATE_TIME, 1
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return self._headers
+
+
+@pytest.mark.parametrize(("ticks_from", "may_be"), [(100_000, True), (49_000, False), (0, False)])
+def test_a_tick_before_the_last_one_that_was_read_proves_that_retention_has_not_deleted_that_one(
+    monkeypatch: pytest.MonkeyPatch, ticks_from: int, may_be: bool
+) -> None:
+    """The log begins in a backlog without ticks, longer than what is searched."""
+
+    def read(_consumer: object, _topic: str, ranges: Mapping[int, OffsetRange]) -> Iterator[Any]:
+        return (Record(is_tick=offset >= ticks_from) for each in ranges.values() for offset in range(*each))
+
+    monkeypatch.setattr(cut_logs, "read_ranges", read)
+    assert cut_logs._may_be_deleted(cast(Consumer, None), "half", 0, OffsetRange(10, 50_000)) is may_be
