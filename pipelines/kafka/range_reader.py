@@ -31,6 +31,7 @@ _LOOK_UP_LIMIT_S = 5.0
 _POLL_S = 0.05
 _AT_ONCE = 4_096
 _MOVED = (
+    KafkaError._ALL_BROKERS_DOWN,
     KafkaError._DESTROY_BROKER,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
@@ -44,7 +45,8 @@ _MOVED = (
     KafkaError.REPLICA_NOT_AVAILABLE,
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
-"""The leader of a partition died, froze or changed. librdkafka asks the new one as soon as it knows it."""
+"""The leader of a partition died, froze or changed. librdkafka asks the new one as soon as it knows it. Where it had no
+connection in time, as on a busy machine, it says that all brokers are down (librdkafka #3528)."""
 _NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 

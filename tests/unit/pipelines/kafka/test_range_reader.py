@@ -18,6 +18,8 @@ GONE = KafkaException(KafkaError(KafkaError._DESTROY_BROKER))
 MOVED = KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))
 SILENT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 """A broker is frozen, and the client does not know yet that another one leads."""
+UNCONNECTED = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+"""No connection was made in time, as on a machine that is busy (librdkafka #3528)."""
 REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
@@ -83,7 +85,7 @@ def test_a_record_read_before_is_waited_for_while_the_reported_end_is_too_small(
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
 
 
-@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10], [SILENT, 10]], ids=str)
+@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10], [SILENT, 10], [UNCONNECTED, 10]], ids=str)
 def test_a_leader_that_died_or_moved_is_waited_for(ends: list[Any]) -> None:
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
     broker = Broker([10])
