@@ -1,4 +1,4 @@
-"""Notices a log that has lost its end and has grown again: new records are then where the job has read others.
+"""Notices a log that has lost its end, and may have grown again: new records are then where the job has read others.
 
 Kafka cuts a log at an unclean election, after a power cut of a broker whose replica was the only one, and when a disk
 is put back. Spark notices it only while the log is shorter than what was read, and the job's own ticks lengthen it: so

@@ -154,15 +154,16 @@ def offsets_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int], l
     while places:
         try:
             found = consumer.offsets_for_times(places, timeout=min(limit_s, REQUEST_LIMIT_S))
-            error = next((place.error for place in found if place.error is not None), None)
-            if error is None:
+            failed = [f"partition {place.partition}: {place.error.str()}" for place in found if place.error is not None]
+            if not failed:
                 return {place.partition: place.offset for place in found}
-        except KafkaException as failure:
-            error = failure.args[0]
-            if error.code() not in _MOVED:
+            cause = failed[0]
+        except KafkaException as error:
+            if error.args[0].code() not in _MOVED:
                 raise
+            cause = error.args[0].str()
         if monotonic() >= deadline_s:
-            raise KafkaUnavailableError(f"Kafka does not say where the records of a time begin in {topic}: {error.str()}")
+            raise KafkaUnavailableError(f"Kafka does not say where the records of a time begin in {topic}: {cause}")
         sleep(_END_POLL_S)
         _look_up(consumer, topic)
     return {}

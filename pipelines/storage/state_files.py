@@ -32,9 +32,15 @@ _NULLS = 8
 """The bytes of the null flags, with which each UnsafeRow of up to 64 fields begins."""
 
 
+def conf_of(offsets: str) -> dict[str, str]:
+    """Return the configuration of a batch from its file in Spark's offset log, where it is in the second line."""
+    conf: dict[str, str] = json.loads(offsets.splitlines()[1]).get("conf", {})
+    return conf
+
+
 def is_known_format(offsets: str) -> bool:
     """Return True if a batch, by its file in Spark's offset log, wrote its state in the format that is read here."""
-    conf = json.loads(offsets.splitlines()[1]).get("conf", {})
+    conf = conf_of(offsets)
     return all(conf.get(name) == value for name, value in _KNOWN_FORMAT.items())
 
 

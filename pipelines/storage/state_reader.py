@@ -19,7 +19,7 @@ from halfway.pipelines.storage.file_systems import first_line_of, local_path, na
 from halfway.pipelines.storage.locks import is_in_use
 from halfway.pipelines.storage.manifest import MANIFEST_FILE, METADATA_FILE, STATUS_FILE, checkpoint_file
 from halfway.pipelines.storage.missing_tables import OFFSETS
-from halfway.pipelines.storage.state_files import is_known_format, stored_rows
+from halfway.pipelines.storage.state_files import conf_of, is_known_format, stored_rows
 from halfway.schemas.batch_status import BatchStatus
 from halfway.schemas.errors import HalfwayError
 from halfway.schemas.settings import StorageSettings
@@ -203,8 +203,7 @@ def partitions_of_state(spark: SparkSession, storage: StorageSettings) -> int | 
     batch_id = _chosen(files.batches(OFFSETS), 0)
     if batch_id is None:
         return None
-    planned_with = json.loads(_offsets_of(files, batch_id).splitlines()[1])["conf"]
-    return int(planned_with["spark.sql.shuffle.partitions"])
+    return int(conf_of(_offsets_of(files, batch_id))["spark.sql.shuffle.partitions"])
 
 
 def bucket_state(spark: SparkSession, storage: StorageSettings) -> StoredState | None:
