@@ -58,10 +58,13 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
                     reader.wait_for(ends[partition] - 1)
             known_ms = {partition: at_ms for partition, at_ms in times_ms.items() if partition in ends}
             for partition, found in offsets_since(consumer, topic, known_ms, READ_LIMIT_S).items():
-                first, end, at_ms = kept[partition].first, ends[partition], times_ms[partition]
+                end, at_ms = ends[partition], times_ms[partition]
                 begin = end if found < 0 else found
-                is_there = _may_hold(consumer, topic, partition, OffsetRange(begin, end), at_ms)
-                if not is_there and not _may_be_deleted(consumer, topic, partition, OffsetRange(first, min(begin, end))):
+                if _may_hold(consumer, topic, partition, OffsetRange(begin, end), at_ms):
+                    continue
+                # Asked after the search: what was deleted while a start waited and looked is not lost.
+                first = retained(consumer, client, topic)[partition].first
+                if not _may_be_deleted(consumer, topic, partition, OffsetRange(first, min(begin, end))):
                     raise RecordsLostError(
                         f"partition {partition} of {topic} has lost records that this job had read, and new ones are in their place, "
                         f"before where it would go on: {READ_WHAT_IS_THERE}"

@@ -4,12 +4,12 @@ The executors use it to read halves back (decision 3), the commands to look at a
 through dense pointers and drops the records between them, and seeks sparse ones.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic, sleep
 from typing import Any, NamedTuple, Self
 
-from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE
 from halfway.clients.kafka.diagnosis import missing_topics
@@ -107,47 +107,42 @@ def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetR
 
     Raises:
         TopicError: the topic is missing.
-        KafkaUnavailableError: Kafka cannot be reached.
-        KafkaException: Kafka does not answer in time.
+        KafkaUnavailableError: Kafka cannot be reached, or does not answer in time.
     """
     count = partition_counts(client, [topic]).get(topic)
     if count is None:
         raise TopicError(missing_topics([topic]))
-    places = (TopicPartition(topic, partition) for partition in range(count))
-    return {place.partition: _ends(consumer, place, REQUEST_LIMIT_S) for place in places}
+    return _ends(consumer, topic, range(count), REQUEST_LIMIT_S)
 
 
-def _ends(consumer: Consumer, place: TopicPartition, limit_s: float) -> OffsetRange:
-    """Return the offsets that a partition retains. Waits while it has no leader.
+def _ends(consumer: Consumer, topic: str, partitions: Iterable[int], limit_s: float) -> dict[int, OffsetRange]:
+    """Return the offsets that partitions retain.
+
+    `get_watermark_offsets` asks for both at once. Where a new leader refuses the first request and answers the second,
+    librdkafka may report an emptied partition, as if retention had deleted everything.
 
     Raises:
-        KafkaException: Kafka refuses the request, or does not answer within `limit_s`.
+        KafkaUnavailableError: Kafka refuses a request, or does not answer one within `limit_s`.
     """
-    deadline_s = monotonic() + limit_s
-    while True:
-        try:
-            return OffsetRange(*consumer.get_watermark_offsets(place, timeout=min(limit_s, REQUEST_LIMIT_S)))
-        except KafkaException as error:
-            if error.args[0].code() not in _MOVED or monotonic() >= deadline_s:
-                raise
-            sleep(_END_POLL_S)
-            _look_up(consumer, place.topic)
-
-
-def _look_up(consumer: Consumer, topic: str) -> None:
-    """Ask for the topic's metadata, which the client would trust for 5 minutes, and for 15 if the topic was gone."""
-    with suppress(KafkaException):
-        consumer.list_topics(topic, timeout=_LOOK_UP_LIMIT_S)
+    firsts = offsets_since(consumer, topic, dict.fromkeys(partitions, OFFSET_BEGINNING), limit_s)
+    ends = offsets_since(consumer, topic, dict.fromkeys(firsts, OFFSET_END), limit_s)
+    return {partition: OffsetRange(first, ends[partition]) for partition, first in firsts.items()}
 
 
 def offsets_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int], limit_s: float = READ_LIMIT_S) -> dict[int, int]:
     """Return the offset of the first record of each partition's time or later; OFFSET_END where there is none.
 
-    Waits while a partition has no leader, or another one than this client knows.
+    Waits while a partition has no leader, or another one than this client knows, and while a broker that has just
+    started knows no topic (KAFKA-16452).
+
+    Args:
+        consumer: a consumer; with READ_COMMITTED a partition ends at an open transaction.
+        topic: a topic that exists.
+        times_ms: by partition. Kafka takes OFFSET_BEGINNING for where it begins, and OFFSET_END for where it ends.
+        limit_s: how long to wait.
 
     Raises:
-        KafkaUnavailableError: Kafka does not tell it within `limit_s`.
-        KafkaException: Kafka refuses the request.
+        KafkaUnavailableError: Kafka refuses the request, or does not answer within `limit_s`.
     """
     places = [TopicPartition(topic, partition, at_ms) for partition, at_ms in times_ms.items()]
     deadline_s = monotonic() + limit_s
@@ -157,15 +152,14 @@ def offsets_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int], l
             failed = [f"partition {place.partition}: {place.error.str()}" for place in found if place.error is not None]
             if not failed:
                 return {place.partition: place.offset for place in found}
-            cause = failed[0]
+            is_waited_for, cause = True, failed[0]
         except KafkaException as error:
-            if error.args[0].code() not in _MOVED:
-                raise
-            cause = error.args[0].str()
-        if monotonic() >= deadline_s:
-            raise KafkaUnavailableError(f"Kafka does not say where the records of a time begin in {topic}: {cause}")
+            is_waited_for, cause = error.args[0].code() in (*_MOVED, *_NO_TOPIC), error.args[0].str()
+        if not is_waited_for or monotonic() >= deadline_s:
+            raise KafkaUnavailableError(f"cannot read {topic}: {cause}")
         sleep(_END_POLL_S)
-        _look_up(consumer, topic)
+        with suppress(KafkaException):  # The client would trust its metadata for 5 minutes, and for 15 if the topic was gone.
+            consumer.list_topics(topic, timeout=_LOOK_UP_LIMIT_S)
     return {}
 
 
@@ -263,19 +257,14 @@ class PartitionReader:
 
     def _ask(self) -> None:
         """Ask Kafka where the partition begins and ends."""
-        try:
-            self._low, self._high = _ends(self._consumer, TopicPartition(*self._place), self._limit_s)
-        except KafkaException as error:
-            if error.args[0].code() not in _NO_TOPIC:
-                raise KafkaUnavailableError(f"cannot read {self._place[0]}: {error.args[0].str()}") from None
-            self._low = self._high = 0
-            _look_up(self._consumer, self._place[0])
+        topic, partition = self._place
+        self._low, self._high = _ends(self._consumer, topic, [partition], self._limit_s)[partition]
 
     def wait_for(self, offset: int) -> None:
         """Wait until the partition's end is past an offset that was read before.
 
         An end before it proves nothing. After a crash, or as a new leader, a broker reports an end that is too low
-        until its replicas agree, and for a moment it knows no topic at all (KAFKA-16452).
+        until its replicas agree (KAFKA-16452).
 
         Raises:
             KafkaUnavailableError: the end has not come back within the limit, or Kafka does not answer.

@@ -1,14 +1,16 @@
 """What a start concludes from the records that a long log has kept."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import TIMESTAMP_CREATE_TIME, Consumer
+from confluent_kafka import OFFSET_END, TIMESTAMP_CREATE_TIME, Consumer
 
 from halfway.pipelines.kafka import cut_logs
 from halfway.pipelines.kafka.range_reader import OffsetRange
 from halfway.schemas.headers import TICK
+from halfway.schemas.settings import KafkaSettings
 
 
 class Record:
@@ -35,3 +37,14 @@ def test_a_tick_before_the_last_one_that_was_read_proves_that_retention_has_not_
 
     monkeypatch.setattr(cut_logs, "read_ranges", read)
     assert cut_logs._may_be_deleted(cast(Consumer, None), "half", 0, OffsetRange(10, 50_000)) is may_be
+
+
+def test_a_record_that_retention_deletes_while_a_start_looks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start may wait for another log for a minute."""
+    kept = iter([{0: OffsetRange(0, 9)}, {0: OffsetRange(9, 9)}])
+    monkeypatch.setattr(cut_logs, "ranges_consumer", lambda *_: nullcontext())
+    monkeypatch.setattr(cut_logs, "retained", lambda *_: next(kept))
+    monkeypatch.setattr(cut_logs, "offsets_since", lambda *_: {0: OFFSET_END})
+    monkeypatch.setattr(cut_logs, "read_ranges", lambda *_: iter(()))
+    cut_logs.verify_not_cut(KafkaSettings(), cast(Any, None), {"half": {0: 9}}, {"half": {0: 1_000}})
+    assert next(kept, None) is None

@@ -20,6 +20,8 @@ SILENT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 """A broker is frozen, and the client does not know yet that another one leads."""
 UNCONNECTED = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
 """No connection was made in time, as on a machine that is busy (librdkafka #3528)."""
+LEADERLESS = KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+"""None of the partitions that are asked about has a leader: librdkafka calls them unknown."""
 REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
 
 
@@ -47,13 +49,17 @@ class Broker:
         self._position = self._reported = 0
         self.refuse_once: int | None = None
 
-    def get_watermark_offsets(self, _: TopicPartition, timeout: float) -> tuple[int, int]:
+    def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[Any]:
         assert timeout > 0
-        said = self._ends.pop(0) if len(self._ends) > 1 else self._ends[0]
+        [place] = places
+        is_asked_for_end = place.offset == OFFSET_END
+        said = self._ends[0]
+        if len(self._ends) > 1 and (is_asked_for_end or isinstance(said, KafkaException)):
+            self._ends.pop(0)
         if isinstance(said, KafkaException):
             raise said
         self._reported = said
-        return self._low, said
+        return [SimpleNamespace(partition=place.partition, offset=said if is_asked_for_end else self._low, error=None)]
 
     def list_topics(self, _: str, timeout: float) -> None:
         assert timeout > 0
@@ -123,10 +129,14 @@ def test_the_ends_are_asked_again_after_an_offset_out_of_range() -> None:
     assert read(gone, 5, 7) == [None, 7]
 
 
-@pytest.mark.parametrize("ends", [[3], [UNKNOWN]], ids=["an end that stays behind", "no topic"])
-def test_an_end_that_stays_too_small_is_an_error_and_no_deletion(ends: list[Any]) -> None:
-    with pytest.raises(KafkaUnavailableError, match="5 was read from there before"):
-        read(Broker(ends), 5, limit_s=0.3)
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [(3, "5 was read from there before"), (UNKNOWN, "cannot read half: Broker: Unknown topic")],
+    ids=["an end that stays behind", "no topic"],
+)
+def test_an_end_that_stays_too_small_is_an_error_and_no_deletion(said: Any, cause: str) -> None:
+    with pytest.raises(KafkaUnavailableError, match=cause):
+        read(Broker([said]), 5, limit_s=0.3)
 
 
 def ranged(broker: Any, first: int, end: int) -> list[int | None]:
@@ -176,7 +186,7 @@ class LookUps:
         """Do nothing."""
 
 
-@pytest.mark.parametrize("answer", [MOVED, MOVED.args[0]])
+@pytest.mark.parametrize("answer", [MOVED, MOVED.args[0], LEADERLESS])
 def test_a_look_up_waits_for_a_partition_whose_leader_has_moved(answer: KafkaError | Exception) -> None:
     consumer: Any = LookUps(answer, None)
     assert range_reader.offsets_since(consumer, "half", {0: 1_000, 1: 1_000}) == {0: 5, 1: OFFSET_END}
@@ -185,11 +195,11 @@ def test_a_look_up_waits_for_a_partition_whose_leader_has_moved(answer: KafkaErr
 @pytest.mark.parametrize(("answer", "where"), [(MOVED, ""), (MOVED.args[0], "partition 1: ")])
 def test_a_partition_whose_look_up_fails_is_not_left_out(answer: KafkaError | Exception, where: str) -> None:
     consumer: Any = LookUps(answer)
-    with pytest.raises(KafkaUnavailableError, match=rf"does not say where the records of a time begin in half: {where}Broker: .*leader"):
+    with pytest.raises(KafkaUnavailableError, match=rf"cannot read half: {where}Broker: .*leader"):
         range_reader.offsets_since(consumer, "half", {0: 1_000, 1: 1_000}, limit_s=0.3)
 
 
 def test_a_look_up_that_is_refused_is_not_repeated() -> None:
     consumer: Any = LookUps(REFUSED, None)
-    with pytest.raises(KafkaException):
+    with pytest.raises(KafkaUnavailableError, match=r"cannot read half: .*authorization"):
         range_reader.offsets_since(consumer, "half", {0: 1_000})

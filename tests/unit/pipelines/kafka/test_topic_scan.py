@@ -22,7 +22,7 @@ def test_a_partition_whose_look_up_fails_is_not_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(topic_scan, "offsets_since", partial(offsets_since, limit_s=0.1))
     consumer: Any = SimpleNamespace(offsets_for_times=lambda *_, **__: places, list_topics=lambda *_, **__: None)
     scan = TopicScan(consumer, consumer, "half")
-    with pytest.raises(KafkaUnavailableError, match="begin in half: partition 1: "):
+    with pytest.raises(KafkaUnavailableError, match="cannot read half: partition 1: "):
         list(scan.since(1_000, lambda *_: None))
     places.remove(failed)
     assert list(scan.since(1_000, lambda *_: None)) == []
