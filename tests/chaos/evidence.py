@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, Message
 
 from halfway.schemas.settings import Settings
 from halfway.schemas.tables import Table
@@ -20,7 +20,7 @@ from tests.chaos.plans import digest
 from tests.chaos.reading import Tick
 from tests.chaos.service_database import ServiceDatabase
 from tests.support.delta_rows import delta_rows
-from tests.support.partition_records import headers_of, records_of
+from tests.support.partition_records import headers_of, records_of, retained_of
 from tests.support.waiting import LIMIT_S
 
 _MS = "CAST(CAST({} AS BIGINT) / 1000 AS BIGINT)"
@@ -100,7 +100,7 @@ def start_offsets(settings: Settings, topic: str) -> dict[int, int]:
 def _watermarks(settings: Settings, topic: str) -> dict[int, tuple[int, int]]:
     with Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "auditor"}) as consumer:
         partitions = consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions
-        return {number: consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=LIMIT_S) for number in partitions}
+        return {number: retained_of(consumer, topic, number) for number in partitions}
 
 
 def query(warehouse: Path, table: Table, columns: str, where: str = "true") -> list[dict[str, Any]]:

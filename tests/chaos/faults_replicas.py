@@ -10,15 +10,14 @@ from random import Random
 from signal import SIGKILL
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer
 
 from tests.chaos.faults import LONGER_THAN_ALL_S, CannotBeMadeError, Fault
 from tests.chaos.launcher import Step
 from tests.chaos.waiting import ChaosError
 from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaNode, can_put_clocks_wrong
-from tests.support.partition_records import records_of
-from tests.support.waiting import LIMIT_S
+from tests.support.partition_records import records_of, retained_of
 
 HOUR_S = 3600
 _CLOCK_TOLERANCE_S = 120
@@ -138,7 +137,7 @@ def restart(node: KafkaNode, clock_off_s: int) -> None:
 def last_time_s(world: World, leader: Leader) -> float:
     """Return the time of the last record of a partition, in seconds since 1970. A running job writes a tick there."""
     with Consumer({"bootstrap.servers": world.kafka.bootstrap_servers, "group.id": "auditor"}) as consumer:
-        _, end = consumer.get_watermark_offsets(TopicPartition(leader.topic, leader.partition), timeout=LIMIT_S)
+        _, end = retained_of(consumer, leader.topic, leader.partition)
         *_, last = records_of(consumer, leader.topic, leader.partition, end - 1)
         return last.timestamp()[1] / 1000
 

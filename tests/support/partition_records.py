@@ -1,16 +1,38 @@
 """Reads the records of a partition with a plain consumer, independently of the product's readers."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import cast
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaException, Message, TopicPartition
 
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
+
+
+def retained_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """Return the first offset that a partition holds, and the one after its last. Waits for a leader.
+
+    `get_watermark_offsets` asks for both at once, and may mix up what a new leader answers.
+    """
+    begin, end = (_offset_at(consumer, TopicPartition(topic, partition, place)) for place in (OFFSET_BEGINNING, OFFSET_END))
+    return begin, end
+
+
+def _offset_at(consumer: Consumer, place: TopicPartition) -> int:
+    told: list[TopicPartition] = []
+
+    def is_told() -> bool:
+        with suppress(KafkaException):
+            told[:] = consumer.offsets_for_times([place], timeout=LIMIT_S)
+        return bool(told) and told[0].error is None
+
+    until(is_told, f"Kafka tells the offsets of {place.topic}")
+    return told[0].offset
 
 
 def records_of(consumer: Consumer, topic: str, partition: int, since: int = 0) -> Iterator[Message]:
     """Yield the records that a partition holds now, from the offset `since` on."""
-    low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=LIMIT_S)
+    low, high = retained_of(consumer, topic, partition)
     position = max(low, since)
     if position < high:
         consumer.assign([TopicPartition(topic, partition, position)])

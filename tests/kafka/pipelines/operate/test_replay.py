@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, Message
 
 from halfway.conf.loader import load_settings
 from halfway.pipelines.kafka.topic_scan import TopicScan
@@ -25,6 +25,7 @@ from tests.support.commands import facts, halfway_command, invoke, options_of, r
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers
 from tests.support.kafka_topics import delete_records
 from tests.support.kafka_transaction import Transaction
+from tests.support.partition_records import retained_of
 
 QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
 
@@ -477,7 +478,7 @@ def test_a_replay_resends_large_bodies_with_a_small_spark(world: MakeWorld) -> N
 def end_of(w: World) -> int:
     consumer = Consumer({"bootstrap.servers": w.settings.kafka.servers(), "group.id": "reader"})
     try:
-        return sum(consumer.get_watermark_offsets(TopicPartition(w.settings.kafka.half_topic, n), timeout=10)[1] for n in range(2))
+        return sum(retained_of(consumer, w.settings.kafka.half_topic, n)[1] for n in range(2))
     finally:
         consumer.close()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 
 from halfway.conf.loader import load_settings
@@ -22,6 +22,7 @@ from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
 from tests.support.job_world import MakeWorld, half_headers, op_headers
 from tests.support.kafka_topics import delete_records, unique_topics
+from tests.support.partition_records import retained_of
 
 
 def send(settings: Settings, ids: Sequence[str], action: bytes = b"") -> None:
@@ -41,7 +42,7 @@ def pending(settings: Settings, spark: SparkSession, *, adopt: bool = False) -> 
 
 def end_of(settings: Settings) -> int:
     consumer = Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "test"})
-    end: int = consumer.get_watermark_offsets(TopicPartition(settings.kafka.half_topic, 0), timeout=30)[1]
+    _, end = retained_of(consumer, settings.kafka.half_topic, 0)
     consumer.close()
     return end
 
