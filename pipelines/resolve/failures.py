@@ -29,8 +29,10 @@ _RECORDS_LOST = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
     re.DOTALL,
 )
-# What `PartitionReader` says of a body that is wanted.
-_ENDS_EARLY = re.compile(r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before")
+# What `PartitionReader` says of a body that is wanted. To librdkafka a partition without a leader is unknown, too.
+_NOT_THERE = re.compile(
+    r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before|cannot read \S+: .*Unknown (?:topic|partition).*"
+)
 # An error of an executor arrives as a traceback.
 _ERRORS = {error.__name__: error for error in (KafkaUnavailableError, RecordTooLargeError, StateFormatError)}
 _RAISED = re.compile(rf"schemas\.errors\.({'|'.join(_ERRORS)}): (.+)")
@@ -76,7 +78,7 @@ def _of_kafka(text: str) -> HalfwayError | None:
             f"Kafka has not reported for a minute where the partition {found[1]} is: if a broker is down, start again when it is back. "
             f"If the topic was deleted, {_REMEDY}; `halfway topics create` first"
         )
-    if found := _ENDS_EARLY.search(text):
+    if found := _NOT_THERE.search(text):
         return KafkaUnavailableError(
             f"{found[0]}: if a broker is down or has just come back, start again when it has all its records. If they are lost for good, "
             f"or the topic was deleted, {_REMEDY}; `halfway topics create` first, if the topic is missing"

@@ -8,6 +8,8 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, KafkaExcepti
 
 from tests.support.waiting import LIMIT_S, until
 
+_REQUEST_S = 10.0
+
 
 def retained_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
     """Return the first offset that a partition holds, and the one after its last. Waits for a leader.
@@ -23,8 +25,12 @@ def _offset_at(consumer: Consumer, place: TopicPartition) -> int:
 
     def is_told() -> bool:
         with suppress(KafkaException):
-            told[:] = consumer.offsets_for_times([place], timeout=LIMIT_S)
-        return bool(told) and told[0].error is None
+            told[:] = consumer.offsets_for_times([place], timeout=_REQUEST_S)
+            if told[0].error is None:
+                return True
+        with suppress(KafkaException):  # It trusts its metadata for 5 minutes.
+            consumer.list_topics(place.topic, timeout=_REQUEST_S)
+        return False
 
     until(is_told, f"Kafka tells the offsets of {place.topic}")
     return told[0].offset

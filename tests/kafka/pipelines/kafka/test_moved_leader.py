@@ -36,6 +36,7 @@ def test_a_partition_is_not_taken_for_emptied_when_its_new_leader_refuses_to_tel
         for _ in range(TIMES):
             moved.refuse_begin()
             assert retained(consumer, client, kafka.half_topic) == {0: (0, 3)}
+            assert moved.has_refused()
             moved.refuse_begin()
             with PartitionReader(consumer, kafka.half_topic, 0) as reader:
                 assert [record and record.value() for record in reader.records([0, 2])] == [b"0", b"2"]

@@ -43,6 +43,8 @@ halfway.schemas.errors.KafkaUnavailableError: transactions.half ends at offset 3
 \tat org.apache.spark.api.python
 """
 _GONE = "transactions.half ends at offset 0 of partition 0, and 5 was read from there before: is a broker still down?"
+_NO_LEADER = "cannot read transactions.half: Failed to get offsets: Local: Unknown partition"
+"""So librdkafka calls a partition without a leader, and one of a deleted topic."""
 _AWAY = """Job aborted due to stage failure: Task 0 in stage 45.0 failed 1 times, most recent failure:
 org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired before the position for partition transactions.half-0 could be determined
 """  # noqa: E501  # Kafka's own line
@@ -70,6 +72,8 @@ SAID = {
     "executor": (_EXECUTOR, KafkaUnavailableError, ("transactions.half ends at offset 3",)),
     "gone": (_GONE, KafkaUnavailableError, ("offset 0 of partition 0", "halfway resolve --adopt", "`halfway topics create` first")),
     "gone on an executor": (_EXECUTOR.replace("transactions.half ends at offset 3", _GONE), KafkaUnavailableError, ("--adopt",)),
+    "no leader": (_NO_LEADER, KafkaUnavailableError, ("Unknown partition: if a broker is down", "--adopt", "`halfway topics create`")),
+    "no leader on an executor": (_EXECUTOR.replace("transactions.half ends at offset 3", _NO_LEADER), KafkaUnavailableError, ("--adopt",)),
     "too large": (
         _EXECUTOR.replace("KafkaUnavailableError: ", "RecordTooLargeError: topic "),
         RecordTooLargeError,
