@@ -6,6 +6,7 @@ import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from halfway.pipelines.local.broker import LocalBroker
 from halfway.pipelines.local.processes import HOST
@@ -23,7 +24,16 @@ class ProxiedBroker(LocalBroker):
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        """Start the broker; if that fails, leave nothing behind."""
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Stop the broker, and listen no more."""
         self.stop()
         self._listener.close()

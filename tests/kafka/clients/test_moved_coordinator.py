@@ -12,12 +12,8 @@ from tests.support.waiting import until
 
 @pytest.fixture
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedCoordinatorBroker]:
-    broker = MovedCoordinatorBroker(tmp_path_factory.mktemp("moved"))
-    try:
-        broker.start()
+    with MovedCoordinatorBroker(tmp_path_factory.mktemp("moved")) as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 def test_partitions_are_read_though_the_first_look_ups_of_their_offsets_were_refused(moved: MovedCoordinatorBroker) -> None:

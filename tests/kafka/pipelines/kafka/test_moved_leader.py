@@ -16,12 +16,8 @@ TIMES = 20
 
 @pytest.fixture
 def moved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MovedLeaderBroker]:
-    broker = MovedLeaderBroker(tmp_path_factory.mktemp("moved"))
-    try:
-        broker.start()
+    with MovedLeaderBroker(tmp_path_factory.mktemp("moved")) as broker:
         yield broker
-    finally:
-        broker.close()
 
 
 def test_a_partition_is_not_taken_for_emptied_when_its_new_leader_refuses_to_tell_its_beginning(moved: MovedLeaderBroker) -> None:
