@@ -16,8 +16,8 @@ from halfway.schemas.errors import AccessError, KafkaUnavailableError
 from halfway.schemas.settings import KafkaSettings
 
 REQUEST_LIMIT_S = 10.0
-_FAILOVER_LIMIT_S = 30.0
-"""While another broker answers: Kafka names a dead controller until its session ends, after 9 s by default."""
+FAILOVER_LIMIT_S = 30.0
+"""While another broker answers: Kafka names a dead controller or leader until its session ends, usually after 9 s."""
 _ATTEMPT_LIMIT_S = 3.0
 _LOOK_UP_LIMIT_S = 1.0
 _GROUP_LIMIT_S = 5.0
@@ -247,7 +247,7 @@ def in_failover_too(client: Admin, ask: Callable[[float], _T]) -> _T:
             time.sleep(_POLL_S)
             with suppress(KafkaException):
                 client.list_topics(timeout=at_most(_LOOK_UP_LIMIT_S))
-                deadline_s = began_s + _FAILOVER_LIMIT_S
+                deadline_s = began_s + FAILOVER_LIMIT_S
                 break
 
 

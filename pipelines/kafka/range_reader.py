@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, Consum
 
 from halfway.clients.kafka.config import FOLLOW_LEADERS, READ_ANY_SIZE
 from halfway.clients.kafka.diagnosis import missing_topics
-from halfway.pipelines.kafka.admin import REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
+from halfway.pipelines.kafka.admin import FAILOVER_LIMIT_S, REQUEST_LIMIT_S, Admin, librdkafka_log, partition_counts
 from halfway.pipelines.kafka.rights import OPERATOR_GROUP
 from halfway.schemas.errors import KafkaUnavailableError, TopicError
 from halfway.schemas.settings import KafkaSettings
@@ -33,6 +33,7 @@ _AT_ONCE = 4_096
 _MOVED = (
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._DESTROY_BROKER,
+    KafkaError._RESOLVE,
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError.BROKER_NOT_AVAILABLE,
@@ -46,7 +47,8 @@ _MOVED = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 """The leader of a partition died, froze or changed. librdkafka asks the new one as soon as it knows it. Where it had no
-connection in time, as on a busy machine, it says that all brokers are down (librdkafka #3528)."""
+connection in time, as on a busy machine, it says that all brokers are down (librdkafka #3528). A container
+that is stopped may take its name in the DNS along."""
 _NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 
@@ -107,42 +109,46 @@ def retained(consumer: Consumer, client: Admin, topic: str) -> dict[int, OffsetR
 
     Raises:
         TopicError: the topic is missing.
-        KafkaUnavailableError: Kafka cannot be reached, or does not answer in time.
+        AccessError: this user may not describe it.
+        KafkaUnavailableError: Kafka cannot be reached, refuses the request, or does not answer in time.
     """
     count = partition_counts(client, [topic]).get(topic)
     if count is None:
         raise TopicError(missing_topics([topic]))
-    return _ends(consumer, topic, range(count), REQUEST_LIMIT_S)
+    return _retained_of(consumer, topic, range(count), FAILOVER_LIMIT_S)
 
 
-def _ends(consumer: Consumer, topic: str, partitions: Iterable[int], limit_s: float) -> dict[int, OffsetRange]:
+def _retained_of(consumer: Consumer, topic: str, partitions: Iterable[int], limit_s: float) -> dict[int, OffsetRange]:
     """Return the offsets that partitions retain.
 
     `get_watermark_offsets` asks for both at once. Where a new leader refuses the first request and answers the second,
     librdkafka may report an emptied partition, as if retention had deleted everything.
 
     Raises:
-        KafkaUnavailableError: Kafka refuses a request, or does not answer one within `limit_s`.
+        KafkaUnavailableError: Kafka refuses a request, or does not answer within `limit_s`, or some seconds more if it
+            has told the beginning late.
     """
+    deadline_s = monotonic() + limit_s
     firsts = offsets_since(consumer, topic, dict.fromkeys(partitions, OFFSET_BEGINNING), limit_s)
-    ends = offsets_since(consumer, topic, dict.fromkeys(firsts, OFFSET_END), limit_s)
+    left_s = max(min(limit_s, _LOOK_UP_LIMIT_S), deadline_s - monotonic())
+    ends = offsets_since(consumer, topic, dict.fromkeys(firsts, OFFSET_END), left_s)
     return {partition: OffsetRange(first, ends[partition]) for partition, first in firsts.items()}
 
 
 def offsets_since(consumer: Consumer, topic: str, times_ms: Mapping[int, int], limit_s: float = READ_LIMIT_S) -> dict[int, int]:
-    """Return the offset of the first record of each partition's time or later; OFFSET_END where there is none.
+    """Return the offset of each partition's first record of a time or later; OFFSET_END where there is none.
 
-    Waits while a partition has no leader, or another one than this client knows, and while a broker that has just
-    started knows no topic (KAFKA-16452).
+    Waits while a partition has no leader, or another one than this client knows, while a broker that has just started
+    knows no topic, and after any other error of a single partition.
 
     Args:
         consumer: a consumer; with READ_COMMITTED a partition ends at an open transaction.
         topic: a topic that exists.
-        times_ms: by partition. Kafka takes OFFSET_BEGINNING for where it begins, and OFFSET_END for where it ends.
+        times_ms: by partition. OFFSET_BEGINNING asks for its first offset, OFFSET_END for the one after its last.
         limit_s: how long to wait.
 
     Raises:
-        KafkaUnavailableError: Kafka refuses the request, or does not answer within `limit_s`.
+        KafkaUnavailableError: Kafka refuses the request, or a partition has no answer within `limit_s`.
     """
     places = [TopicPartition(topic, partition, at_ms) for partition, at_ms in times_ms.items()]
     deadline_s = monotonic() + limit_s
@@ -182,7 +188,7 @@ class PartitionReader:
         consumer: made with `reading_options`; it is assigned to this partition until the block ends.
         topic: the topic.
         partition: its partition.
-        limit_s: how long Kafka may take to answer.
+        limit_s: how long Kafka may take to answer; a wait for an end that is too low may take twice as long.
     """
 
     def __init__(self, consumer: Consumer, topic: str, partition: int, limit_s: float = READ_LIMIT_S) -> None:
@@ -258,7 +264,7 @@ class PartitionReader:
     def _ask(self) -> None:
         """Ask Kafka where the partition begins and ends."""
         topic, partition = self._place
-        self._low, self._high = _ends(self._consumer, topic, [partition], self._limit_s)[partition]
+        self._low, self._high = _retained_of(self._consumer, topic, [partition], self._limit_s)[partition]
 
     def wait_for(self, offset: int) -> None:
         """Wait until the partition's end is past an offset that was read before.

@@ -64,6 +64,7 @@ def last_ticks(client: Admin, kafka: KafkaSettings) -> list[Message]:
 
     Raises:
         TopicError: the topic is missing.
+        AccessError: this user may not describe it.
         KafkaUnavailableError: it cannot be read.
     """
     with ranges_consumer(kafka) as consumer:

@@ -28,6 +28,7 @@ def retained_ranges(kafka: KafkaSettings, topics: list[str], group: str = OPERAT
 
     Raises:
         TopicError: a topic is missing.
+        AccessError: this user may not describe one of them.
         KafkaUnavailableError: Kafka cannot be reached.
     """
     client = admin_client(kafka)
@@ -40,6 +41,7 @@ def deleted_before_ms(kafka: KafkaSettings, topic: str) -> int:
 
     Raises:
         TopicError: the topic is missing.
+        AccessError: this user may not describe it.
         KafkaUnavailableError: Kafka cannot be reached.
     """
     client, first_ms = admin_client(kafka), []

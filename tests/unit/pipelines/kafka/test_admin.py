@@ -68,7 +68,7 @@ def test_while_another_broker_answers_a_failover_has_its_time(monkeypatch: pytes
     monkeypatch.setattr(admin, "REQUEST_LIMIT_S", 0.3)
     client: Any = Client(KafkaError._TIMED_OUT, look_ups=4)
     assert list(describe_topics(client, ["half"])) == ["half"]
-    monkeypatch.setattr(admin, "_FAILOVER_LIMIT_S", 0.6)
+    monkeypatch.setattr(admin, "FAILOVER_LIMIT_S", 0.6)
     never: Any = Client(KafkaError._TIMED_OUT, look_ups=99)
     with pytest.raises(KafkaUnavailableError):
         describe_topics(never, ["half"])

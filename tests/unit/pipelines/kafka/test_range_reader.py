@@ -20,6 +20,8 @@ SILENT = KafkaException(KafkaError(KafkaError._TIMED_OUT))
 """A broker is frozen, and the client does not know yet that another one leads."""
 UNCONNECTED = KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN))
 """No connection was made in time, as on a machine that is busy (librdkafka #3528)."""
+UNNAMED = KafkaException(KafkaError(KafkaError._RESOLVE))
+"""Its container was stopped, and its name in the DNS with it."""
 LEADERLESS = KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
 """None of the partitions that are asked about has a leader: librdkafka calls them unknown."""
 REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
@@ -41,7 +43,7 @@ class Record:
 class Broker:
     """A consumer of a broker that holds the records from `low` to `end`.
 
-    It reports the next of `ends` each time, and the last one from then on.
+    Each question for its end takes the next of `ends`, and the last one stays. An error answers either question.
     """
 
     def __init__(self, ends: list[Any], low: int = 0, end: int = 10) -> None:
@@ -91,7 +93,7 @@ def test_a_record_read_before_is_waited_for_while_the_reported_end_is_too_small(
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
 
 
-@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10], [SILENT, 10], [UNCONNECTED, 10]], ids=str)
+@pytest.mark.parametrize("ends", [[GONE, 10], [3, GONE, MOVED, 10], [SILENT, 10], [UNCONNECTED, 10], [UNNAMED, 10]], ids=str)
 def test_a_leader_that_died_or_moved_is_waited_for(ends: list[Any]) -> None:
     assert read(Broker(ends), 2, 5, 9) == [2, 5, 9]
     broker = Broker([10])
@@ -103,6 +105,28 @@ def test_a_leader_that_died_or_moved_is_waited_for(ends: list[Any]) -> None:
 def test_what_waiting_does_not_help_is_an_error(answer: KafkaException, limit_s: float) -> None:
     with pytest.raises(KafkaUnavailableError, match="cannot read half"):
         read(Broker([answer]), 5, limit_s=limit_s)
+
+
+@pytest.mark.parametrize(("told_at_s", "limit_s"), [(50.0, 60.0), (0.0, 0.5)])
+def test_the_beginning_and_the_end_have_one_limit(monkeypatch: pytest.MonkeyPatch, told_at_s: float, limit_s: float) -> None:
+    """A leader that tells the beginning at some time, and then not the end."""
+    now_s = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    class LateLeader(Broker):
+        def offsets_for_times(self, places: list[TopicPartition], timeout: float) -> list[Any]:
+            if now_s < told_at_s or places[0].offset == OFFSET_END:
+                raise GONE
+            return super().offsets_for_times(places, timeout)
+
+    monkeypatch.setattr(range_reader, "monotonic", lambda: now_s)
+    monkeypatch.setattr(range_reader, "sleep", pass_by)
+    with pytest.raises(KafkaUnavailableError, match="cannot read half"):
+        read(LateLeader([10]), 5, limit_s=limit_s)
+    assert limit_s <= now_s < limit_s + 0.3
 
 
 def test_the_retained_offsets_are_asked_again_after_a_leader_died(monkeypatch: pytest.MonkeyPatch) -> None:
