@@ -8,7 +8,7 @@ group has not passed counts as a request that waits for it.
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
@@ -293,16 +293,21 @@ class CheckLag:
         places = [TopicPartition(topic, number) for topic, each in described.items() for number in range(len(each.partitions))]
         if not places:
             return {}
-        since_ms = OffsetSpec.for_timestamp(max(0, before_ms))
-        first, since, stable, end = (
-            self._client.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_ASK_LIMIT_S)
-            for spec, level in ((_FIRST, _ANY_STATE), (since_ms, _ANY_STATE), (_END, IsolationLevel.READ_COMMITTED), (_END, _ANY_STATE))
-        )
+
+        def asked(
+            places: Iterable[TopicPartition], spec: OffsetSpec, level: IsolationLevel = _ANY_STATE
+        ) -> "dict[TopicPartition, Future[ListOffsetsResultInfo]]":
+            return self._client.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_ASK_LIMIT_S)
+
+        first, stable, end = asked(places, _FIRST), asked(places, _END, IsolationLevel.READ_COMMITTED), asked(places, _END)
+        wait(end.values())  # Before the time is asked about: a request that came in between would count as old.
+        told = [place for place in places if _is_told(end[place])]  # The leader of another place would hold up the round again.
+        since = asked(told, OffsetSpec.for_timestamp(max(0, before_ms))) if told else {}
         found = {}
         for place in places:
             key = (place.topic, place.partition)
             try:
-                found[key] = self._offsets_of(first[place], since[place], stable[place], end[place])
+                found[key] = self._offsets_of(first[place], since.get(place, end[place]), stable[place], end[place])
             except KafkaException as error:
                 found[key] = _ANY_OFFSETS
                 self._note_unread(key, error, 1)
@@ -358,3 +363,8 @@ def group_of(record: Message) -> str | None:
         return values[0].decode() if values and isinstance(values[0], bytes) else None
     except UnicodeDecodeError:
         return None
+
+
+def _is_told(answer: "Future[ListOffsetsResultInfo]") -> bool:
+    """Return True if a request that has ended has brought an offset."""
+    return answer.exception() is None and answer.result().offset != OFFSET_INVALID

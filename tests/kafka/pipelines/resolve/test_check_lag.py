@@ -1,6 +1,7 @@
 """R15, behind: a group that has not passed a check request for longer than the check interval."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -110,6 +111,28 @@ def test_r15_what_is_sent_to_a_group_that_came_after_the_start_of_the_job_is_not
     check_topic.ask("g", 600, partition=1)
     assert check_topic.behind(lag, "g", before_ms=10) == {}, "sent just now"
     assert check_topic.behind(lag, "g", before_ms=601) == {"g": (1, 0)}
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_r15_a_request_that_comes_while_a_round_asks_is_not_old(
+    after: int, check_topic: CheckTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it came, the topic had none for half an interval."""
+    lag, list_offsets, left = check_topic.lag(), check_topic.client.list_offsets, iter(range(4))
+    assert check_topic.behind(lag, "g", before_ms=10) == {}
+
+    def asked(places: dict[TopicPartition, object], **options: object) -> dict[TopicPartition, Future[object]]:
+        answers: dict[TopicPartition, Future[object]] = list_offsets(places, **options)
+        wait(answers.values())
+        if next(left) == after:
+            check_topic.ask("g", 20)
+        return answers
+
+    monkeypatch.setattr(check_topic.client, "list_offsets", asked)
+    assert check_topic.behind(lag, "g", before_ms=10) == {}
+    assert next(left, None) is None
+    monkeypatch.undo()
+    assert check_topic.behind(lag, "g", before_ms=21) == {"g": (0, 0)}
 
 
 def test_r15_requests_of_other_groups_make_no_group_late(check_topic: CheckTopic) -> None:
