@@ -107,11 +107,16 @@ class ActiveRelay:
         """Return the positions in Kafka. What an earlier producer left open is aborted, and it can commit no more.
 
         Raises:
-            KafkaUnavailableError: Kafka cannot be reached.
-            TopicError: Kafka does not know the relay's own topic, or not yet.
+            KafkaUnavailableError: Kafka cannot be reached, a transaction of another relay stays open, or a broker that
+                was cut off answers.
+            TopicError: Kafka does not know the relay's own topic, or not yet, or it has several partitions.
+            TransactionLostError: another relay has taken over, or Kafka does not take a record.
+            AccessError: a right is missing.
+            RelayError: the topic holds something else.
         """
         relay, kafka = self._settings.relay, self._settings.kafka
-        return read_positions(self._client, kafka, relay_id(kafka, relay.name), relay.transaction_timeout / 1000).get(relay.name)
+        group, wait_s = relay_id(kafka, relay.name), relay.transaction_timeout / 1000
+        return read_positions(self._client, kafka, group, self._producer.mark_end, wait_s).get(relay.name)
 
     def take_over(self, stored: RelayPositions | None, positions: RelayPositions) -> None:
         """Begin at the stored positions, without the stops of topics that are no longer allowed."""

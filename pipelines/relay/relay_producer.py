@@ -141,6 +141,36 @@ class RelayProducer:
         except KafkaException as error:
             self._give_up(error.args[0])
 
+    def mark_end(self, topic: str) -> int:
+        """Write a record to the relay's own topic, abort its transaction, and return the offset after the record.
+
+        All that earlier producers of this name have written there is before it. A leader that was cut off still answers
+        readers by what it knew, but it cannot acknowledge a record.
+
+        Raises:
+            TransactionLostError: the record was not written, or this producer was fenced. Make a new one.
+            AccessError: this user may not use the transactional id.
+        """
+        self._first = _FirstFailure()
+        reported: list[KafkaError | Message] = []
+
+        def report(error: KafkaError | None, record: Message) -> None:
+            reported.append(record if error is None else error)
+
+        try:
+            self._producer.begin_transaction()
+            self._put(topic, b"", self._id, on_delivery=report)
+            self._wait()
+            if any(isinstance(each, KafkaError) for each in reported):
+                self._finish(self._producer.commit_transaction, may_abort=True)  # It fails, and says why; the report may say "purged".
+            self._finish(self._producer.abort_transaction)
+        except KafkaException as error:
+            self._give_up(error.args[0])
+        offsets = [each.offset() for each in reported if not isinstance(each, KafkaError)]
+        if not offsets or offsets[0] is None:  # librdkafka may not learn the offset of a record that it had to send twice.
+            raise TransactionLostError(f"Kafka does not tell where {topic} ends")
+        return offsets[0] + 1
+
     def close(self) -> None:
         """Forget what is in flight. Kafka aborts an open transaction."""
         self._producer.purge()

@@ -67,9 +67,9 @@ class FakeKafka:
         return positions_of(self.positions)
 
     def ignore(self) -> None:
-        """Be told to forget, or to close."""
+        """Be told to forget, to close, or to mark the end."""
 
-    forget = close = ignore
+    forget = close = mark_end = ignore
 
 
 def fake_kafka(chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> FakeKafka:

@@ -15,7 +15,7 @@ from confluent_kafka import Producer
 from halfway.pipelines.cli.app import app
 from halfway.pipelines.relay import relay_producer
 
-STEPS = ("before_begin", "before_produce", "after_produce", "before_commit", "after_commit")
+STEPS = ("before_begin", "before_produce", "after_produce", "before_abort", "after_abort", "before_commit", "after_commit")
 _SIGNALS = {"die": signal.SIGKILL, "freeze": signal.SIGSTOP}
 
 
@@ -43,6 +43,9 @@ class _Wrapped(Producer):
 
     def produce(self, *arguments: Any, **named: Any) -> None:
         self._around("before_produce", "after_produce", super().produce, *arguments, **named)
+
+    def abort_transaction(self, *arguments: Any) -> None:
+        self._around("before_abort", "after_abort", super().abort_transaction, *arguments)
 
     def commit_transaction(self, *arguments: Any) -> None:
         self._around("before_commit", "after_commit", super().commit_transaction, *arguments)

@@ -5,16 +5,22 @@ from contextlib import suppress
 from typing import cast
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import NewTopic
 from pyspark.sql import SparkSession
 
-from halfway.pipelines.kafka.admin import admin_client, partition_counts
+from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka import range_reader
+from halfway.pipelines.kafka.admin import Admin, admin_client, partition_counts
 from halfway.pipelines.kafka.java_admin import TopicPlace
+from halfway.pipelines.kafka.open_transactions import open_transactions
 from halfway.pipelines.kafka.range_reader import PartitionReader, ranges_consumer, retained
 from halfway.pipelines.kafka.writer import RecordWriter
+from halfway.pipelines.relay.position_reader import read_positions
+from halfway.pipelines.relay.positions import RelayPositions, TablePosition, changes
+from halfway.pipelines.relay.relay_producer import RelayProducer
 from halfway.pipelines.resolve.check_lag import CheckLag
-from halfway.schemas.errors import KafkaUnavailableError
+from halfway.schemas.errors import KafkaUnavailableError, SetupError
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.kafka_topics import patient_admin
@@ -86,6 +92,91 @@ def test_records_are_written_and_read_back_when_their_leader_is_frozen(cluster: 
             assert [read(consumer, offset), read(consumer, offset + 1)] == [b"before", b"after"]
         finally:
             leader.thaw()
+
+
+def led_apart_from_controller(cluster: KafkaCluster, client: Admin) -> int:
+    """Return a partition whose leader is not the controller: that would hold up other requests, too."""
+    controller = client.list_topics(timeout=10).controller_id
+    return next(partition for partition in range(3) if cluster.leader(TOPIC, partition).number != controller)
+
+
+@pytest.mark.parametrize("ending", ["kill", "freeze"])
+def test_what_a_partition_retains_is_told_when_its_leader_has_just_ended(cluster: KafkaCluster, ending: str) -> None:
+    client = admin_client(settings(cluster))
+    partition = led_apart_from_controller(cluster, client)
+    leader = cluster.leader(TOPIC, partition)
+    with ranges_consumer(settings(cluster)) as consumer:
+        getattr(leader, ending)()
+        try:
+            assert retained(consumer, client, TOPIC).keys() == {0, 1, 2}
+        finally:
+            if ending == "freeze":
+                leader.thaw()
+
+
+def test_r18_an_open_transaction_is_not_overlooked_while_its_leader_is_frozen(cluster: KafkaCluster) -> None:
+    client, kafka = admin_client(settings(cluster)), settings(cluster)
+    partition = led_apart_from_controller(cluster, client)
+    leader = cluster.leader(TOPIC, partition)
+    writer = Producer({"bootstrap.servers": kafka.servers(), "transactional.id": "holder", "transaction.timeout.ms": 300_000})
+    writer.init_transactions(60)
+    writer.begin_transaction()
+    writer.produce(TOPIC, b"", partition=partition)
+    assert writer.flush(60) == 0
+
+    def no_spark() -> SparkSession:
+        raise SetupError("no Java")
+
+    leader.freeze()
+    try:
+        with suppress(KafkaUnavailableError):
+            assert [each.partition for each in open_transactions(client, kafka, [TOPIC], no_spark)] == [partition]
+    finally:
+        leader.thaw()
+    writer.abort_transaction(60)
+
+
+def test_a_relay_takes_no_old_bookmark_from_a_leader_that_was_cut_off(cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know that another one leads, and a reader may ask it."""
+    overrides = {"kafka.bootstrap_servers": cluster.bootstrap_servers, "kafka.relay_topic": "relay", "relay.name": "one"}
+    own = load_settings(environ={}, overrides=overrides)
+    client = patient_admin(own.kafka)
+    client.create_topics([NewTopic("relay", num_partitions=1, config={"cleanup.policy": "compact"})])["relay"].result()
+    bookmarks = [RelayPositions("table", TablePosition(1, batch_id, 0)) for batch_id in (7, 8)]
+
+    def write(before: RelayPositions | None, after: RelayPositions) -> int:
+        producer = RelayProducer(own)
+        producer.write([], (), "relay", changes("one", before, after, ()))
+        return producer.mark_end("relay")
+
+    def read_past(end: int) -> RelayPositions:
+        return read_positions(client, own.kafka, mark_end=lambda _: end, wait_s=10)["one"]
+
+    def is_told(end: int, expected: RelayPositions) -> bool:
+        with suppress(KafkaUnavailableError):
+            return read_past(end) == expected
+        return False
+
+    former = write(None, bookmarks[0])
+    until(lambda: is_told(former, bookmarks[0]), "the end of the transaction, which Kafka writes after its answer")
+    cut_off = cluster.leader("relay", 0)
+    others = [node for node in cluster.nodes if node is not cut_off]
+    cut_off.freeze()
+    until(lambda: not cluster.leads(cut_off, "relay", 0), "another leader")
+    end = write(*bookmarks)
+    # It is chance which of the brokers is asked for the topic that the one which was cut off takes for running.
+    monkeypatch.setattr(range_reader, "partition_counts", lambda *_: {"relay": 1})
+    for node in others:
+        node.freeze()
+    cut_off.thaw()
+    try:
+        until(lambda: is_told(former, bookmarks[0]), "the old one, from the leader that was cut off")
+        with pytest.raises(KafkaUnavailableError, match="a broker that was cut off answers"):
+            read_past(end)
+    finally:
+        for node in others:
+            node.thaw()
+    until(lambda: is_told(end, bookmarks[1]), "the last one")
 
 
 def test_r15_groups_that_share_a_check_topic_are_behind_while_a_partition_of_it_has_no_leader(

@@ -9,9 +9,11 @@ import weakref
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from typer.testing import CliRunner
 
 from halfway.pipelines.cli.app import app
@@ -21,12 +23,14 @@ from halfway.pipelines.relay.active_relay import ActiveRelay
 from halfway.pipelines.relay.position_reader import missing_relay_topic
 from halfway.pipelines.relay.positions import PositionRecord
 from halfway.pipelines.relay.relay import Begin, Relay
-from halfway.pipelines.relay.relay_producer import RelayProducer
+from halfway.pipelines.relay.relay_producer import RelayProducer, TransactionLostError
 from halfway.pipelines.relay.route import RelayedRecord
 from halfway.schemas.errors import KafkaUnavailableError, RelayError, TopicError
 from tests.support.fake_relay_kafka import FakeKafka, fake_kafka, settings_for
 from tests.support.relay_world import append_rows, row
 from tests.support.waiting import LIMIT_S, until
+
+NO_RIGHT = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "no right", txn_requires_abort=True)
 
 
 class Election:
@@ -104,16 +108,16 @@ def test_a_place_to_begin_that_is_none_is_refused_with_those_that_are(tmp_path: 
     assert (done.exit_code, "give EPOCH.BATCH" in said, "or give earliest" in said) == (2, True, True)
 
 
+def mocked_producer(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> RelayProducer:
+    """Return a producer of librdkafka's mock cluster, whose topics are made as they are named."""
+    monkeypatch.setattr(relay_producer, "librdkafka_config", lambda *_: {"test.mock.num.brokers": 1, "bootstrap.servers": "", **options})
+    monkeypatch.setitem(relay_producer.PRODUCER_OPTIONS, "allow.auto.create.topics", True)
+    return RelayProducer(settings_for(folder))
+
+
 def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the first one does after `relay.allow` was narrowed, where very many topics had been stopped."""
-    monkeypatch.setattr(
-        relay_producer,
-        "librdkafka_config",
-        lambda *_: {"test.mock.num.brokers": 1, "queue.buffering.max.messages": 100, "bootstrap.servers": ""},
-    )
-    # The topics of a mock cluster are made so.
-    monkeypatch.setitem(relay_producer.PRODUCER_OPTIONS, "allow.auto.create.topics", True)
-    producer = RelayProducer(settings_for(tmp_path))
+    producer = mocked_producer(tmp_path, monkeypatch, **{"queue.buffering.max.messages": 100})
     positions = [PositionRecord(b"relay none%d" % number, None) for number in range(1_000)]
     producer.write([], (), "transactions.relay", positions)
     producer.close()
@@ -121,9 +125,7 @@ def test_a_transaction_may_have_more_records_than_librdkafka_queues(tmp_path: Pa
 
 def test_a_relay_that_another_one_has_fenced_leaves_no_producer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reports, which nobody serves, would hold a thread, a connection and what was in flight."""
-    monkeypatch.setattr(relay_producer, "librdkafka_config", lambda *_: {"test.mock.num.brokers": 1, "bootstrap.servers": ""})
-    monkeypatch.setitem(relay_producer.PRODUCER_OPTIONS, "allow.auto.create.topics", True)
-    producer = RelayProducer(settings_for(tmp_path))
+    producer = mocked_producer(tmp_path, monkeypatch)
     producer._producer.begin_transaction()
     producer._produce(RelayedRecord("orders", 0, b"key", b"body", (), "orders", "id"), is_alone=False)
     left = [weakref.ref(producer), weakref.ref(producer._first)]
@@ -131,6 +133,30 @@ def test_a_relay_that_another_one_has_fenced_leaves_no_producer(tmp_path: Path, 
     del producer
     gc.collect()
     assert [each() for each in left] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("reported", "cause"),
+    [(None, "does not tell where transactions.relay ends"), (NO_RIGHT, "no right")],
+    ids=["an unknown offset", "a refusal"],
+)
+def test_a_mark_that_tells_no_end_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: KafkaError | None, cause: str) -> None:
+    """A relay would take whatever bookmark a broker tells it."""
+    producer = mocked_producer(tmp_path, monkeypatch)
+    assert producer.mark_end("transactions.relay") > 0
+    record, aborts = SimpleNamespace(offset=lambda: None), list[float]()
+
+    def commit(_: float) -> None:
+        assert reported is not None
+        raise KafkaException(reported)
+
+    failing = SimpleNamespace(begin_transaction=lambda: None, commit_transaction=commit, abort_transaction=aborts.append)
+    monkeypatch.setattr(producer, "_producer", failing)
+    monkeypatch.setattr(producer, "_put", lambda *_, on_delivery: on_delivery(reported, record))
+    monkeypatch.setattr(producer, "_wait", lambda: None)
+    with pytest.raises(TransactionLostError, match=cause):
+        producer.mark_end("transactions.relay")
+    assert len(aborts) == 1
 
 
 def test_a_relay_does_not_begin_on_a_topic_in_which_an_older_bookmark_may_come_last(
