@@ -8,7 +8,7 @@ a start looks before its first tick.
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, Consumer, Message
 
 from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.range_reader import (
@@ -47,6 +47,7 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
     Raises:
         RecordsLostError: a record is not there any more.
         TopicError: a topic is missing.
+        AccessError: this user may not describe one of them.
         KafkaUnavailableError: Kafka cannot be reached, or a log is still shorter than what was read after a minute.
     """
     with ranges_consumer(kafka, FETCH_GROUP, READ_UNCOMMITTED) as consumer:
@@ -63,7 +64,7 @@ def verify_not_cut(kafka: KafkaSettings, client: Admin, read_to: ByPartition, la
                 if _may_hold(consumer, topic, partition, OffsetRange(begin, end), at_ms):
                     continue
                 # Asked after the search: what was deleted while a start waited and looked is not lost.
-                first = retained(consumer, client, topic)[partition].first
+                first = offsets_since(consumer, topic, {partition: OFFSET_BEGINNING})[partition]
                 if not _may_be_deleted(consumer, topic, partition, OffsetRange(first, min(begin, end))):
                     raise RecordsLostError(
                         f"partition {partition} of {topic} has lost records that this job had read, and new ones are in their place, "

@@ -29,7 +29,7 @@ _RECORDS_LOST = re.compile(
     r"Some data may have been lost because they are not available in Kafka any more.*?Reason:\s*|(?=UnknownTopic(OrPartition|Id)Exception)",
     re.DOTALL,
 )
-# What `PartitionReader` says of a body that is wanted. To librdkafka a partition without a leader is unknown, too.
+# What `range_reader` says of records that were there. To librdkafka a partition without a leader is unknown, too.
 _NOT_THERE = re.compile(
     r"\S+ ends at offset \d+ of partition \d+, and \d+ was read from there before|cannot read \S+: .*Unknown (?:topic|partition).*"
 )

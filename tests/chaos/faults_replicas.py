@@ -17,7 +17,7 @@ from tests.chaos.launcher import Step
 from tests.chaos.waiting import ChaosError
 from tests.chaos.world import World
 from tests.support.kafka_cluster import KafkaNode, can_put_clocks_wrong
-from tests.support.partition_records import records_of, retained_of
+from tests.support.partition_records import end_of, records_of
 
 HOUR_S = 3600
 _CLOCK_TOLERANCE_S = 120
@@ -137,7 +137,7 @@ def restart(node: KafkaNode, clock_off_s: int) -> None:
 def last_time_s(world: World, leader: Leader) -> float:
     """Return the time of the last record of a partition, in seconds since 1970. A running job writes a tick there."""
     with Consumer({"bootstrap.servers": world.kafka.bootstrap_servers, "group.id": "auditor"}) as consumer:
-        _, end = retained_of(consumer, leader.topic, leader.partition)
+        end = end_of(consumer, leader.topic, leader.partition)
         *_, last = records_of(consumer, leader.topic, leader.partition, end - 1)
         return last.timestamp()[1] / 1000
 

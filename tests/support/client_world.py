@@ -25,7 +25,7 @@ from halfway.pipelines.local.broker import LocalBroker
 from halfway.schemas.headers import check_group, check_id
 from halfway.schemas.settings import KafkaSettings
 from tests.support.kafka_topics import unique_kafka_settings
-from tests.support.partition_records import headers_of, retained_of
+from tests.support.partition_records import end_of, headers_of
 from tests.support.waiting import LIMIT_S, until
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK, LocalTransactionState.UNKNOWN
@@ -129,7 +129,7 @@ def read(settings: KafkaSettings, topic: str, at_least: int = 0) -> list[Message
     config = {"bootstrap.servers": settings.servers(), "group.id": "reader", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
     with Consumer(config) as consumer:
         places = [TopicPartition(topic, number, 0) for number in consumer.list_topics(topic, timeout=LIMIT_S).topics[topic].partitions]
-        wanted = max(at_least, sum(retained_of(consumer, topic, place.partition)[1] for place in places))
+        wanted = max(at_least, sum(end_of(consumer, topic, place.partition) for place in places))
         consumer.assign(places)
         found: list[Message] = []
         deadline_s = time.monotonic() + LIMIT_S

@@ -16,8 +16,13 @@ def retained_of(consumer: Consumer, topic: str, partition: int) -> tuple[int, in
 
     `get_watermark_offsets` asks for both at once, and may mix up what a new leader answers.
     """
-    begin, end = (_offset_at(consumer, TopicPartition(topic, partition, place)) for place in (OFFSET_BEGINNING, OFFSET_END))
-    return begin, end
+    begin = _offset_at(consumer, TopicPartition(topic, partition, OFFSET_BEGINNING))
+    return begin, end_of(consumer, topic, partition)
+
+
+def end_of(consumer: Consumer, topic: str, partition: int) -> int:
+    """Return the offset after the last record of a partition. Waits for a leader."""
+    return _offset_at(consumer, TopicPartition(topic, partition, OFFSET_END))
 
 
 def _offset_at(consumer: Consumer, place: TopicPartition) -> int:

@@ -35,17 +35,19 @@ class ProxiedBroker(LocalBroker):
 
     def __exit__(self, *_: object) -> None:
         """Stop the broker, and listen no more."""
-        self.stop()
-        self._listener.close()
+        try:
+            self.stop()
+        finally:
+            _close(self._listener)
 
     def _changed(self, key: int, version: int, request: bytes, response: bytes) -> bytes:
-        """Return the response to pass on; both begin with their headers.
+        """Return the response to pass on: `response` itself if it is not changed.
 
         Args:
             key: the request's API key.
-            version: its version.
-            request: the request.
-            response: what the broker has answered.
+            version: its API version.
+            request: without its length; it begins with key, version and correlation id.
+            response: what the broker has answered, without its length; it begins with the correlation id.
         """
         raise NotImplementedError
 
@@ -67,26 +69,30 @@ class ProxiedBroker(LocalBroker):
                     threading.Thread(target=pump, args=(client, broker, requests), daemon=True).start()
 
     def _pump_requests(self, client: socket.socket, broker: socket.socket, requests: dict[bytes, bytes]) -> None:
-        with suppress(OSError, EOFError):
-            while True:
-                frame = _frame_of(client)
-                requests[frame[4:8]] = frame
-                broker.sendall(_with_size(frame))
-        _close(client, broker)
+        try:
+            with suppress(OSError, EOFError):
+                while True:
+                    frame = _frame_of(client)
+                    requests[frame[4:8]] = frame
+                    broker.sendall(_with_size(frame))
+        finally:
+            _close(client, broker)
 
     def _pump_responses(self, client: socket.socket, broker: socket.socket, requests: dict[bytes, bytes]) -> None:
-        with suppress(OSError, EOFError):
-            while True:
-                passed, is_changed = b"", False
-                # What follows a changed answer at once comes with it, as from a broker that is busy for a moment.
-                while not passed or (is_changed and select.select([broker], [], [], _TOGETHER_S)[0]):
-                    frame = _frame_of(broker)
-                    request = requests.pop(frame[:4])
-                    changed = self._changed(*struct.unpack(">hh", request[:4]), request, frame)
-                    is_changed = changed is not frame
-                    passed += _with_size(changed)
-                client.sendall(passed)
-        _close(client, broker)
+        try:
+            with suppress(OSError, EOFError, ValueError):  # ValueError: `select` of a socket that the other thread has closed
+                while True:
+                    passed, is_changed = b"", False
+                    # What follows a changed answer at once comes with it, as from a broker that is busy for a moment.
+                    while not passed or (is_changed and select.select([broker], [], [], _TOGETHER_S)[0]):
+                        frame = _frame_of(broker)
+                        request = requests.pop(frame[:4])
+                        changed = self._changed(*struct.unpack(">hh", request[:4]), request, frame)
+                        is_changed = changed is not frame
+                        passed += _with_size(changed)
+                    client.sendall(passed)
+        finally:
+            _close(client, broker)
 
 
 def _with_size(frame: bytes) -> bytes:
@@ -114,6 +120,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def _close(*connections: socket.socket) -> None:
+    # Closing alone wakes no thread that accepts or receives.
     for connection in connections:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

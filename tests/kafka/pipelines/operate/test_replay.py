@@ -25,7 +25,7 @@ from tests.support.commands import facts, halfway_command, invoke, options_of, r
 from tests.support.job_world import START_MS, MakeWorld, World, half_headers
 from tests.support.kafka_topics import delete_records
 from tests.support.kafka_transaction import Transaction
-from tests.support.partition_records import retained_of
+from tests.support.partition_records import end_of as partition_end
 
 QUICK_DISCARD = {"resolution.transactionCheckMax": 1}
 
@@ -478,7 +478,7 @@ def test_a_replay_resends_large_bodies_with_a_small_spark(world: MakeWorld) -> N
 def end_of(w: World) -> int:
     consumer = Consumer({"bootstrap.servers": w.settings.kafka.servers(), "group.id": "reader"})
     try:
-        return sum(retained_of(consumer, w.settings.kafka.half_topic, n)[1] for n in range(2))
+        return sum(partition_end(consumer, w.settings.kafka.half_topic, n) for n in range(2))
     finally:
         consumer.close()
 

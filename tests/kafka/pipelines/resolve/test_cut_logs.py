@@ -22,7 +22,7 @@ from halfway.schemas.tables import Table
 from halfway.transforms.views.pending import view_pending
 from tests.support.job_world import MakeWorld, half_headers, op_headers
 from tests.support.kafka_topics import delete_records, unique_topics
-from tests.support.partition_records import retained_of
+from tests.support.partition_records import end_of as partition_end
 
 
 def send(settings: Settings, ids: Sequence[str], action: bytes = b"") -> None:
@@ -41,10 +41,8 @@ def pending(settings: Settings, spark: SparkSession, *, adopt: bool = False) -> 
 
 
 def end_of(settings: Settings) -> int:
-    consumer = Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "test"})
-    _, end = retained_of(consumer, settings.kafka.half_topic, 0)
-    consumer.close()
-    return end
+    with Consumer({"bootstrap.servers": settings.kafka.servers(), "group.id": "test"}) as consumer:
+        return partition_end(consumer, settings.kafka.half_topic, 0)
 
 
 class CutLog:

@@ -41,10 +41,10 @@ def test_a_tick_before_the_last_one_that_was_read_proves_that_retention_has_not_
 
 def test_a_record_that_retention_deletes_while_a_start_looks_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A start may wait for another log for a minute."""
-    kept = iter([{0: OffsetRange(0, 9)}, {0: OffsetRange(9, 9)}])
+    asked = iter([{0: OFFSET_END}, {0: 9}])
     monkeypatch.setattr(cut_logs, "ranges_consumer", lambda *_: nullcontext())
-    monkeypatch.setattr(cut_logs, "retained", lambda *_: next(kept))
-    monkeypatch.setattr(cut_logs, "offsets_since", lambda *_: {0: OFFSET_END})
+    monkeypatch.setattr(cut_logs, "retained", lambda *_: {0: OffsetRange(0, 9)})
+    monkeypatch.setattr(cut_logs, "offsets_since", lambda *_: next(asked))
     monkeypatch.setattr(cut_logs, "read_ranges", lambda *_: iter(()))
     cut_logs.verify_not_cut(KafkaSettings(), cast(Any, None), {"half": {0: 9}}, {"half": {0: 1_000}})
-    assert next(kept, None) is None
+    assert next(asked, None) is None
