@@ -21,6 +21,7 @@ from rich.text import Text
 from halfway.schemas.headers import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 _WIDEST = 1_000_000
+_SENTENCE = 40
 """In characters: wider than any row."""
 
 
@@ -79,16 +80,16 @@ def show_json(facts: object) -> None:
 def show_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table, one line a row, so that an id can be copied or searched for.
 
-    In a terminal the last column, which holds sentences, is folded between words. A table that is still too wide is
-    left to the terminal.
+    In a terminal the last column, which holds sentences, is folded between words, if they are longer than
+    `_SENTENCE` characters. A table that is still too wide is left to the terminal.
     """
     # As text, so that brackets in ids and names are not markup.
     cells = [[Text(printable(str(cell))) for cell in row] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column, name in enumerate(columns[:-1]):
-        width = max([len(name), *(row[column].cell_len for row in cells)])
+    widths = [max([len(name), *(row[column].cell_len for row in cells)]) for column, name in enumerate(columns)]
+    for name, width in zip(columns[:-1], widths, strict=False):
         table.add_column(name, no_wrap=True, min_width=width)
-    table.add_column(columns[-1])
+    table.add_column(columns[-1], min_width=min(widths[-1], _SENTENCE))
     for row in cells:
         table.add_row(*row)
     console = Console()
