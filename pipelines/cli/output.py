@@ -21,8 +21,9 @@ from rich.text import Text
 from halfway.schemas.headers import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 
 _WIDEST = 1_000_000
-_SENTENCE = 40
 """In characters: wider than any row."""
+_SENTENCE = 40
+"""In characters: what is longer may be folded."""
 
 
 def printable(text: str) -> str:

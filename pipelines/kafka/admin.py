@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, TopicDescription
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, TopicDescription
 
 from halfway.clients.kafka.diagnosis import WRONG_LOGIN, missing_right, tls_problem
 from halfway.schemas.errors import AccessError, KafkaUnavailableError
@@ -136,6 +136,18 @@ class Admin(AdminClient):
             else:
                 self._has_answered, self._last_error.error = True, None
                 return answer
+
+    def offset(self, future: "Future[ListOffsetsResultInfo]") -> int:
+        """Wait for the offset that `list_offsets` has asked for.
+
+        Raises:
+            KafkaUnavailableError: Kafka refuses the connection, and waiting is useless.
+            KafkaException: the partition has no leader, or one that does not answer.
+        """
+        offset = self.result(future).offset
+        if offset == OFFSET_INVALID:  # so librdkafka says that there was no answer in time
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return int(offset)
 
 
 def _may_describe(asker: Consumer) -> bool | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from pyspark.sql import SparkSession
 
@@ -80,10 +80,7 @@ def open_transactions(
 def _ends(client: Admin, places: Iterable[TopicPartition], isolation_level: IsolationLevel) -> dict[tuple[str, int], int]:
     specs = {place: OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
     futures = client.list_offsets(specs, isolation_level=isolation_level, request_timeout=REQUEST_LIMIT_S) if specs else {}
-    found = {(place.topic, place.partition): client.result(future).offset for place, future in futures.items()}
-    if OFFSET_INVALID in found.values():  # so librdkafka says that a leader has not answered
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-    return found
+    return {(place.topic, place.partition): client.offset(future) for place, future in futures.items()}
 
 
 def _with_times(kafka: KafkaSettings, found: Iterable[OpenTransaction]) -> list[OpenTransaction]:

@@ -47,8 +47,8 @@ _MOVED = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 """The leader of a partition died, froze or changed. librdkafka asks the new one as soon as it knows it. Where it had no
-connection in time, as on a busy machine, it says that all brokers are down (librdkafka #3528). A container
-that is stopped may take its name in the DNS along."""
+connection in time, as on a busy machine, it says that all brokers are down (librdkafka #3528). A container that is
+stopped may take its name in the DNS along."""
 _NO_TOPIC = (KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
 
 

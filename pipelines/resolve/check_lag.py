@@ -8,11 +8,11 @@ group has not passed counts as a request that waits for it.
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from typing import NamedTuple
 
-from confluent_kafka import OFFSET_END, OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, IsolationLevel, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import ListOffsetsResultInfo, OffsetSpec
 from pyspark.sql import SparkSession
 
@@ -300,8 +300,9 @@ class CheckLag:
             return self._client.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_ASK_LIMIT_S)
 
         first, stable, end = asked(places, _FIRST), asked(places, _END, IsolationLevel.READ_COMMITTED), asked(places, _END)
-        wait(end.values())  # Before the time is asked about: a request that came in between would count as old.
-        told = [place for place in places if _is_told(end[place])]  # The leader of another place would hold up the round again.
+        # The ends are told before the time is asked about: a request that came in between would count as old. A leader
+        # that does not tell one would hold up the round again.
+        told = [place for place in places if self._is_told(end[place])]
         since = asked(told, OffsetSpec.for_timestamp(max(0, before_ms))) if told else {}
         found = {}
         for place in places:
@@ -324,15 +325,19 @@ class CheckLag:
                 del by_place[place]
         self._waiting = {group: (place, offset) for group, (place, offset) in self._waiting.items() if place[0] not in former}
 
+    def _is_told(self, answer: "Future[ListOffsetsResultInfo]") -> bool:
+        with suppress(KafkaException):
+            self._client.offset(answer)
+            return True
+        return False
+
     def _offsets_of(self, *answers: "Future[ListOffsetsResultInfo]") -> RequestOffsets:
         """Return a partition's offsets, by what Kafka says of its first one, of a time, and of its two ends.
 
         Raises:
             KafkaException: the partition has no leader, or one that does not answer.
         """
-        low, since, stable, high = found = [self._client.result(answer).offset for answer in answers]
-        if OFFSET_INVALID in found:  # so librdkafka says that there was no answer in time
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        low, since, stable, high = map(self._client.offset, answers)
         return RequestOffsets(low, high if since == OFFSET_END else since, stable, high)  # OFFSET_END: every record is older
 
     def _committed(self, groups: set[str], places: Collection[TopicPlace]) -> dict[str, dict[TopicPlace, int]]:
@@ -363,8 +368,3 @@ def group_of(record: Message) -> str | None:
         return values[0].decode() if values and isinstance(values[0], bytes) else None
     except UnicodeDecodeError:
         return None
-
-
-def _is_told(answer: "Future[ListOffsetsResultInfo]") -> bool:
-    """Return True if a request that has ended has brought an offset."""
-    return answer.exception() is None and answer.result().offset != OFFSET_INVALID

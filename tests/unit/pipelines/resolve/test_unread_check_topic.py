@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
 from halfway.conf.loader import load_settings
+from halfway.pipelines.kafka.admin import Admin
 from halfway.pipelines.kafka.java_admin import TopicPlace
 from halfway.pipelines.resolve import check_lag
 from halfway.pipelines.resolve.check_lag import CheckLag
@@ -71,6 +72,10 @@ class Topics:
 
     def result(self, answer: Any) -> Any:
         return answer.result() if isinstance(answer, Future) else answer
+
+    def offset(self, answer: Any) -> int:
+        client: Any = self
+        return Admin.offset(client, answer)
 
 
 class Reader:
